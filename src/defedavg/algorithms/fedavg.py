@@ -1,0 +1,47 @@
+"""FedAvg: synchronous rounds of drawn clients.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
+Data (AISTATS 2017); with a global rate as in Karimireddy et al.: SCAFFOLD (ICML 2020).
+
+    draw n clients;  each starts from w[t];  when all have answered:  w[t+1] = w[t] − η · (1/n) Σ Δ
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..protocol import Rule, Send, ServerAction, Update
+from .server import Actions, DrawnRound
+
+
+@dataclass(frozen=True, slots=True)
+class FedAvgSettings:
+    """How FedAvg draws."""
+
+    replacement: bool = field(default=True, metadata={"help": "draw with replacement; one drawn twice counts twice"})
+
+
+class FedAvg(DrawnRound):
+    """Every drawn client starts from the same version, and the round lasts as long as the slowest."""
+
+    name = "fedavg"
+    summary = "synchronous: n drawn clients start from one version, the round waits for the slowest"
+    citation = "McMahan et al., AISTATS 2017"
+    equation = "w[t+1] = w[t] − η/n Σ Δ"
+    rule = Rule()
+    settings_type = FedAvgSettings
+
+    @property
+    def replacement(self) -> bool:
+        """Whether a client can be drawn twice."""
+        return bool(self.settings.replacement)
+
+    def start(self) -> Actions:
+        """Open the first round."""
+        return self._open()
+
+    def _invite(self, client: int) -> ServerAction:
+        return Send(client, self.version)
+
+    def _accepts(self, update: Update) -> bool:
+        return update.version == self.version

@@ -1,0 +1,165 @@
+"""The plan's file format: lines of JSON, plain or gzip, written in one stroke and checked when read.
+
+Line 1 is an object: ``{"format": "defedavg-plan", "format_version": 1, "algorithm": …, "num_clients": …, …}``.
+Every other line is an array whose first item says what it is:
+
+    ["job", client, index, version, steps, start, end, fate]        fate: ended, interrupted, lost, running
+    ["upload", client, index, start, end]
+    ["sent", version, client or null, time]
+    ["round", time, version, [[version, a], …], [[client, index, version, steps, b], …], [freed versions]]
+    ["absence", client, time, back or null]
+    ["replacement", time, [missing], [drawn]]
+    ["stall", time]
+
+Times are seconds. Numbers are written so that they read back exactly.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from .errors import UserError
+from .plan import Absence, Fate, Header, Job, Record, Replacement, Round, Sent, Stall, Uploaded
+from .protocol import Merge, Update
+
+FORMAT = "defedavg-plan"
+VERSION = 1
+
+
+def encode(item: Header | Record) -> str:
+    """One line of the file."""
+    return json.dumps(_plain(item), separators=(",", ":"), allow_nan=False)
+
+
+def _plain(item: Header | Record) -> Any:
+    if isinstance(item, Header):
+        return {"format": FORMAT, "format_version": VERSION, **asdict(item)}
+    if isinstance(item, Job):
+        return ["job", item.client, item.index, item.version, item.steps, item.start, item.end, item.fate]
+    if isinstance(item, Uploaded):
+        return ["upload", item.client, item.index, item.start, item.end]
+    if isinstance(item, Sent):
+        return ["sent", item.version, item.client, item.time]
+    if isinstance(item, Round):
+        updates = [[u.client, u.index, u.version, u.steps, b] for u, b in item.merge.updates]
+        return ["round", item.time, item.merge.version, item.merge.past, updates, item.freed]
+    if isinstance(item, Absence):
+        return ["absence", item.client, item.time, None if math.isinf(item.back) else item.back]
+    if isinstance(item, Replacement):
+        return ["replacement", item.time, item.missing, item.drawn]
+    return ["stall", item.time]
+
+
+def write(path: str | Path, lines: Iterable[str]) -> None:
+    """Write the lines beside the path, then move them there: a reader never sees half a file."""
+    path = Path(path)
+    data = "".join(line + "\n" for line in lines).encode()
+    scratch = path.with_name(path.name + ".part")
+    try:
+        scratch.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        os.replace(scratch, path)
+    except OSError as error:
+        raise UserError(f"the plan cannot be written to {path}: {error.strerror or error}") from None
+
+
+def read(path: str | Path) -> tuple[Header, list[Record]]:
+    """Read a plan file; every value is checked."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UserError(f"the plan {path} cannot be read: {error}") from None
+    lines = text.splitlines()
+    if not lines:
+        raise UserError(f"the plan {path} is empty")
+    try:
+        header = _header(json.loads(lines[0]))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path}, line 1: not the header of a plan ({error})") from None
+    records = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            records.append(_record(json.loads(line)))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UserError(f"{path}, line {number}: not a record of a plan ({error})") from None
+    return header, records
+
+
+def _header(found: Any) -> Header:
+    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+        raise ValueError("not a plan")
+    version = found.pop("format_version", None)
+    if version != VERSION:
+        raise ValueError(f"format version {version}, but this program reads {VERSION}")
+    if set(found) != {f.name for f in fields(Header)}:
+        raise ValueError("wrong fields")
+    if not isinstance(found["algorithm"], str):
+        raise TypeError("algorithm is not text")
+    for name in ("num_clients", "updates_per_round", "local_steps", "seed"):
+        found[name] = _whole(found[name])
+    for name in ("repeats", "interruptible"):
+        if not isinstance(found[name], bool):
+            raise TypeError(f"{name} is not true or false")
+    return Header(**found)
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _count(value: Any) -> int:
+    if _whole(value) < 0:
+        raise ValueError(f"{value} is below zero")
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is not a finite number")
+    return float(value)
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    return tuple(_count(value) for value in values)
+
+
+def _fate(value: Any) -> Fate:
+    if value not in get_args(Fate):
+        raise ValueError(f"{value!r} is no fate of a job")
+    return value  # type: ignore[no-any-return]
+
+
+def _record(found: Any) -> Record:
+    if not isinstance(found, list) or not found:
+        raise TypeError("not an array")
+    kind, *rest = found
+    match kind, *rest:
+        case "job", client, index, version, steps, start, end, fate:
+            counts = _counts((client, index, version, steps))
+            return Job(*counts, _number(start), _number(end), _fate(fate))
+        case "upload", client, index, start, end:
+            return Uploaded(_count(client), _count(index), _number(start), _number(end))
+        case "sent", version, client, time:
+            return Sent(_count(version), None if client is None else _count(client), _number(time))
+        case "round", time, version, past, updates, freed:
+            terms = tuple((_count(v), _number(a)) for v, a in past)
+            merged = tuple((Update(*_counts(ids)), _number(b)) for *ids, b in updates)
+            return Round(_number(time), Merge(_count(version), terms, merged), _counts(freed))
+        case "absence", client, time, back:
+            return Absence(_count(client), _number(time), math.inf if back is None else _number(back))
+        case "replacement", time, missing, drawn:
+            return Replacement(_number(time), _counts(missing), _counts(drawn))
+        case "stall", time:
+            return Stall(_number(time))
+    raise ValueError(f"unknown or misshapen {str(kind)[:40]!r}")

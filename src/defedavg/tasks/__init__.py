@@ -1,0 +1,39 @@
+"""Tasks: what is learned, on which data, and how the data are spread over clients.
+
+Bring your own with ``make_task``; name a built-in one with ``classification_task``; use ``least_squares`` where the
+answer must be known exactly.
+"""
+
+from __future__ import annotations
+
+from defedavg.tasks.data import DATASETS, classification_task, load
+from defedavg.tasks.least_squares import LeastSquares, Scale, least_squares
+from defedavg.tasks.models import MODELS, build, seeded
+from defedavg.tasks.splits import SPLITS, by_classes, by_shards, class_counts, dirichlet, iid, split
+from defedavg.tasks.task import Clients, Data, Loss, Task, cross_entropy, make_task, squared_error
+
+__all__ = [
+    "DATASETS",
+    "MODELS",
+    "SPLITS",
+    "Clients",
+    "Data",
+    "LeastSquares",
+    "Loss",
+    "Scale",
+    "Task",
+    "build",
+    "by_classes",
+    "by_shards",
+    "class_counts",
+    "classification_task",
+    "cross_entropy",
+    "dirichlet",
+    "iid",
+    "least_squares",
+    "load",
+    "make_task",
+    "seeded",
+    "split",
+    "squared_error",
+]

