@@ -145,6 +145,11 @@ def test_every_class_is_held_when_there_are_enough_hands(num_clients: int, c: in
         assert holders.min() >= num_clients * c // 8
 
 
+def test_every_deck_is_shuffled_anew() -> None:
+    held = class_counts(by_classes(EIGHTY, 8, 0, 2), EIGHTY, 8) > 0  # four hands of two empty a deck of eight
+    assert held[:4].tolist() != held[4:].tolist()
+
+
 def test_small_alpha_concentrates_and_large_alpha_is_nearly_iid() -> None:
     labels = np.repeat(np.arange(10), 1000)
 

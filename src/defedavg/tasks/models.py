@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from defedavg.errors import UserError, unknown
+from ..errors import UserError, unknown
 
 HIDDEN: Final = 64
 SMALLEST: Final = 16  # the least side that leaves one pixel after two 5x5 convolutions and two poolings

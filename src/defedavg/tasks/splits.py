@@ -21,9 +21,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from defedavg import keyed
-from defedavg.errors import UserError, unknown
-from defedavg.tasks.task import Clients
+from .. import keyed
+from ..errors import UserError, unknown
+from .task import Clients
 
 REDRAWS: Final = 100
 

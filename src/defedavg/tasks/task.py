@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
-from defedavg.errors import UserError
+from ..errors import UserError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one value per sample, of shape (batch,)."""
@@ -137,10 +137,13 @@ def make_task(
     targets = train.targets
     if loss is cross_entropy and targets.is_floating_point() and targets.ndim == 1:
         raise UserError(f"cross_entropy needs integer targets, not {targets.dtype}; convert them, or pass another loss")
-    if classes == "auto":
+    if isinstance(classes, str):
+        if classes != "auto":
+            raise UserError(f"classes is {classes!r}; pass a number, None, or 'auto'")
         # A squared error compares numbers, so integers under it are values and not classes.
         integer = loss is not squared_error and _is_integer(targets) and _is_integer(test.targets)
-        classes = max((int(t.max()) + 1 for t in (targets, test.targets) if t.numel()), default=0) if integer else None
+        largest = max((int(t.max()) for t in (targets, test.targets) if integer and t.numel()), default=-1)
+        classes = largest + 1 if integer else None
     indices = tuple(_to_indices(i, part) for i, part in enumerate(clients))
     return Task(name, model, loss, train, test, indices, classes)
 

@@ -1,0 +1,49 @@
+"""defedavg: asynchronous federated learning, planned on a virtual clock and computed exactly.
+
+    from defedavg import make_task, simulate
+    result = simulate("defedavg-niid", settings={"task.split": "classes", "stop.max_rounds": 50})
+
+Names are loaded when first used, so that planning never waits for PyTorch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import UserError
+    from .plan import Plan
+    from .simulation import Result, Simulation, simulate
+    from .tasks import Task, cross_entropy, make_task, squared_error
+
+__version__ = "0.1.0"
+__all__ = [
+    "Plan",
+    "Result",
+    "Simulation",
+    "Task",
+    "UserError",
+    "cross_entropy",
+    "make_task",
+    "simulate",
+    "squared_error",
+]
+
+_HOMES = {
+    "Plan": "plan",
+    "Result": "simulation",
+    "Simulation": "simulation",
+    "simulate": "simulation",
+    "UserError": "errors",
+    "Task": "tasks",
+    "cross_entropy": "tasks",
+    "make_task": "tasks",
+    "squared_error": "tasks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'defedavg' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

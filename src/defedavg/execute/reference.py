@@ -1,0 +1,139 @@
+"""The reference executor: the obvious sequential loop, and so the truth that every other executor must agree with.
+
+For each merge it trains the jobs that the merge uses, one after the other, and applies
+
+    w[t+1] = Σ a·w[v] + global_lr · Σ b·Δ
+
+Jobs that no merge uses are never trained. A version is dropped as soon as the plan says that nobody needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..keyed import key
+from ..plan import Round
+from ..protocol import Update
+from ..tasks import Data, Task, seeded
+from .batches import positions
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How jobs are trained."""
+
+    seed: int
+    batch_size: int = 10
+    global_lr: float = 1.0
+    local_lr: float = 0.05
+    sampling: str = "replacement"
+
+
+class FlatModel:
+    """A module whose parameters and float buffers lie in one vector, so that a version is one tensor."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+        if not tensors:
+            raise UserError("the model has no parameters; give one that has")
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            raise UserError("the model mixes number types; give all its parameters and buffers the same dtype")
+        self.vector = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        offset = 0
+        for tensor in tensors:
+            tensor.data = self.vector[offset : offset + tensor.numel()].view_as(tensor)
+            offset += tensor.numel()
+        self.trainable = [p for p in module.parameters() if p.requires_grad]
+
+
+def sample_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of every sample, checked to be just that."""
+    losses = task.loss(outputs, targets)
+    if losses.shape != (len(targets),):
+        raise UserError(
+            f"the loss gave shape {tuple(losses.shape)} for {len(targets)} samples; it must give one value per sample "
+            "(reduction='none')"
+        )
+    return losses
+
+
+class Reference:
+    """Evaluates the rounds of one plan, in order."""
+
+    def __init__(self, task: Task, recipe: Recipe) -> None:
+        self.task = task
+        self.recipe = recipe
+        self.updates_trained = 0
+        self._flat = FlatModel(seeded(task.model, key(recipe.seed, "init")))
+        self._clients = [torch.from_numpy(indices) for indices in task.clients]
+        self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
+
+    def apply(self, record: Round) -> Tensor:
+        """Train what the merge uses, merge, drop what nobody needs; gives the new version."""
+        merge = record.merge
+        merged = torch.zeros_like(self._flat.vector)
+        for update, weight in merge.updates:
+            if update.steps:
+                merged.add_(self._train(update), alpha=weight * self.recipe.global_lr)
+        for version, weight in merge.past:
+            merged.add_(self.versions[version], alpha=weight)
+        self.versions[merge.version] = merged
+        for version in record.freed:
+            del self.versions[version]
+        return merged
+
+    def _train(self, update: Update) -> Tensor:
+        """Δ = w_start − w_end of one job."""
+        flat, recipe = self._flat, self.recipe
+        own = self._clients[update.client]
+        drawn = positions(
+            recipe.seed,
+            update.client,
+            update.index,
+            steps=update.steps,
+            batch_size=recipe.batch_size,
+            size=len(own),
+            sampling=recipe.sampling,
+        )
+        start = self.versions[update.version]
+        flat.vector.copy_(start)
+        flat.module.train()
+        # Layers that draw for themselves (dropout) draw from the job's own key, and the global state is left alone.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(key(recipe.seed, "layers", update.client, update.index) >> 1)
+            for samples in own[torch.from_numpy(drawn)]:
+                outputs = flat.module(self.task.train.inputs[samples])
+                loss = sample_losses(self.task, outputs, self.task.train.targets[samples]).mean()
+                gradients = torch.autograd.grad(loss, flat.trainable, allow_unused=True)
+                with torch.no_grad():
+                    for parameter, gradient in zip(flat.trainable, gradients, strict=True):
+                        if gradient is not None:
+                            parameter.sub_(gradient, alpha=recipe.local_lr)
+        self.updates_trained += 1
+        return start - flat.vector
+
+    def measure(self, weights: Tensor, data: Data, chunk: int = 1000) -> tuple[float, float | None]:
+        """Mean loss and, for a task with classes, accuracy of a version; reading changes nothing."""
+        self._flat.vector.copy_(weights)
+        self._flat.module.eval()
+        losses, hits = [], 0
+        with torch.no_grad():
+            for inputs, targets in zip(data.inputs.split(chunk), data.targets.split(chunk), strict=True):
+                outputs = self._flat.module(inputs)
+                losses.append(sample_losses(self.task, outputs, targets).double())
+                if self.task.classes is not None:
+                    hits += int((outputs.argmax(dim=1) == targets).sum())
+        accuracy = hits / len(data) if self.task.classes is not None else None
+        return float(torch.cat(losses).mean()), accuracy
+
+
+def subset(data: Data, indices: Sequence[int]) -> Data:
+    """Some of the samples."""
+    chosen = torch.as_tensor(list(indices))
+    return Data(data.inputs[chosen], data.targets[chosen])

@@ -1,0 +1,208 @@
+"""From settings to a run: fleet, machines, timeline, task, executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import config
+from .algorithms import ALGORITHMS, Setup, algorithm
+from .config import Settings
+from .errors import UserError
+from .plan import Header, Plan, Record
+from .profiles import Fleet, Slowness, Windows
+from .timeline import Timeline
+from .traces import read_trace
+
+if TYPE_CHECKING:
+    from .execute import Evaluation, Goal, Reference
+    from .execute.drive import Progress
+    from .tasks import Task
+
+
+def make_fleet(settings: Settings, seed: int) -> Fleet:
+    """The clients of a run, as fast and as reliable as the settings say."""
+    c = settings.clients
+    return Fleet(
+        num_clients=c.num_clients,
+        seed=seed,
+        step_seconds=c.step_seconds,
+        slowness=Slowness.parse(c.slowness),
+        jitter=c.jitter,
+        uplink_mbps=c.uplink_mbps,
+        downlink_mbps=c.downlink_mbps,
+        latency_seconds=c.latency_seconds,
+        model_megabytes=c.model_megabytes,
+        availability=Windows.parse(c.availability),
+        dropout=c.dropout,
+        return_seconds=c.return_seconds,
+        trace=read_trace(c.trace) if c.trace else None,
+    )
+
+
+def make_timeline(settings: Settings, seed: int) -> Timeline:
+    """The clock of a run, at zero."""
+    fleet = make_fleet(settings, seed)
+    kind = algorithm(settings.algorithm)
+    training = settings.training
+    timeout: float | None = training.timeout_seconds or None
+    if timeout is None and fleet.lossy:
+        timeout = 10.0 * fleet.round_trip(kind.steps_per_job(training.local_steps))
+    setup = Setup(
+        num_clients=fleet.num_clients,
+        updates_per_round=training.updates_per_round,
+        local_steps=training.local_steps,
+        seed=seed,
+        timeout_seconds=timeout,
+    )
+    return Timeline(kind(setup, settings.own_settings), fleet)
+
+
+def make_plan(settings: Settings, seed: int, rounds: int) -> Plan:
+    """Plan so many rounds; nothing is trained."""
+    return Plan.collect(make_timeline(settings, seed), rounds)
+
+
+def make_task(settings: Settings, seed: int) -> Task:
+    """The task that the settings name."""
+    from .tasks import classification_task
+
+    t = settings.task
+    return classification_task(
+        t.data,
+        t.model,
+        t.split,
+        settings.clients.num_clients,
+        seed,
+        normalise=t.normalise,
+        classes_per_client=t.classes_per_client,
+        alpha=t.alpha,
+        shards_per_client=t.shards_per_client,
+    )
+
+
+def make_executor(settings: Settings, seed: int, task: Task) -> Reference:
+    """An executor for one run, at version 0."""
+    from .execute import Recipe, Reference
+
+    if task.num_clients != settings.clients.num_clients:
+        raise UserError(
+            f"the task has {task.num_clients} clients but clients.num_clients is {settings.clients.num_clients}"
+        )
+    kind = ALGORITHMS[settings.algorithm]
+    training = settings.training
+    recipe = Recipe(
+        seed=seed,
+        batch_size=training.batch_size,
+        global_lr=training.global_lr if kind.uses_global_lr else 1.0,
+        local_lr=training.local_lr if kind.uses_local_lr else 1.0,
+        sampling=training.sampling,
+    )
+    return Reference(task, recipe)
+
+
+def make_goal(settings: Settings) -> Goal:
+    """When to measure, and when to stop."""
+    from .execute import Goal
+
+    stop = settings.stop
+    return Goal(
+        target_accuracy=stop.target_accuracy or None,
+        max_rounds=stop.max_rounds,
+        max_seconds=stop.max_seconds,
+        stop_at_target=stop.at_target,
+        every_rounds=stop.measure_rounds,
+        every_seconds=stop.measure_seconds,
+        train_samples=stop.train_samples,
+    )
+
+
+class Simulation:
+    """One run: iterate for its measurements; ``progress``, ``plan`` and ``weights`` are up to date at any moment."""
+
+    def __init__(self, settings: Settings, seed: int, task: Task | None = None) -> None:
+        from .execute.drive import Progress
+
+        self.settings = settings
+        self.seed = seed
+        self.task = make_task(settings, seed) if task is None else task
+        self.timeline = make_timeline(settings, seed)
+        self.executor = make_executor(settings, seed, self.task)
+        self.progress: Progress = Progress()
+        self._records: list[Record] = []
+
+    def __iter__(self) -> Iterator[Evaluation]:
+        from .execute import drive
+
+        return drive(self._taken(), self.executor, make_goal(self.settings), self.progress)
+
+    def _taken(self) -> Iterator[Record]:
+        for record in self.timeline:
+            self._records.append(record)
+            yield record
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned so far."""
+        header: Header = self.timeline.header
+        return Plan(header, (*self._records, *self.timeline.unfinished()))
+
+    @property
+    def weights(self) -> Any:
+        """The newest version, as one vector."""
+        return self.executor.versions[max(self.executor.versions)]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    evaluations: tuple[Evaluation, ...]
+    status: str
+    rounds: int
+    seconds: float
+    first_hit_seconds: float | None
+    diverged_at: int | None
+    best_accuracy: float | None
+    plan: Plan
+    weights: Any
+
+
+def simulate(
+    algorithm: str,
+    *,
+    task: Task | None = None,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+) -> Result:
+    """Run one algorithm from Python; ``settings`` are those of the TOML file, as ``{"training.local_steps": 20}``.
+
+    A ``task`` of your own (see ``make_task``) brings its own clients; without one the settings name it.
+    """
+    tables: dict[str, Any] = {"algorithms": [algorithm]}
+    for name, value in (settings or {}).items():
+        table, dot, word = name.partition(".")
+        if not dot:
+            raise UserError(f"setting {name!r} cannot be read; write it as 'table.key'")
+        tables.setdefault(table, {})[word] = value
+    if task is not None:
+        tables.setdefault("clients", {}).setdefault("num_clients", task.num_clients)
+    points = config.study(tables).points()
+    if len(points) != 1:
+        raise UserError("simulate runs one setting; give single values, or use a study for a sweep")
+    run = Simulation(points[0].settings, seed, task)
+    for _ in run:
+        pass
+    done = run.progress
+    return Result(
+        evaluations=tuple(done.evaluations),
+        status=str(done.status),
+        rounds=done.rounds,
+        seconds=done.seconds,
+        first_hit_seconds=done.first_hit_seconds,
+        diverged_at=done.diverged_at,
+        best_accuracy=done.best_accuracy,
+        plan=run.plan,
+        weights=run.weights,
+    )
