@@ -1,8 +1,8 @@
 """One frozen configuration, checked once, TOML in and out.
 
 A ``Study`` is what a file says: algorithms, seeds, and tables of settings in which a list where one value is expected
-is swept. Its ``points`` are ``Settings``, in which every value is single. An algorithm's own table may also override any
-key of ``[training]`` for that algorithm alone.
+is swept. Its ``points`` are ``Settings``, in which every value is single. An algorithm's own table may also override
+any key of ``[training]`` for that algorithm alone.
 """
 
 from __future__ import annotations

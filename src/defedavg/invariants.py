@@ -88,7 +88,9 @@ class _Check:
         before = self.last.get(job.client)
         _need(job.index == (before.index + 1 if before else 0), f"{name} is out of order")
         _need(before is None or job.start >= before.end, f"{name} starts while the one before is running")
-        _need(self.header.repeats or (job.client, job.version) not in self.starts, f"{name} repeats version {job.version}")
+        _need(
+            self.header.repeats or (job.client, job.version) not in self.starts, f"{name} repeats version {job.version}"
+        )
         self.starts.add((job.client, job.version))
         self.last[job.client] = job
         self.jobs[job.client, job.index] = job

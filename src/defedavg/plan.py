@@ -37,7 +37,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A client trained ``steps`` local steps from ``version``; recorded when it stopped, or running at the plan's end."""
+    """A client trained ``steps`` local steps from ``version``; recorded when it stopped, or at the plan's end."""
 
     client: int
     index: int

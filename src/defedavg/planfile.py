@@ -19,7 +19,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, fields
@@ -65,7 +64,7 @@ def write(path: str | Path, lines: Iterable[str]) -> None:
     scratch = path.with_name(path.name + ".part")
     try:
         scratch.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-        os.replace(scratch, path)
+        scratch.replace(path)
     except OSError as error:
         raise UserError(f"the plan cannot be written to {path}: {error.strerror or error}") from None
 
@@ -146,8 +145,8 @@ def _record(found: Any) -> Record:
     kind, *rest = found
     match kind, *rest:
         case "job", client, index, version, steps, start, end, fate:
-            counts = _counts((client, index, version, steps))
-            return Job(*counts, _number(start), _number(end), _fate(fate))
+            ids = (_count(client), _count(index), _count(version), _count(steps))
+            return Job(*ids, _number(start), _number(end), _fate(fate))
         case "upload", client, index, start, end:
             return Uploaded(_count(client), _count(index), _number(start), _number(end))
         case "sent", version, client, time:

@@ -82,7 +82,9 @@ class Slowness:
         kind = SLOWNESS[name]
         form = f"{name}({', '.join(kind.arguments)})"
         try:
-            given = tuple(float(part) for part in match[2].split(",")) if match[2] and match[2].strip() else kind.defaults
+            given = (
+                tuple(float(part) for part in match[2].split(",")) if match[2] and match[2].strip() else kind.defaults
+            )
         except ValueError:
             raise UserError(f"slowness {text!r} cannot be read; write it as {form} with numbers") from None
         if len(given) != len(kind.arguments) or not all(map(math.isfinite, given)) or not kind.valid(*given):
@@ -96,7 +98,7 @@ class Slowness:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """When clients can be reached: ``on`` seconds, then ``off`` seconds, over and over, each client at its own phase."""
+    """When clients can be reached: ``on`` seconds, then ``off`` seconds, over and over, each client in its own phase."""
 
     on: float
     off: float
@@ -112,7 +114,9 @@ class Windows:
         except ValueError:
             on = off = 0.0
         if not (0 < on < math.inf and 0 <= off < math.inf):
-            raise UserError(f"availability {text!r} cannot be read; write 'always' or 'windows(on_seconds, off_seconds)'")
+            raise UserError(
+                f"availability {text!r} cannot be read; write 'always' or 'windows(on_seconds, off_seconds)'"
+            )
         return cls(on, off)
 
     def opens(self, phase: float, time: float) -> float:

@@ -34,7 +34,9 @@ def read_trace(path: str | Path) -> Trace:
     for row in rows:
         if not row or not any(cell.strip() for cell in row):
             continue
-        client, values = _row(dict(zip(header, row, strict=False)), len(row) == len(header), f"{path}, line {rows.line_num}")
+        client, values = _row(
+            dict(zip(header, row, strict=False)), len(row) == len(header), f"{path}, line {rows.line_num}"
+        )
         if client in found:
             raise UserError(f"{path}, line {rows.line_num}: client {client} stands there twice")
         found[client] = values
@@ -44,8 +46,11 @@ def read_trace(path: str | Path) -> Trace:
     if missing is not None:
         raise UserError(f"{path}: clients must be numbered 0 to {len(found) - 1}, but {missing} is missing")
     ordered = [found[i] for i in range(len(found))]
+    step, up, down = (np.array([row[name] for row in ordered]) for name in REQUIRED[1:])
     return Trace(
-        *(np.array([row[name] for row in ordered]) for name in REQUIRED[1:]),
+        step,
+        up,
+        down,
         absences={
             i: (row["leaves_at"], row["returns_at"]) for i, row in enumerate(ordered) if math.isfinite(row["leaves_at"])
         },

@@ -45,7 +45,6 @@ class Favano(DrawnRound):
     rule = Rule(holds=True, rests=True, interruptible=True)
     settings_type = FavanoSettings
     uses_global_lr = False
-    replacement = False
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         super().__init__(setup, settings)
@@ -64,6 +63,9 @@ class Favano(DrawnRound):
     def returned(self, client: int) -> Actions:
         """Give a client that is back something to train from."""
         return [Send(client, self.version), *super().returned(client)]
+
+    def _replacement(self) -> bool:
+        return False
 
     def _invite(self, client: int) -> ServerAction:
         return Request(client)

@@ -31,14 +31,12 @@ class FedAvg(DrawnRound):
     rule = Rule()
     settings_type = FedAvgSettings
 
-    @property
-    def replacement(self) -> bool:
-        """Whether a client can be drawn twice."""
-        return bool(self.settings.replacement)
-
     def start(self) -> Actions:
         """Open the first round."""
         return self._open()
+
+    def _replacement(self) -> bool:
+        return bool(self.settings.replacement)
 
     def _invite(self, client: int) -> ServerAction:
         return Send(client, self.version)

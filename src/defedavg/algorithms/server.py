@@ -140,8 +140,6 @@ class Server:
 class DrawnRound(Server):
     """A round that draws its clients and waits for them all; one drawn twice counts twice."""
 
-    replacement = True
-
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         super().__init__(setup, settings)
         self._weights: Counter[int] = Counter()
@@ -152,10 +150,13 @@ class DrawnRound(Server):
 
     def _check_setup(self) -> None:
         super()._check_setup()
-        if not self.replacement:
+        if not self._replacement():
             self._need_enough_clients("clients are drawn without replacement, so lower it")
 
     # What an algorithm says.
+
+    def _replacement(self) -> bool:
+        return True
 
     def _invite(self, client: int) -> ServerAction:
         raise NotImplementedError
@@ -176,7 +177,7 @@ class DrawnRound(Server):
     def _draw(self, count: int) -> list[int]:
         start = key(self.setup.seed, "draw", self.version, self._draws)
         self._draws += 1
-        if self.replacement or count > len(self.pool):
+        if self._replacement() or count > len(self.pool):
             return [self.pool[below(extend(start, slot), len(self.pool))] for slot in range(count)]
         return self.pool.sample(count, start)
 

@@ -22,8 +22,8 @@ def positions(
     count = steps * batch_size
     if sampling == "replacement":
         keys = extend_all(start, np.arange(count))
-        drawn = ((keys >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32)
+        drawn = (((keys >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32)).astype(np.int64)
     else:
         passes = [permutation(extend(start, turn), size) for turn in range(-(-count // size))]
-        drawn = np.concatenate(passes)[:count] if passes else np.zeros(0, np.intp)
-    return drawn.astype(np.int64).reshape(steps, batch_size)
+        drawn = np.concatenate([np.zeros(0, np.int64), *passes])[:count]
+    return drawn.reshape(steps, batch_size)

@@ -110,7 +110,9 @@ def drive(records: Iterable[Record], executor: Executor, goal: Goal, progress: P
         wall = time.perf_counter() - began
         found = Evaluation(number, seconds, accuracy, loss, train_loss, mean, executor.updates_trained, wall)
         progress.evaluations.append(found)
-        if goal.target_accuracy and accuracy is not None and accuracy >= goal.target_accuracy:
+        if not math.isfinite(loss):  # the weights still are, but nothing can be learned from here
+            progress.status, progress.diverged_at = Status.DIVERGED, number
+        elif goal.target_accuracy and accuracy is not None and accuracy >= goal.target_accuracy:
             if progress.first_hit_seconds is None:
                 progress.first_hit_seconds = seconds
             if goal.stop_at_target:

@@ -124,7 +124,8 @@ class Reference:
         self._flat.module.eval()
         losses, hits = [], 0
         with torch.no_grad():
-            for inputs, targets in zip(data.inputs.split(chunk), data.targets.split(chunk), strict=True):
+            for first in range(0, len(data), chunk):
+                inputs, targets = data.inputs[first : first + chunk], data.targets[first : first + chunk]
                 outputs = self._flat.module(inputs)
                 losses.append(sample_losses(self.task, outputs, targets).double())
                 if self.task.classes is not None:

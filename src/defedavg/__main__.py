@@ -1,0 +1,5 @@
+"""``python -m defedavg`` is the command ``defedavg``."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,259 @@
+"""The command line: thin, because every command is a call that can be made from Python as well.
+
+Tables go to standard output, progress and errors to standard error. What a user can mend ends in one line and exit
+code 2; Ctrl-C ends in exit code 130 with everything measured so far kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+
+from . import __version__, config
+from .config import Study
+from .errors import UserError, unknown
+from .plan import Plan
+from .report import tables
+from .simulation import make_fleet, make_plan, make_task
+from .stats import PlanStats, summarise
+
+app = typer.Typer(
+    name="defedavg",
+    help="Asynchronous federated learning: plan a fleet, compare algorithms, trust the numbers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+out = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
+err = Console(stderr=True, highlight=False)
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; a list is swept. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The study to run; see `defedavg settings`.")]
+
+
+def _version(show: bool) -> None:
+    if show:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    pass
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@app.command()
+def algorithms(as_json: Json = False) -> None:
+    """List the algorithms, a line each, with their settings."""
+    rows = tables.algorithm_rows()
+    if as_json:
+        _print_json(rows)
+        return
+    for row in rows:
+        out.print(f"[bold]{row['name']}[/bold]  {escape(row['summary'])}")
+        out.print(f"    {escape(row['equation'])}   [dim]{row['citation']}; rates: {', '.join(row['rates'])}[/dim]")
+        for name, setting in row["settings"].items():
+            value = json.dumps(setting["default"])
+            out.print(f"    {row['name']}.{name} = {value}   [dim]{escape(setting['help'])}[/dim]")
+    out.print("\nSet them in a table of the algorithm's name, which also takes any key of \\[training].")
+
+
+@app.command()
+def settings(as_json: Json = False) -> None:
+    """Show every setting with its default, as a file that can be edited and run."""
+    rows = tables.setting_rows()
+    if as_json:
+        _print_json(rows)
+        return
+    out.print('name = "first"\nalgorithms = ["fedavg", "defedavg-niid"]\nseeds = [0, 1, 2]', markup=False)
+    for table, keys in rows.items():
+        out.print(f"\n[{table}]", markup=False)
+        for name, setting in keys.items():
+            value = f"{name} = {setting['toml']}"
+            out.print(f"{value:<34} # {setting['help']}", markup=False)
+
+
+EXAMPLES = ("figure1",)
+
+
+@app.command()
+def plan(
+    file: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="The study to plan.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Merges to plan.")] = 400,
+    overrides: Set = None,
+    gantt: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw clients over time (.png or .pdf).")
+    ] = None,
+    until: Annotated[
+        float | None, typer.Option(help="Seconds that the drawing shows; default: about six rounds.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Save every plan there.")] = None,
+    example: Annotated[str | None, typer.Option(help="A built-in study instead of a file: figure1.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan without training: round times, staleness, participation, idleness, bytes, and a Gantt chart."""
+    from .runs import file_name
+
+    study = _study(file, example, tuple(overrides or ()))
+    points = study.points()
+    todo = [(point, seed) for point in points for seed in study.seeds]
+    plans: list[Plan] = []
+    stats: list[PlanStats] = []
+    for point, seed in track(todo, "planning", console=err, transient=True, disable=as_json or not err.is_terminal):
+        made = make_plan(point.settings, seed, rounds)
+        made.check()
+        plans.append(made)
+        stats.append(summarise(made, make_fleet(point.settings, seed)))
+        if save:
+            _folder(save)
+            made.save(save / (file_name(point.label, seed) + ".jsonl.gz"))
+    if gantt:
+        from .report.gantt import gantt as draw
+        from .report.plots import save as save_figure
+
+        firsts = {point.label: plans[i * len(study.seeds)] for i, point in enumerate(points)}
+        if len(firsts) > 8:
+            raise UserError(f"a drawing of {len(firsts)} settings cannot be read; plan fewer with --gantt")
+        shown = until or max(p.rounds[min(6, len(p.rounds)) - 1].time for p in firsts.values() if p.rounds)
+        save_figure(draw(firsts, until=shown), gantt)
+        err.print(f"drawn: {gantt}", markup=False)
+    if as_json:
+        _print_json(tables.stats_json(stats, [dict(point.swept) for point, _ in todo]))
+        return
+    per = len(study.seeds)
+    groups = [stats[i : i + per] for i in range(0, len(stats), per)]
+    out.print(tables.plan_table([point.label for point in points], groups, rounds))
+
+
+def _study(file: Path | None, example: str | None, overrides: tuple[str, ...]) -> Study:
+    if example is not None:
+        from .demo import FIGURE1
+
+        if file is not None:
+            raise UserError("give a configuration file or --example, not both")
+        if example not in EXAMPLES:
+            raise unknown("example", example, EXAMPLES)
+        return config.study(config.override(FIGURE1, overrides))
+    if file is None:
+        return config.study(config.override({"name": "plan", "algorithms": _every()}, overrides))
+    return config.load(file, overrides)
+
+
+def _every() -> list[str]:
+    from .algorithms import ALGORITHMS
+
+    return list(ALGORITHMS)
+
+
+def _folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the folder {path} cannot be made: {error.strerror or error}") from None
+
+
+@app.command()
+def split(
+    file: Config,
+    overrides: Set = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw clients × classes.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which client holds which samples (first algorithm and seed of the study)."""
+    from .tasks import class_counts
+
+    study = config.load(file, tuple(overrides or ()))
+    settings = study.points()[0].settings
+    task = make_task(settings, study.seeds[0])
+    labels, classes = task.train.targets.numpy(), task.classes or 0
+    counts = class_counts(task.clients, labels, classes)
+    if plot:
+        from .report.plots import save as save_figure
+        from .report.plots import split_map
+
+        save_figure(split_map(counts, task.name), plot)
+        err.print(f"drawn: {plot}", markup=False)
+    if as_json:
+        _print_json([{"client": i, "samples": own.tolist()} for i, own in enumerate(task.clients)])
+        return
+    rows = [(str(i), str(len(own)), *map(str, counts[i])) for i, own in enumerate(task.clients)]
+    out.print(tables.make(task.name, ("client", "samples", *map(str, range(classes))), rows))
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a run of the same name.")]
+Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where run folders are made.")]
+
+
+@app.command()
+def run(
+    file: Config, overrides: Set = None, folder: Out = Path("runs"), force: Force = False, as_json: Json = False
+) -> None:
+    """Train: every algorithm × swept setting × seed of a study, into runs/NAME/."""
+    from .live import watch_run
+    from .runs import Run
+
+    study = config.load(file, tuple(overrides or ()))
+    job = Run(study, folder / study.name, force=force)
+    with watch_run(err, job) as watch:
+        finished = job.carry_out(watch)
+    job.draw()
+    if as_json:
+        _print_json(job.entries)
+    else:
+        out.print(tables.result_table(study.name, job.entries))
+        out.print(f"\nresults: {job.folder}", markup=False)
+    if not finished:
+        err.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
+        raise typer.Exit(130)
+
+
+@app.command()
+def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
+    """Six algorithms on 5,000 real digits, 100 clients, the paper's time model: a table and curves in two minutes."""
+    from .demo import carry_out
+
+    finished, entries, picture = carry_out(folder / "demo", err)
+    if as_json:
+        _print_json(entries)
+    else:
+        for setting, own in entries.items():
+            out.print(tables.result_table(setting, own))
+            out.print()
+        out.print(f"curves: {picture}.png and .pdf", markup=False)
+    if not finished:
+        raise typer.Exit(130)
+
+
+def main() -> None:
+    """Run the command line; what the user can mend is one line."""
+    try:
+        app()
+    except UserError as error:
+        err.print(f"defedavg: {error}", style="red" if err.is_terminal else None, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("stopped by Ctrl-C", markup=False)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to say to a closed pipe
+        sys.exit(1)

@@ -1,0 +1,298 @@
+"""Figures of results: one look for all of them, and the same bytes for the same data.
+
+The law of this file: figures are built with matplotlib's objects and a private style, never through pyplot or global
+settings. An algorithm has one colour, one line style and one marker, wherever it appears. What is drawn between two
+measurements is the last value measured: a curve claims nothing that was not seen.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
+
+from defedavg.errors import UserError, unknown
+
+Floats: TypeAlias = NDArray[np.float64]
+Against: TypeAlias = Literal["seconds", "rounds"]
+
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 9.5,
+    "axes.edgecolor": "0.35",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.7,
+    **{f"{a}tick.{key}": v for a in "xy" for key, v in (("color", "0.35"), ("labelcolor", "0.15"), ("labelsize", 9))},
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    **{f"{part}.facecolor": "white" for part in ("figure", "axes", "savefig")},
+    "hatch.linewidth": 0.7,
+    "pdf.fonttype": 42,
+}
+
+# Okabe and Ito's colours, ordered so that neighbours differ in lightness as well as in hue.
+PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#0072B2", "#CC79A7", "#D55E00")
+
+_LOOKS: dict[str, tuple[str, Any, str]] = {
+    "fedavg": ("#000000", (0, (5, 1.6)), "s"),
+    "fedbuff": ("#009E73", (0, (5, 1.4, 1.2, 1.4)), "^"),
+    "favano": ("#CC79A7", (0, (3, 1.2)), "v"),
+    "asysg": ("#E69F00", (0, (1.4, 1.1)), "D"),
+    "defedavg-iid": ("#0072B2", "-", "o"),
+    "defedavg-niid": ("#D55E00", "-", "X"),
+}
+_OTHER_COLOURS = ("#56B4E9", "#8C6D31", "#882255")
+_OTHER_MARKERS = ("P", "<", ">", "p", "h", "*", "d")
+
+_TARGET: dict[str, Any] = {"color": "0.3", "linewidth": 0.9, "linestyle": (0, (4, 3))}
+_TICKS: dict[str, Any] = {"steps": [1, 2, 5, 10], "min_n_ticks": 1}
+
+_FORMATS: dict[str, dict[str, Any]] = {
+    ".png": {"dpi": 150, "metadata": {"Software": None}},
+    ".pdf": {"dpi": 300, "metadata": {"CreationDate": None}},
+}
+
+
+def save(figure: Figure, path: str | Path) -> list[Path]:
+    """Write a figure as the suffix says, or as both .png and .pdf where there is none; returns what was written."""
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix and suffix not in _FORMATS:
+        raise UserError(f"a figure cannot be written as {path.suffix!r}; use {' or '.join(_FORMATS)}, or none for both")
+    if not path.name:
+        raise UserError(f"a figure needs a file name, and {str(path)!r} is a folder")
+    written = [path] if suffix else [path.with_name(path.name + each) for each in _FORMATS]
+    with matplotlib.rc_context(STYLE):
+        for place in written:
+            kind = place.suffix.lower()
+            try:
+                figure.savefig(place, format=kind[1:], **_FORMATS[kind])
+            except OSError as error:
+                raise UserError(f"the figure {place} cannot be written: {error.strerror or error}") from None
+    return written
+
+
+def tint(colour: str, share: float) -> str:
+    """The colour mixed with white (share above zero) or with black (below)."""
+    other = 1.0 if share > 0 else 0.0
+    red, green, blue = (part + (other - part) * abs(share) for part in to_rgb(colour))
+    return to_hex((red, green, blue))
+
+
+def look(algorithm: str, variant: int = 0) -> dict[str, Any]:
+    """How an algorithm's lines are drawn; further settings of one algorithm (``variant``) are shades of its colour."""
+    code = zlib.crc32(algorithm.encode())
+    other = (_OTHER_COLOURS[code % len(_OTHER_COLOURS)], "-", _OTHER_MARKERS[code // 7 % len(_OTHER_MARKERS)])
+    colour, line, marker = _LOOKS.get(algorithm, other)
+    if variant:
+        if colour == "#000000":  # cannot become darker
+            colour = tint(colour, 1 - 0.6**variant)
+        else:
+            step = (variant + 1) // 2
+            colour = tint(colour, 1 - 0.55**step if variant % 2 else 0.6**step - 1)
+    inside = "white" if variant % 2 else colour
+    return {"color": colour, "linestyle": line, "marker": marker, "markerfacecolor": inside}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run as measured; runs with the same label are seeds of one setting."""
+
+    algorithm: str
+    label: str
+    seconds: tuple[float, ...]
+    rounds: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    loss: tuple[float, ...]
+
+
+Panels: TypeAlias = Mapping[str, Sequence[Curve]]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Mean, least and greatest value over the seeds that are running at every x."""
+
+    x: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+def band(runs: Iterable[tuple[Sequence[float], Sequence[float]]]) -> Band:
+    """Seeds given as (x, y) on the union of their x; each holds its last value, from its first x to its last."""
+    pairs = [(np.asarray(x, float), np.asarray(y, float)) for x, y in runs if len(x)]
+    if not pairs:
+        return Band(*np.empty((4, 0)))
+    grid = np.unique(np.concatenate([x for x, _ in pairs]))
+    held, runs_on = np.zeros((len(pairs), grid.size)), np.zeros((len(pairs), grid.size), bool)
+    for row, (x, y) in enumerate(pairs):
+        # Of several measurements at one moment the last counts: two merges can share a time.
+        last = np.searchsorted(x, grid, side="right") - 1
+        held[row] = np.where(np.isfinite(y), y, np.nan)[np.maximum(last, 0)]
+        runs_on[row] = (grid >= x[0]) & (grid <= x[-1])
+    mean = np.where(runs_on, held, 0.0).sum(axis=0) / runs_on.sum(axis=0)
+    low, high = np.where(runs_on, held, np.inf).min(axis=0), np.where(runs_on, held, -np.inf).max(axis=0)
+    return Band(grid, mean, low, high)
+
+
+def accuracy_curves(
+    panels: Panels,
+    *,
+    target: Mapping[str, float] | float | None = None,
+    against: Against = "seconds",
+) -> Figure:
+    """Test accuracy over simulated seconds or rounds, one panel per title, with the target accuracy where given."""
+    targets = target if isinstance(target, Mapping) else {} if target is None else dict.fromkeys(panels, target)
+    for title in targets:
+        if title not in panels:
+            raise unknown("panel", title, panels)
+    return _curves(panels, "accuracy", against, targets)
+
+
+def loss_curves(panels: Panels, *, against: Against = "seconds") -> Figure:
+    """Test loss over simulated seconds or rounds, on a log axis where every loss is above zero."""
+    return _curves(panels, "loss", against, {})
+
+
+def _curves(panels: Panels, measure: str, against: Against, targets: Mapping[str, float]) -> Figure:
+    if not any(getattr(curve, against) for curves in panels.values() for curve in curves):
+        raise UserError("there is nothing to draw: no run has a measurement")
+    looks = _looks(curve for curves in panels.values() for curve in curves)
+    columns = min(len(panels), 4)
+    rows = math.ceil(len(panels) / columns)
+    width = 1.1 + 3.3 * columns
+    across = max(1, min(2 * columns, int(width / (0.75 + 0.08 * max(map(len, looks))))))  # legend entries in a line
+    height = 2.75 * rows + 0.15 + 0.22 * math.ceil((len(looks) + bool(targets)) / across)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+        for spare in axes[len(panels) :]:
+            spare.remove()
+        for place, (title, curves) in enumerate(panels.items()):
+            ax = axes[place]
+            _panel(ax, curves, measure, against, looks)
+            ax.set_title(title)
+            ax.set_xlabel("simulated seconds" if against == "seconds" else "rounds")
+            if place % columns == 0:
+                ax.set_ylabel(f"test {measure}")
+            if title in targets:
+                _target(ax, targets[title])
+        values = [v for curves in panels.values() for c in curves for v in getattr(c, measure) if math.isfinite(v)]
+        if measure == "loss" and values and min(values) > 0:
+            _log(axes[0], "y", min(values), max(values))
+        handles = [Line2D([], [], label=label, markersize=5, lw=1.6, **how) for label, how in looks.items()]
+        if targets:
+            handles.append(Line2D([], [], label="target", **_TARGET))
+        figure.legend(handles=handles, loc="outside lower center", ncols=across, handlelength=3.2)
+        _freeze(figure)
+    return figure
+
+
+def _looks(curves: Iterable[Curve]) -> dict[str, dict[str, Any]]:
+    """One look per label, the same in every panel."""
+    found: dict[str, dict[str, Any]] = {}
+    seen: dict[str, int] = {}
+    for curve in curves:
+        if curve.label not in found:
+            found[curve.label] = look(curve.algorithm, seen.get(curve.algorithm, 0))
+            seen[curve.algorithm] = seen.get(curve.algorithm, 0) + 1
+    return found
+
+
+def _panel(
+    ax: Axes, curves: Sequence[Curve], measure: str, against: Against, looks: Mapping[str, dict[str, Any]]
+) -> None:
+    ends = [float(x[-1]) for x in (getattr(curve, against) for curve in curves) if x and x[-1] > 0]
+    log = bool(ends) and max(ends) > 8 * min(ends)
+    starts, labels = [], list(dict.fromkeys(curve.label for curve in curves))
+    for order, label in enumerate(labels):
+        runs = [(getattr(c, against), getattr(c, measure)) for c in curves if c.label == label]
+        found = band(runs)
+        shown = found.x > 0 if log else np.ones(found.x.size, bool)
+        x = found.x[shown]
+        if not x.size:
+            continue
+        starts.append(float(x[0]))
+        how = looks[label]
+        if len(runs) > 1:
+            low, high = found.low[shown], found.high[shown]
+            ax.fill_between(x, low, high, step="post", color=how["color"], alpha=0.16, lw=0, zorder=2, gid="band")
+        # Markers are spread over the drawn length, and each curve starts elsewhere so that they do not meet.
+        every = (0.03 + 0.16 * order / len(labels), 0.16)
+        ax.plot(x, found.mean[shown], drawstyle="steps-post", lw=1.5, ms=4.5, markevery=every, zorder=3, **how)
+    ax.grid(True)
+    if log:
+        _log(ax, "x", min(starts), max(ends))
+    else:
+        ax.set_xlim(left=0)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=against == "rounds", **_TICKS))
+
+
+def _log(ax: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
+    """A log axis with plain numbers, enough of them for its range."""
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    (ax.set_xscale if which == "x" else ax.set_yscale)("log")
+    subs = (1.0, 2.0, 5.0) if high < 300 * low else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _target(ax: Axes, value: float) -> None:
+    """The value stands outside the axes, where no curve can run through it."""
+    ax.axhline(value, zorder=2.5, gid="target", **_TARGET)
+    ax.text(1.01, value, f"{value:g}", transform=ax.get_yaxis_transform(), va="center", size=8.5, color="0.3")
+
+
+def _freeze(figure: Figure) -> None:
+    """Lay out once: a layout that is solved anew at every save may move by a hair."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
+def split_map(counts: NDArray[Any], title: str) -> Figure:
+    """Who holds what: samples per client (across) and class (up) as an image, with the numbers where there is room."""
+    counts = np.asarray(counts)
+    if counts.ndim != 2 or not counts.size:
+        raise UserError("there is nothing to draw: the counts must be a table of clients by classes")
+    clients, classes = counts.shape
+    size = (min(max(4.2, 1.7 + 0.36 * clients), 8.4), min(max(2.6, 1.1 + 0.26 * classes), 7.0))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        ax = figure.subplots()
+        how: dict[str, Any] = {"cmap": "Blues", "vmin": 0, "vmax": max(1, counts.max()), "interpolation": "nearest"}
+        extent = (0.5, clients + 0.5, -0.5, classes - 0.5)
+        image = ax.imshow(counts.T, aspect="auto", origin="lower", extent=extent, **how)
+        if clients <= 16 and classes <= 20:
+            for client, kind in np.argwhere(counts > 0).tolist():
+                number = counts[client, kind]
+                shade = "white" if number > 0.6 * counts.max() else "0.15"
+                ax.text(client + 1, kind, f"{number:g}", ha="center", va="center", size=7.5, color=shade)
+        ax.set(title=title, xlabel="client", ylabel="class")
+        for axis, number in ((ax.xaxis, clients), (ax.yaxis, classes)):
+            axis.set_major_locator(MaxNLocator(min(number, 10) + 1, integer=True, **_TICKS))
+        ax.spines[:].set_visible(False)
+        bar = figure.colorbar(image, ax=ax, label="samples", pad=0.02, ticks=MaxNLocator(6, integer=True, **_TICKS))
+        bar.outline.set_visible(False)
+        _freeze(figure)
+    return figure

@@ -1,0 +1,196 @@
+"""The run folder: what a study leaves behind. Written as it goes, so that whatever ends it early costs nothing.
+
+runs/NAME/
+  config.toml        the study, every key written out
+  metrics.jsonl      one line per measurement, appended as it is made
+  summary.json       one entry per algorithm × swept point × seed, rewritten whole after every run
+  plans/*.jsonl.gz   one plan per run
+  plots/*            PNG and PDF
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from . import __version__
+from .config import Point, Study
+from .errors import UserError
+from .execute import Evaluation, Status
+from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
+from .simulation import Simulation, make_goal, make_task, make_timeline
+from .stats import summarise
+from .tasks import Task, class_counts
+
+OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots")
+
+Watch = Callable[[Point, int, Evaluation], None]
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def open_folder(path: Path, force: bool) -> None:
+    """Make the folder of a run; one that is there already is refused, or with ``force`` emptied of an earlier run."""
+    with _writing(path):
+        if path.exists():
+            if not path.is_dir():
+                raise UserError(f"{path} is there and is not a folder; choose another --out or name")
+            if any(path.iterdir()):
+                if not force:
+                    raise UserError(f"{path} is there already; use --force to replace it, or another name")
+                if not (path / "config.toml").exists():
+                    raise UserError(
+                        f"{path} holds something else than a run, so it is not replaced; choose another name"
+                    )
+                for name in OURS:
+                    old = path / name
+                    shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+        (path / "plans").mkdir(parents=True, exist_ok=True)
+        (path / "plots").mkdir(exist_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file in one stroke: a reader sees the old one or the new one."""
+    with _writing(path):
+        scratch = path.with_name(path.name + ".part")
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+
+
+def file_name(label: str, seed: int) -> str:
+    """A file name for a run."""
+    return re.sub(r"[^A-Za-z0-9._=-]+", "_", f"{label} seed={seed}")
+
+
+class Run:
+    """A study being carried out in its folder."""
+
+    def __init__(self, study: Study, folder: Path, *, force: bool = False) -> None:
+        self.study = study
+        self.folder = folder
+        self.points = study.points()
+        self.entries: list[dict[str, Any]] = []
+        self.curves: list[Curve] = []
+        self._tasks: dict[Any, Task] = {}
+        self._check()
+        open_folder(folder, force)
+        write_whole(folder / "config.toml", study.to_toml())
+        self._save_summary(finished=False)
+
+    def _check(self) -> None:
+        """Find what cannot work before anything is written."""
+        for point in self.points:
+            for seed in self.study.seeds:
+                make_timeline(point.settings, seed)
+                self.task(point, seed)
+
+    def task(self, point: Point, seed: int) -> Task:
+        """The task of a run; runs that share data and split share it."""
+        key = (point.settings.task, point.settings.clients.num_clients, seed)
+        if key not in self._tasks:
+            self._tasks[key] = make_task(point.settings, seed)
+        return self._tasks[key]
+
+    def carry_out(self, watch: Watch) -> bool:
+        """Run everything; False if Ctrl-C ended it, with all that was measured kept."""
+        metrics = self.folder / "metrics.jsonl"
+        with _writing(metrics), metrics.open("a", encoding="utf-8") as out:
+            for point in self.points:
+                for seed in self.study.seeds:
+                    if self._one(point, seed, out, watch) is Status.INTERRUPTED:
+                        return False
+        self._save_summary(finished=True)
+        return True
+
+    def _one(self, point: Point, seed: int, out: TextIO, watch: Watch) -> Status:
+        began = time.perf_counter()
+        run = Simulation(point.settings, seed, self.task(point, seed))
+        try:
+            for evaluation in run:
+                line = {"algorithm": point.settings.algorithm, **dict(point.swept), "seed": seed, **asdict(evaluation)}
+                out.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+                out.flush()
+                watch(point, seed, evaluation)
+        except KeyboardInterrupt:
+            run.progress.status = Status.INTERRUPTED
+        self.curves.append(_curve(point, run.progress.evaluations))
+        run.plan.save(self.folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
+        self.entries.append(_finite(_entry(point, seed, run, time.perf_counter() - began)))
+        self._save_summary(finished=False)
+        return run.progress.status
+
+    def draw(self) -> None:
+        """Draw what was measured: accuracy and loss over simulated seconds and over rounds, and the split."""
+        plots = self.folder / "plots"
+        if not self.curves:
+            return
+        panels = {self.study.name: self.curves}
+        targets = {entry["target_accuracy"] for entry in self.entries}
+        target = targets.pop() if len(targets) == 1 else None
+        for against in ("seconds", "rounds"):
+            save(accuracy_curves(panels, target=target, against=against), plots / f"accuracy-over-{against}")
+            save(loss_curves(panels, against=against), plots / f"loss-over-{against}")
+        task = next(iter(self._tasks.values()))
+        if task.classes is not None:
+            counts = class_counts(task.clients, task.train.targets.numpy(), task.classes)
+            save(split_map(counts, f"{task.name}, seed {self.study.seeds[0]}"), plots / "split")
+
+    def _save_summary(self, *, finished: bool) -> None:
+        whole = {"name": self.study.name, "version": __version__, "finished": finished, "runs": self.entries}
+        write_whole(self.folder / "summary.json", json.dumps(whole, indent=1, allow_nan=False) + "\n")
+
+
+def _finite(line: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: what is not a number becomes null."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+
+
+def _curve(point: Point, found: Sequence[Evaluation]) -> Curve:
+    known = [e for e in found if math.isfinite(e.loss)]
+    return Curve(
+        algorithm=point.settings.algorithm,
+        label=point.label,
+        seconds=tuple(e.seconds for e in known),
+        rounds=tuple(e.round for e in known),
+        accuracy=tuple(math.nan if e.accuracy is None else e.accuracy for e in known),
+        loss=tuple(e.loss for e in known),
+    )
+
+
+def _entry(point: Point, seed: int, run: Simulation, wall: float) -> dict[str, Any]:
+    progress, plan = run.progress, run.plan
+    stats = summarise(plan, run.timeline.fleet)
+    return {
+        "algorithm": point.settings.algorithm,
+        "label": point.label,
+        "swept": dict(point.swept),
+        "seed": seed,
+        "status": str(progress.status),
+        "target_accuracy": make_goal(point.settings).target_accuracy,
+        "first_hit_seconds": progress.first_hit_seconds,
+        "rounds": progress.rounds,
+        "seconds": progress.seconds,
+        "best_accuracy": progress.best_accuracy,
+        "final_accuracy": progress.final_accuracy,
+        "diverged_at": progress.diverged_at,
+        "updates_trained": run.executor.updates_trained,
+        "updates_started": stats.jobs_started,
+        "staleness_mean": stats.staleness_mean,
+        "participation": list(stats.participation),
+        "plan_sha256": plan.hash(),
+        "wall_seconds": wall,
+    }

@@ -1,0 +1,180 @@
+"""The plain-loop twin of ``Timeline``: every broadcast is N deliveries, every client is asked every time.
+
+It shares the machines, the fleet and the event order with the real one, and nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from defedavg.algorithms import Server
+from defedavg.plan import Fate, Job
+from defedavg.profiles import Fleet
+from defedavg.protocol import (
+    Broadcast,
+    Client,
+    ClientAction,
+    Drop,
+    Merge,
+    Phase,
+    Request,
+    Send,
+    ServerAction,
+    SetTimer,
+    Settle,
+    Start,
+    Update,
+    Upload,
+)
+
+ARRIVAL, DELIVERY, DISPATCH, TIMER = range(4)
+
+
+class Naive:
+    """Call ``run``, then read ``rounds`` and ``jobs``."""
+
+    def __init__(self, server: Server, fleet: Fleet) -> None:
+        self.server, self.fleet = server, fleet
+        self.rule = server.client_rule(server.settings)
+        self.steps = server.steps_per_job(server.setup.local_steps)
+        self.clients = [Client(i, self.rule) for i in range(fleet.num_clients)]
+        self.now = 0.0
+        self.rounds: list[tuple[float, Merge]] = []
+        self.jobs: list[Job] = []  # those that stopped
+        self._events: list[tuple[float, int, int, int, Callable[[], None]]] = []
+        self._sequence = itertools.count()
+        self._running: dict[int, tuple[Start, float, float]] = {}  # client -> job, its start, its time per step
+        self._finished: dict[tuple[int, int], Update] = {}
+        self._back = [0.0] * fleet.num_clients
+        self._lost = 0
+
+    def run(self, rounds: int) -> None:
+        """Play until so many merges, or until everybody is lost."""
+        for client, (leaves, _) in self.fleet.absences.items():
+            self._at(leaves, ARRIVAL, client, lambda c=client: self._die(c, self.fleet.absences[c][1]))  # type: ignore[misc]
+        self._serve(self.server.start())
+        while len(self.rounds) < rounds and self._lost < len(self.clients):
+            self.now, _, _, _, happen = heappop(self._events)
+            happen()
+
+    def _at(self, time: float, priority: int, client: int, happen: Callable[[], None]) -> None:
+        heappush(self._events, (time, priority, client, next(self._sequence), happen))
+
+    # The server's answers.
+
+    def _serve(self, actions: list[ServerAction]) -> None:
+        for action in actions:
+            if isinstance(action, Merge):
+                self.rounds.append((self.now, action))
+            elif isinstance(action, Broadcast):
+                for client in range(len(self.clients)):
+                    self._send(client, action.version, everyone=True)
+            elif isinstance(action, Send):
+                self._send(action.client, action.version, everyone=False)
+            elif isinstance(action, Request):
+                c = action.client
+                self._at(self.now + self.fleet.latency_seconds, DELIVERY, c, lambda c=c: self._request(c))  # type: ignore[misc]
+            elif isinstance(action, SetTimer):
+                t = action.token
+                self._at(self.now + action.seconds, TIMER, -1, lambda t=t: self._serve(self.server.timer(t)))  # type: ignore[misc]
+            elif isinstance(action, Settle):
+                self._at(self.now, DISPATCH, -1, lambda: self._serve(self.server.settled()))
+
+    def _send(self, client: int, version: int, *, everyone: bool) -> None:
+        left = self.now
+        arrival = self.now + float(self.fleet.down_times[client])
+        self._at(arrival, DELIVERY, client, lambda: self._model(client, version, left if everyone else math.inf))
+
+    # What happens to a client.
+
+    def _model(self, client: int, version: int, left: float) -> None:
+        machine = self.clients[client]
+        if machine.phase is Phase.GONE or left < self._back[client]:
+            return  # a broadcast from before its return went to nobody
+        machine.model(version)
+        self._at(self.now, DISPATCH, client, lambda: self._go(client))
+
+    def _go(self, client: int) -> None:
+        if self.clients[client].phase is Phase.IDLE and not self._closed(client, self._go, DISPATCH):
+            self._act(client, self.clients[client].go())
+
+    def _request(self, client: int) -> None:
+        if self.clients[client].phase is not Phase.GONE and not self._closed(client, self._request, DELIVERY):
+            self._act(client, self.clients[client].request())
+            self._at(self.now, DISPATCH, client, lambda: self._go(client))
+
+    def _closed(self, client: int, again: Callable[[int], None], priority: int) -> bool:
+        """Whether the client cannot be reached now; then it happens again when it can."""
+        opens = self.fleet.opens(client, self.now)
+        if opens > self.now:
+            self._at(opens, priority, client, lambda: again(client))
+        return opens > self.now
+
+    def _end(self, client: int, start: Start) -> None:
+        machine = self.clients[client]
+        if machine.phase is Phase.TRAINING and self._running[client][0] is start:
+            self._stop(client, self.steps, "ended")
+            self._act(client, machine.ended())
+            self._at(self.now, DISPATCH, client, lambda: self._go(client))
+
+    def _arrive(self, client: int, index: int) -> None:
+        update = self._finished.pop((client, index), None)
+        if update is None:
+            return  # it died with its client
+        if self.clients[client].phase is Phase.SENDING:
+            self.clients[client].sent()
+            self._at(self.now, DISPATCH, client, lambda: self._go(client))
+        self._serve(self.server.arrived(update))
+
+    def _die(self, client: int, back: float, start: Start | None = None) -> None:
+        machine = self.clients[client]
+        alive = machine.phase is not Phase.GONE
+        if alive and (start is None or (machine.phase is Phase.TRAINING and self._running[client][0] is start)):
+            self._act(client, machine.died())
+            self._lost += math.isinf(back)
+            if math.isfinite(back):
+                self._at(back, ARRIVAL, client, lambda: self._return(client))
+
+    def _return(self, client: int) -> None:
+        self.clients[client].returned()
+        self._back[client] = self.now
+        self._serve(self.server.returned(client))
+        self._at(self.now, DISPATCH, client, lambda: self._go(client))
+
+    # The client's answers.
+
+    def _act(self, client: int, actions: tuple[ClientAction, ...]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                self._start(client, action)
+            elif isinstance(action, Drop):
+                if self._finished.pop((client, action.index), None) is None:
+                    self._stop(client, 0, "lost")
+            else:
+                self._upload(client, action)
+
+    def _start(self, client: int, start: Start) -> None:
+        step = float(self.fleet.step_times[client]) * self.fleet.pace(client, start.index)
+        length = step * self.steps
+        self._running[client] = (start, self.now, step)
+        death = self.fleet.dies_after(client, start.index)
+        if death is not None:
+            moment = self.now + death * length
+            self._at(moment, ARRIVAL, client, lambda: self._die(client, self.now + self.fleet.return_seconds, start))
+        self._at(self.now + length, ARRIVAL, client, lambda: self._end(client, start))
+
+    def _upload(self, client: int, upload: Upload) -> None:
+        if (client, upload.index) not in self._finished:
+            _, began, step = self._running[client]
+            self._stop(client, min(self.steps, int((self.now - began) / step + 1e-9)), "interrupted")
+        arrival = self.now + float(self.fleet.up_times[client])
+        self._at(arrival, ARRIVAL, client, lambda: self._arrive(client, upload.index))
+
+    def _stop(self, client: int, steps: int, fate: Fate) -> None:
+        start, began, _ = self._running[client]
+        if fate != "lost":
+            self._finished[client, start.index] = Update(client, start.index, start.version, steps)
+        self.jobs.append(Job(client, start.index, start.version, steps, began, self.now, fate))

@@ -1,0 +1,190 @@
+"""Random cases for the planning core: algorithms with all their settings, fleets of every kind, and a guarded clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from defedavg.algorithms import ALGORITHMS, Server, Setup
+from defedavg.plan import Plan, Record, Round
+from defedavg.profiles import Fleet, Slowness, Trace, Windows
+from defedavg.timeline import Timeline, _Event
+
+SLOWNESS_TEXTS = (
+    "equal",
+    "uniform(1, 5)",
+    "lognormal(1)",
+    "exponential(2)",
+    "two-speed(0.5, 10)",
+    "pareto(1.5)",
+)
+
+
+def bounded(examples: int) -> settings:
+    """So many examples and no clock: a slow machine is not a failure."""
+    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def variants(kind: type[Server]) -> list[Any]:
+    """Every combination of an algorithm's named choices: flags, and the words its help texts offer."""
+    choices: list[list[tuple[str, Any]]] = []
+    for field in dataclasses.fields(kind.settings_type):
+        values: list[Any] = [field.default]
+        if isinstance(field.default, bool):
+            values = [True, False]
+        elif isinstance(field.default, str):
+            values = [word for word in dict.fromkeys(re.findall(r"[a-z-]+", field.metadata["help"])) if _ok(kind, field, word)]
+        choices.append([(field.name, value) for value in values])
+    return [kind.settings_type(**dict(choice)) for choice in itertools.product(*choices)]
+
+
+def _ok(kind: type[Server], field: dataclasses.Field[Any], word: str) -> bool:
+    try:
+        kind.settings_type(**{field.name: word})
+    except Exception:
+        return False
+    return True
+
+
+class Guarded(Timeline):
+    """A timeline that fails, instead of planning for ever, when round after round of events brings no merge."""
+
+    def __init__(self, server: Server, fleet: Fleet, patience: int = 10_000) -> None:
+        super().__init__(server, fleet)
+        self.patience = patience
+        self.events = 0
+        self._at_merge = 0
+
+    def _handle(self, event: _Event, client: int, detail: int) -> None:
+        before = self.server.version
+        self.events += 1
+        super()._handle(event, client, detail)
+        if self.server.version > before:
+            self._at_merge = self.events
+        assert self.events - self._at_merge < self.patience, (
+            f"{self.server.name} hangs: {self.patience} events without a merge since version {self.server.version} "
+            f"(now {self.now} s)"
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to plan; machines are made afresh each time."""
+
+    algorithm: str
+    settings: Any
+    setup: Setup
+    fleet: Fleet
+
+    def server(self) -> Server:
+        """A new server machine."""
+        return ALGORITHMS[self.algorithm](self.setup, self.settings)
+
+    def timeline(self) -> Guarded:
+        """A new clock, at zero."""
+        return Guarded(self.server(), self.fleet)
+
+    def plan(self, rounds: int) -> Plan:
+        """So many rounds, from the beginning."""
+        return Plan.collect(self.timeline(), rounds)
+
+
+def case(
+    algorithm: str,
+    clients: int,
+    n: int,
+    *,
+    steps: int = 5,
+    seed: int = 0,
+    timeout: float | None = None,
+    own: Any = None,
+    **fleet: Any,
+) -> Case:
+    """A case by hand; further words are those of ``Fleet``."""
+    own = ALGORITHMS[algorithm].settings_type() if own is None else own
+    return Case(algorithm, own, Setup(clients, n, steps, seed, timeout), Fleet(clients, seed, **fleet))
+
+
+def equal_speeds() -> dict[str, Any]:
+    """Words for a fleet in which everything ties."""
+    return {"slowness": Slowness.parse("equal"), "step_seconds": 0.25, "model_megabytes": 25.0}
+
+
+def traces(clients: int, *, leave: bool = False) -> st.SearchStrategy[Trace]:
+    """Unequal clients and links from few values, so that ties are common; with ``leave``, some go away."""
+
+    def floats(values: list[float]) -> st.SearchStrategy[Any]:
+        return st.lists(st.sampled_from(values), min_size=clients, max_size=clients).map(np.array)
+
+    absences: st.SearchStrategy[dict[int, tuple[float, float]]] = st.just({})
+    if leave:
+        moment = st.sampled_from([0.0, 0.05, 0.11, 0.5, 1.3])
+        away = st.sampled_from([0.0, 0.02, 0.3, 2.0, math.inf])
+        absences = st.dictionaries(
+            st.integers(0, clients - 1), st.tuples(moment, away).map(lambda pair: (pair[0], pair[0] + pair[1]))
+        )
+    return st.builds(
+        Trace,
+        floats([0.001, 0.002, 0.003, 0.02]),
+        floats([10.0, 400.0, math.inf]),
+        floats([10.0, 400.0, math.inf]),
+        absences,
+    )
+
+
+@st.composite
+def fleets(draw: st.DrawFn, clients: int, *, lossy: bool = False, windows: bool = True) -> Fleet:
+    """Fleets of every kind; ``lossy`` ones lose clients by chance, at given times, or both."""
+    links = st.sampled_from([10.0, 400.0, math.inf])
+    opening = st.sampled_from([None, Windows(0.2, 0.3), Windows(0.05, 1.0), Windows(1.0, 0.0)])
+    dropout = draw(st.sampled_from([0.0, 0.05, 0.3, 0.5])) if lossy else 0.0
+    return Fleet(
+        num_clients=clients,
+        seed=draw(st.integers(0, 2**32)),
+        step_seconds=draw(st.sampled_from([0.0017, 0.25])),
+        slowness=Slowness.parse(draw(st.sampled_from(SLOWNESS_TEXTS))),
+        jitter=draw(st.sampled_from([0.0, 0.0, 0.3])),
+        uplink_mbps=draw(links),
+        downlink_mbps=draw(links),
+        latency_seconds=draw(st.sampled_from([0.0, 0.01])),
+        model_megabytes=draw(st.sampled_from([0.0, 2.2])),
+        availability=draw(opening) if windows else None,
+        dropout=dropout,
+        return_seconds=draw(st.sampled_from([0.0, 0.1, 1.0, 20.0, math.inf])) if lossy else 1.0,
+        trace=draw(st.none() | traces(clients, leave=lossy)),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, names: tuple[str, ...] = (), *, lossy: bool = False, windows: bool = True) -> Case:
+    """Any registered algorithm with any of its settings on any fleet of 1 to 12 clients."""
+    name = draw(st.sampled_from(names or tuple(ALGORITHMS)))
+    kind = ALGORITHMS[name]
+    clients = draw(st.integers(1, 12))
+    n = draw(st.integers(1, clients))
+    own = draw(st.sampled_from(variants(kind)))
+    if "concurrency" in {field.name for field in dataclasses.fields(kind.settings_type)}:
+        own = dataclasses.replace(own, concurrency=draw(st.integers(0, clients)))
+    fleet = draw(fleets(clients, lossy=lossy, windows=windows))
+    steps = draw(st.integers(1, 6))
+    timeout = 10.0 * fleet.round_trip(kind.steps_per_job(steps)) if fleet.lossy else None
+    return Case(name, own, Setup(clients, n, steps, draw(st.integers(0, 2**32)), timeout), fleet)
+
+
+def up_to(records: Iterator[Record], rounds: int) -> list[Record]:
+    """The records up to and including the merge of that number."""
+    taken = []
+    for record in records:
+        taken.append(record)
+        if isinstance(record, Round) and record.merge.version >= rounds:
+            break
+    return taken

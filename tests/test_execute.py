@@ -1,0 +1,252 @@
+"""The reference executor against closed forms, plain SGD, and itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from defedavg import config
+from defedavg.algorithms import ALGORITHMS
+from defedavg.config import Settings
+from defedavg.errors import UserError
+from defedavg.execute import Recipe, Reference, positions
+from defedavg.execute.reference import FlatModel
+from defedavg.plan import Round
+from defedavg.simulation import Simulation, make_executor, make_plan
+from defedavg.tasks import Task, cross_entropy, least_squares, make_task
+
+
+def settings(algorithm: str, **tables: Mapping[str, Any]) -> Settings:
+    """Settings of one run, from tables as a file has them."""
+    (point,) = config.study({"algorithms": [algorithm], **tables}).points()
+    return point.settings
+
+
+def weights_after(task: Task, how: Settings, rounds: int, seed: int = 0) -> Tensor:
+    """The version after so many rounds."""
+    executor = make_executor(how, seed, task)
+    for record in make_plan(how, seed, rounds).rounds:
+        executor.apply(record)
+    return executor.versions[rounds]
+
+
+def small(num_clients: int, n: int, steps: int = 3, **more: Any) -> dict[str, Any]:
+    return {
+        "clients": {"num_clients": num_clients, **more.pop("clients", {})},
+        "training": {"updates_per_round": n, "local_steps": steps, "global_lr": 1.0, "local_lr": 0.1, **more},
+    }
+
+
+def test_one_client_is_plain_sgd() -> None:
+    problem = least_squares(1, dimension=3, samples_per_client=7, seed=3)
+    how = settings("defedavg-iid", **small(1, 1, steps=4, batch_size=2))
+    found = weights_after(problem.task, how, rounds=5, seed=11)
+    weights = torch.ones(3, dtype=torch.float64)
+    curvature = torch.from_numpy(problem.curvature)
+    targets = problem.task.train.targets / torch.sqrt(curvature)
+    for job in range(5):
+        for batch in positions(11, 0, job, steps=4, batch_size=2, size=7):
+            weights = weights - 0.1 * curvature * (weights - targets[torch.from_numpy(batch)].mean(0))
+    torch.testing.assert_close(found, weights, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("other", ["defedavg-iid", "fedbuff"])
+def test_equal_speeds_and_full_rounds_are_fedavg(other: str) -> None:
+    problem = least_squares(5, heterogeneity=2.0)
+    shape = small(5, 5, clients={"slowness": "equal"})
+    fedavg = weights_after(problem.task, settings("fedavg", fedavg={"replacement": False}, **shape), 8)
+    assert torch.equal(fedavg, weights_after(problem.task, settings(other, **shape), 8))
+
+
+def test_one_local_step_is_asysg() -> None:
+    problem = least_squares(6)
+    one = weights_after(problem.task, settings("defedavg-iid", **small(6, 2, steps=1, global_lr=0.2, local_lr=1.0)), 30)
+    asysg = weights_after(problem.task, settings("asysg", **small(6, 2, steps=9, global_lr=0.2, local_lr=0.7)), 30)
+    assert torch.equal(one, asysg)
+
+
+def test_merges_are_the_equations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every algorithm's step, computed by hand from its updates."""
+    problem = least_squares(6, heterogeneity=1.0)
+    for name in ALGORITHMS:
+        how = settings(name, **small(6, 3, steps=4, global_lr=0.5))
+        executor = make_executor(how, 0, problem.task)
+        past = {0: executor.versions[0].clone()}
+        trained: dict[tuple[int, int], Tensor] = {}
+        train = executor._train
+
+        def remember(update: Any, train: Any = train, trained: Any = trained) -> Tensor:
+            trained[update.client, update.index] = train(update)
+            return trained[update.client, update.index]
+
+        monkeypatch.setattr(executor, "_train", remember)
+        for record in make_plan(how, 0, 12).rounds:
+            merge, version = record.merge, record.merge.version
+            new = executor.apply(record)
+            if name == "favano":
+                models = [past[version - 1]]
+                for update, weight in merge.updates:
+                    alpha = -1 / (4 * weight)
+                    delta = trained[update.client, update.index] / alpha if update.steps else 0.0
+                    models.append(past[update.version] - delta)
+                expected = sum(models) / len(models)
+            else:
+                rate = 0.5
+                total = sum(w * trained[u.client, u.index] for u, w in merge.updates)
+                expected = past[version - 1] + rate * total
+                assert sum(w for _, w in merge.updates) == pytest.approx(-1.0)
+            torch.testing.assert_close(new, torch.as_tensor(expected), rtol=1e-12, atol=1e-14)
+            past[version] = new.clone()
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_only_merged_jobs_are_trained_and_versions_are_freed(name: str) -> None:
+    problem = least_squares(20)
+    how = settings(name, **small(20, 3))
+    plan = make_plan(how, 0, 60)
+    executor = make_executor(how, 0, problem.task)
+    most = 0
+    for record in plan.rounds:
+        executor.apply(record)
+        most = max(most, len(executor.versions))
+    assert executor.updates_trained == sum(u.steps > 0 for r in plan.rounds for u, _ in r.merge.updates)
+    assert most < 50
+    needed = {u.version for r in plan.rounds for u, _ in r.merge.updates}
+    assert needed <= set(range(61))
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_same_seed_same_numbers_bit_for_bit(name: str) -> None:
+    how = settings(
+        name,
+        task={"model": "mlp", "split": "classes"},
+        clients={"num_clients": 20},
+        training={"updates_per_round": 3, "local_steps": 2},
+        stop={"max_rounds": 4, "train_samples": 50},
+    )
+    runs = [Simulation(how, 5) for _ in range(2)]
+    measured = [[(e.accuracy, e.loss, e.train_loss) for e in run] for run in runs]
+    assert measured[0] == measured[1]
+    assert torch.equal(runs[0].weights, runs[1].weights)
+    assert runs[0].plan.hash() == runs[1].plan.hash()
+    other = Simulation(how, 6)
+    assert [(e.accuracy, e.loss, e.train_loss) for e in other] != measured[0]
+
+
+def test_order_of_updates_in_a_merge_is_canonical() -> None:
+    plan = make_plan(settings("defedavg-iid", **small(30, 10)), 0, 20)
+    for record in plan.rounds:
+        clients = [update.client for update, _ in record.merge.updates]
+        assert clients == sorted(clients)
+
+
+def test_measuring_changes_no_run() -> None:
+    base: dict[str, Any] = {**small(10, 3), "task": {"model": "softmax"}}
+    often = Simulation(settings("fedbuff", **base, stop={"max_rounds": 6, "measure_rounds": 1}), 0)
+    seldom = Simulation(settings("fedbuff", **base, stop={"max_rounds": 6, "measure_rounds": 6}), 0)
+    assert len(list(often)) == 7
+    assert len(list(seldom)) == 2
+    assert torch.equal(often.weights, seldom.weights)
+
+
+class Noisy(nn.Module):
+    """Layers that draw for themselves, a buffer that moves, and a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2))
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out
+
+
+def test_any_module_trains_and_leaves_the_global_state_alone() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 4))
+    y = (x[:, 0] > 0).astype(np.int64)
+    task = make_task(model=Noisy, train=(x, y), test=(x, y), clients=[np.arange(i, 40, 4) for i in range(4)])
+    state = torch.random.get_rng_state()
+    runs = [weights_after(task, settings("defedavg-niid", **small(4, 2, steps=5)), 4) for _ in range(2)]
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert torch.equal(runs[0], runs[1])
+    flat = FlatModel(Noisy())
+    flat.vector.copy_(runs[0])
+    norm = flat.module.net[2]  # type: ignore[index]
+    assert not torch.equal(norm.running_mean, torch.zeros(6))  # type: ignore[union-attr]
+    assert torch.equal(flat.module.frozen.data, torch.ones(3))  # type: ignore[union-attr]
+
+
+def test_a_loss_that_is_not_per_sample_is_refused() -> None:
+    x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    task = make_task(
+        model=lambda: nn.Linear(2, 2),
+        loss=lambda out, target: cross_entropy(out, target).mean(),
+        train=(x, y),
+        test=(x, y),
+        clients=[np.arange(4)],
+    )
+    with pytest.raises(UserError, match="one value per sample"):
+        weights_after(task, settings("fedavg", **small(1, 1)), 1)
+
+
+def test_divergence_is_reported_with_its_round() -> None:
+    problem = least_squares(4)
+    how = settings("fedavg", **small(4, 2, steps=50, local_lr=1e6), stop={"max_rounds": 30})
+    run = Simulation(how, 0, problem.task)
+    list(run)
+    assert run.progress.status == "diverged"
+    assert run.progress.diverged_at is not None
+    assert 1 <= run.progress.diverged_at <= 10
+    assert run.progress.rounds == run.progress.diverged_at
+
+
+def test_stops_at_target_at_rounds_and_at_seconds() -> None:
+    base: dict[str, Any] = {"task": {"model": "mlp"}, "training": {"updates_per_round": 5, "local_steps": 30}}
+    hit = Simulation(settings("fedavg", **base, stop={"max_rounds": 30, "target_accuracy": 0.7}), 0)
+    found = list(hit)
+    assert hit.progress.status == "target"
+    assert hit.progress.first_hit_seconds == found[-1].seconds
+    assert found[-1].accuracy is not None
+    assert found[-1].accuracy >= 0.7
+    assert all(e.accuracy is not None and e.accuracy < 0.7 for e in found[:-1])
+    on = Simulation(settings("fedavg", **base, stop={"max_rounds": 9, "target_accuracy": 0.5, "at_target": False}), 0)
+    assert [e.round for e in on] == list(range(10))
+    assert on.progress.status == "max_rounds"
+    assert on.progress.first_hit_seconds is not None
+    timed = Simulation(settings("fedavg", **base, stop={"max_seconds": 1.0}), 0)
+    assert all(e.seconds <= 1.0 for e in timed)
+    assert timed.progress.status == "max_seconds"
+
+
+def test_positions_are_keyed_and_within_range() -> None:
+    drawn = positions(1, 2, 3, steps=5, batch_size=4, size=7)
+    assert drawn.shape == (5, 4)
+    assert drawn.min() >= 0
+    assert drawn.max() < 7
+    assert np.array_equal(drawn[:3], positions(1, 2, 3, steps=3, batch_size=4, size=7))
+    assert not np.array_equal(drawn, positions(1, 2, 4, steps=5, batch_size=4, size=7))
+    shuffled = positions(1, 2, 3, steps=7, batch_size=4, size=14, sampling="shuffle").reshape(-1)
+    assert sorted(shuffled[:14]) == list(range(14))
+    assert sorted(shuffled[14:]) == list(range(14))
+    assert not np.array_equal(shuffled[:14], shuffled[14:])
+    big = positions(0, 0, 0, steps=1000, batch_size=10, size=5).reshape(-1)
+    counts = np.bincount(big, minlength=5)
+    assert ((counts - 2000) ** 2 / 2000).sum() < 25
+
+
+def test_recipe_needs_a_model_with_parameters() -> None:
+    x = torch.zeros(2, 3)
+    task = make_task(model=nn.Flatten, train=(x, x), test=(x, x), clients=[np.arange(2)], classes=None)
+    with pytest.raises(UserError, match="no parameters"):
+        Reference(task, Recipe(seed=0))
+
+
+def test_rounds_hold_their_times() -> None:
+    plan = make_plan(settings("fedavg", **small(4, 2)), 0, 3)
+    assert all(isinstance(record, Round) and record.time > 0 for record in plan.rounds)

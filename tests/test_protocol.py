@@ -1,0 +1,457 @@
+"""The machines: every illegal event raises and changes nothing; every rule keeps its promises in any order of events."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from strategies import bounded, variants
+
+from defedavg.algorithms import ALGORITHMS, Server, Setup
+from defedavg.algorithms.pool import Pool
+from defedavg.protocol import Client, ClientAction, Drop, Merge, Phase, ProtocolError, Request, Rule, Send, Start, Update, Upload
+
+RULES = {
+    "at-once": Rule(),
+    "eager": Rule(holds=True),
+    "thrifty": Rule(holds=True, rests=True),
+    "interruptible": Rule(holds=True, rests=True, interruptible=True),
+    "repeating": Rule(repeats=True),
+}
+
+# The law, written out by hand: what each event does in each phase.
+LEGAL = {
+    ("idle", "model"): True,
+    ("idle", "go"): True,
+    ("idle", "ended"): False,
+    ("idle", "sent"): False,
+    ("idle", "request"): True,
+    ("idle", "died"): True,
+    ("idle", "returned"): False,
+    ("training", "model"): True,
+    ("training", "go"): True,
+    ("training", "ended"): True,
+    ("training", "sent"): False,
+    ("training", "request"): True,
+    ("training", "died"): True,
+    ("training", "returned"): False,
+    ("sending", "model"): True,
+    ("sending", "go"): True,
+    ("sending", "ended"): False,
+    ("sending", "sent"): True,
+    ("sending", "request"): True,
+    ("sending", "died"): True,
+    ("sending", "returned"): False,
+    ("gone", "model"): False,
+    ("gone", "go"): False,
+    ("gone", "ended"): False,
+    ("gone", "sent"): False,
+    ("gone", "request"): False,
+    ("gone", "died"): False,
+    ("gone", "returned"): True,
+}
+
+
+def slots(client: Client) -> dict[str, Any]:
+    return {name: getattr(client, name) for name in Client.__slots__}
+
+
+def client_in(phase: str, rule_: Rule) -> Client:
+    """A client brought to a phase by events alone."""
+    client = Client(3, rule_)
+    client.model(0)
+    if phase != "idle":
+        client.go()
+    if phase == "sending":
+        client.ended()
+    if phase == "gone":
+        client.died()
+    assert client.phase.value == phase
+    return client
+
+
+def fire(client: Client, event: str) -> Any:
+    return client.model(7) if event == "model" else getattr(client, event)()
+
+
+def test_the_table_speaks_of_every_phase_and_event() -> None:
+    assert len(LEGAL) == len(Phase) * 7
+    assert {phase for phase, _ in LEGAL} == {phase.value for phase in Phase}
+
+
+# A client that holds its updates is never occupied by sending.
+TABLE = [(name, *pair) for name, law in RULES.items() for pair in LEGAL if pair[0] != "sending" or not law.holds]
+
+
+@pytest.mark.parametrize(("name", "phase", "event"), TABLE)
+def test_every_event_is_legal_or_changes_nothing(name: str, phase: str, event: str) -> None:
+    rule_ = RULES[name]
+    client = client_in(phase, rule_)
+    before = slots(client)
+    if LEGAL[phase, event] and (event != "request" or rule_.holds):
+        fire(client, event)
+    else:
+        with pytest.raises(ProtocolError, match="client 3"):
+            fire(client, event)
+        assert slots(client) == before
+
+
+@pytest.mark.parametrize("phase", ["idle", "training"])
+def test_a_negative_version_is_refused(phase: str) -> None:
+    client = client_in(phase, Rule())
+    before = slots(client)
+    with pytest.raises(ProtocolError, match="-1"):
+        client.model(-1)
+    assert slots(client) == before
+
+
+def test_a_client_starts_empty() -> None:
+    client = Client(0, Rule())
+    assert (client.phase, client.inbox, client.outbox, client.wanted, client.jobs) == (Phase.IDLE, None, None, False, 0)
+    assert client.go() == ()
+
+
+def test_the_receive_buffer_keeps_the_newest() -> None:
+    client = Client(0, Rule())
+    assert [client.model(version) for version in (2, 5, 3, 5)] == [True, True, False, True]
+    assert client.go() == (Start(0, 5),)
+    assert client.inbox is None
+    assert [client.model(version) for version in (5, 4, 6)] == [False, False, True]
+
+
+def test_sent_at_once_occupies_the_client() -> None:
+    client = Client(0, Rule())
+    client.model(0)
+    client.go()
+    client.model(1)
+    assert client.ended() == (Upload(0),)
+    assert client.phase is Phase.SENDING
+    assert client.go() == ()
+    client.sent()
+    assert client.go() == (Start(1, 1),)
+
+
+def test_eager_overwrites_and_says_so() -> None:
+    client = Client(0, RULES["eager"])
+    for version in range(3):
+        client.model(version)
+        assert client.go() == (Start(version, version),)
+        assert client.ended() == ((Drop(version - 1),) if version else ())
+    assert client.request() == (Upload(2),)
+    assert client.outbox is None
+
+
+def test_asked_while_training_an_eager_client_answers_when_the_job_ends() -> None:
+    client = Client(0, RULES["eager"])
+    client.model(0)
+    client.go()
+    assert client.request() == ()
+    assert client.ended() == (Upload(0),)
+    assert (client.outbox, client.wanted) == (None, False)
+    client.model(1)
+    client.go()
+    assert client.ended() == ()
+
+
+def test_thrifty_rests_until_collected() -> None:
+    client = Client(0, RULES["thrifty"])
+    client.model(0)
+    client.go()
+    client.ended()
+    client.model(1)
+    assert client.go() == ()
+    assert client.request() == (Upload(0),)
+    assert client.go() == (Start(1, 1),)
+
+
+def test_a_request_interrupts() -> None:
+    client = Client(0, RULES["interruptible"])
+    client.model(0)
+    client.go()
+    assert client.request() == (Upload(0),)
+    assert client.phase is Phase.IDLE
+
+
+def test_asked_before_it_had_a_model_an_interruptible_client_answers_with_no_steps() -> None:
+    client = Client(0, RULES["interruptible"])
+    assert client.request() == ()
+    client.model(0)
+    assert client.go() == (Start(0, 0), Upload(0))
+    assert (client.phase, client.wanted, client.jobs) == (Phase.IDLE, False, 1)
+
+
+@pytest.mark.parametrize(("steps", "lost"), [((), ()), (("go",), (0,)), (("go", "ended"), (0,)), (("go", "ended", "go"), (0, 1))])
+def test_death_loses_the_buffers_and_the_job(steps: tuple[str, ...], lost: tuple[int, ...]) -> None:
+    client = Client(0, RULES["eager"])
+    for version, step in enumerate(steps):
+        if step == "go":
+            client.model(version)
+        getattr(client, step)()
+    client.model(9)
+    if not steps:
+        client.request()
+    assert client.died() == tuple(Drop(index) for index in lost)
+    assert (client.phase, client.inbox, client.outbox, client.wanted) == (Phase.GONE, None, None, False)
+    assert client.returned() == ()
+    assert client.go() == ()
+
+
+class ClientWalk(RuleBasedStateMachine):
+    """Any events in any order; a model of the promises beside the machine."""
+
+    law: Rule
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client = Client(0, self.law)
+        self.running: int | None = None
+        self.finished: set[int] = set()  # done, neither uploaded nor dropped
+        self.sending: int | None = None
+        self.closed: set[int] = set()  # uploaded or dropped
+        self.versions: list[int] = []  # what jobs started from, by index
+        self.asked = False
+        self.newest = 0
+
+    def act(self, actions: tuple[ClientAction, ...], *, dying: bool = False) -> tuple[ClientAction, ...]:
+        """Check that an answer is possible at all, and keep the books."""
+        for action in actions:
+            if isinstance(action, Start):
+                assert self.running is None, "two jobs at a time"
+                assert self.sending is None, "a job while sending"
+                assert not (self.law.rests and self.finished), "a resting client trains"
+                assert action.index == len(self.versions)
+                assert all(action.version > v or (self.law.repeats and action.version == v) for v in self.versions)
+                self.versions.append(action.version)
+                self.running = action.index
+            else:
+                assert action.index not in self.closed, "an update leaves twice"
+                assert action.index in self.finished | {self.running, self.sending}
+                if isinstance(action, Drop):
+                    assert dying or (self.law.holds and not self.law.rests), "only an eager client overwrites"
+                elif action.index == self.running:
+                    assert self.law.interruptible
+                self.running = None if action.index == self.running else self.running
+                self.sending = None if action.index == self.sending else self.sending
+                self.finished.discard(action.index)
+                self.closed.add(action.index)
+        return actions
+
+    @precondition(lambda self: self.client.phase is not Phase.GONE)
+    @rule(ahead=st.integers(-2, 2))
+    def model(self, ahead: int) -> None:
+        version = max(0, self.newest + ahead)
+        self.newest = max(self.newest, version)
+        last, held = max(self.versions, default=-1), self.client.inbox
+        useful = (version > last or (self.law.repeats and version == last)) and (held is None or version >= held)
+        assert self.client.model(version) == useful
+        assert self.client.inbox == (version if useful else held)
+
+    @precondition(lambda self: self.client.phase is not Phase.GONE)
+    @rule()
+    def go(self) -> None:
+        free = self.running is None and self.sending is None and not (self.law.rests and self.finished)
+        can, version, asked = free and self.client.inbox is not None, self.client.inbox, self.asked
+        actions = self.act(self.client.go())
+        if not can:
+            assert actions == ()
+            return
+        assert actions[0] == Start(len(self.versions) - 1, version if version is not None else -1)
+        assert self.client.inbox is None
+        if self.law.interruptible and asked:
+            assert actions[1:] == (Upload(len(self.versions) - 1),)
+            self.asked = False
+        else:
+            assert actions[1:] == ()
+
+    @precondition(lambda self: self.running is not None)
+    @rule()
+    def ended(self) -> None:
+        assert self.running is not None
+        index, self.running = self.running, None
+        old, asked = set(self.finished), self.asked
+        self.finished.add(index)
+        actions = self.act(self.client.ended())
+        drops = tuple(Drop(i) for i in sorted(old))
+        if not self.law.holds:
+            assert actions == (Upload(index),)
+            self.sending = index
+        elif asked:
+            assert actions == (*drops, Upload(index))
+            self.asked = False
+        else:
+            assert actions == drops
+            assert self.client.outbox == index
+
+    @precondition(lambda self: self.sending is not None)
+    @rule()
+    def sent(self) -> None:
+        assert self.act(self.client.sent()) == ()
+        self.sending = None
+
+    @precondition(lambda self: self.law.holds and self.client.phase is not Phase.GONE)
+    @rule()
+    def request(self) -> None:
+        waiting = self.finished or ({self.running} if self.law.interruptible and self.running is not None else set())
+        expected = tuple(Upload(index) for index in waiting if index is not None)
+        assert self.act(self.client.request()) == expected
+        if expected:
+            assert self.client.outbox is None
+        else:
+            self.asked = True
+
+    @precondition(lambda self: self.client.phase is not Phase.GONE)
+    @rule()
+    def died(self) -> None:
+        self.closed -= {self.sending} if self.sending is not None else set()  # on its way: dropped after it left
+        held = self.finished | {i for i in (self.running, self.sending) if i is not None}
+        assert {action.index for action in self.act(self.client.died(), dying=True)} == held
+        self.asked = False
+
+    @precondition(lambda self: self.client.phase is Phase.GONE)
+    @rule()
+    def returned(self) -> None:
+        assert self.client.returned() == ()
+        assert self.client.phase is Phase.IDLE
+
+    @rule(event=st.sampled_from(["model", "go", "ended", "sent", "request", "died", "returned"]))
+    def illegal(self, event: str) -> None:
+        if LEGAL[self.client.phase.value, event] and (event != "request" or self.law.holds):
+            return
+        before = slots(self.client)
+        with pytest.raises(ProtocolError):
+            fire(self.client, event)
+        assert slots(self.client) == before
+
+    @invariant()
+    def agrees(self) -> None:
+        assert (self.client.phase is Phase.TRAINING) == (self.running is not None)
+        assert (self.client.phase is Phase.SENDING) == (self.sending is not None)
+        assert self.client.outbox == next(iter(self.finished), None)
+        assert len(self.finished) <= 1
+        assert self.client.wanted == self.asked
+        assert self.client.jobs == len(self.versions)
+        if not self.law.repeats:
+            assert len(set(self.versions)) == len(self.versions)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_promises_hold_in_any_order_of_events(name: str) -> None:
+    walk = type(f"{name.title()}Walk", (ClientWalk,), {"law": RULES[name]})
+    run_state_machine_as_test(walk, settings=bounded(60))  # type: ignore[no-untyped-call]
+
+
+# Server machines.
+
+SERVERS = [pytest.param(name, own, id=f"{name}-{i}") for name, kind in ALGORITHMS.items() for i, own in enumerate(variants(kind))]
+ALL_SERVERS = pytest.mark.parametrize(("name", "own"), SERVERS)
+
+
+def everything(server: Server) -> dict[str, Any]:
+    """A deep copy of a server's state, comparable with ==."""
+    state = copy.deepcopy(server.__dict__)
+    pool = state.pop("pool")
+    return {**state, "pool": {slot: getattr(pool, slot) for slot in Pool.__slots__}}
+
+
+def running_server(name: str, own: Any) -> tuple[Server, list[Update]]:
+    """A server of six clients some rounds on, and the updates it was given."""
+    server = ALGORITHMS[name](Setup(6, 3, 4, seed=2), own)
+    given: list[Update] = []
+    actions = list(server.start())
+    jobs = [0] * 6
+    while server.version < 3:
+        asked = {a.client for a in actions if isinstance(a, Send | Request)}
+        if not asked:  # nobody is named: everyone may answer, and pauses are over
+            actions = server.timer(getattr(server, "_token", 0)) + server.settled()
+            asked = {a.client for a in actions if isinstance(a, Send | Request)} or set(range(6))
+        actions = []
+        for client in sorted(asked):
+            update = Update(client, jobs[client], server.version, server.steps_per_job(4))
+            jobs[client] += 1
+            given.append(update)
+            actions += server.arrived(update)
+        actions += server.settled()
+    return server, given
+
+
+@ALL_SERVERS
+def test_illegal_updates_change_nothing(name: str, own: Any) -> None:
+    server, given = running_server(name, own)
+    last = max(given, key=lambda update: (update.index, update.client))
+    fresh = 1 + max(update.index for update in given)
+    for bad in (
+        Update(0, fresh, server.version + 1, 1),
+        Update(0, fresh, -1, 1),
+        Update(6, fresh, 0, 1),
+        Update(-1, fresh, 0, 1),
+        last,
+        Update(last.client, last.index - 1, last.version, 1),
+        given[0],
+    ):
+        before = everything(server)
+        with pytest.raises(ProtocolError):
+            server.arrived(bad)
+        assert everything(server) == before
+
+
+@ALL_SERVERS
+@pytest.mark.parametrize("client", [-1, 6])
+def test_an_unknown_client_cannot_return(name: str, own: Any, client: int) -> None:
+    server, _ = running_server(name, own)
+    before = everything(server)
+    with pytest.raises(ProtocolError, match=f"client {client} "):
+        server.returned(client)
+    assert everything(server) == before
+
+
+@ALL_SERVERS
+def test_a_timer_nobody_waits_for_does_nothing(name: str, own: Any) -> None:
+    server, _ = running_server(name, own)
+    before = everything(server)
+    assert server.timer(-7) == []
+    assert everything(server) == before
+
+
+@ALL_SERVERS
+def test_a_server_says_of_each_update_once_what_becomes_of_it(name: str, own: Any) -> None:
+    """Merged at most once, and never merged before it arrived."""
+    server = ALGORITHMS[name](Setup(4, 2, 3, seed=5), own)
+    arrived: set[Update] = set()
+    merged: list[Update] = []
+    pending = list(server.start())
+    for step in range(40):
+        update = Update(step % 4, step // 4, server.version, 1)
+        arrived.add(update)
+        pending = server.arrived(update) + server.settled() + server.timer(getattr(server, "_token", 0))
+        for action in pending:
+            if isinstance(action, Merge):
+                merged += [u for u, _ in action.updates]
+                assert set(merged) <= arrived
+                assert action.version == server.version
+    assert len(merged) == len(set(merged))
+    assert merged
+
+
+# The pool.
+
+
+@bounded(100)
+@given(st.integers(1, 9), st.lists(st.tuples(st.booleans(), st.integers(0, 8)), max_size=40), st.integers(0, 2**64 - 1))
+def test_a_pool_is_a_set(total: int, moves: list[tuple[bool, int]], word: int) -> None:
+    pool, twin = Pool(total), set(range(total))
+    for add, raw in moves:
+        client = raw % total
+        (pool.add if add else pool.remove)(client)
+        (twin.add if add else twin.discard)(client)
+        assert len(pool) == len(twin)
+        assert sorted(pool[i] for i in range(len(pool))) == sorted(twin)
+        assert {c for c in range(total) if c in pool} == twin
+    with pytest.raises(IndexError):
+        pool[len(pool)]
+    drawn = pool.sample(len(pool), word)
+    assert sorted(drawn) == sorted(twin)
+    assert pool.sample(len(pool) // 2, word) == drawn[: len(pool) // 2]
