@@ -42,7 +42,9 @@ def variants(kind: type[Server]) -> list[Any]:
         if isinstance(field.default, bool):
             values = [True, False]
         elif isinstance(field.default, str):
-            values = [word for word in dict.fromkeys(re.findall(r"[a-z-]+", field.metadata["help"])) if _ok(kind, field, word)]
+            values = [
+                word for word in dict.fromkeys(re.findall(r"[a-z-]+", field.metadata["help"])) if _ok(kind, field, word)
+            ]
         choices.append([(field.name, value) for value in values])
     return [kind.settings_type(**dict(choice)) for choice in itertools.product(*choices)]
 
@@ -58,7 +60,7 @@ def _ok(kind: type[Server], field: dataclasses.Field[Any], word: str) -> bool:
 class Guarded(Timeline):
     """A timeline that fails, instead of planning for ever, when round after round of events brings no merge."""
 
-    def __init__(self, server: Server, fleet: Fleet, patience: int = 10_000) -> None:
+    def __init__(self, server: Server, fleet: Fleet, patience: int = 20_000) -> None:
         super().__init__(server, fleet)
         self.patience = patience
         self.events = 0
@@ -159,7 +161,7 @@ def fleets(draw: st.DrawFn, clients: int, *, lossy: bool = False, windows: bool 
         model_megabytes=draw(st.sampled_from([0.0, 2.2])),
         availability=draw(opening) if windows else None,
         dropout=dropout,
-        return_seconds=draw(st.sampled_from([0.0, 0.1, 1.0, 20.0, math.inf])) if lossy else 1.0,
+        return_seconds=draw(st.sampled_from([0.0, 0.1, 1.0, 2.0, math.inf])) if lossy else 1.0,
         trace=draw(st.none() | traces(clients, leave=lossy)),
     )
 

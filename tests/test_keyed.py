@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from strategies import bounded
 
 from defedavg import keyed
+from strategies import bounded
 
 WORDS = st.integers(0, 2**64 - 1)
 SIGNED = st.integers(-(2**63), 2**63 - 1)

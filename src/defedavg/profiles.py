@@ -98,7 +98,7 @@ class Slowness:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """When clients can be reached: ``on`` seconds, then ``off`` seconds, over and over, each client in its own phase."""
+    """When clients can be reached: ``on`` seconds, then ``off`` seconds, over and over; each in a phase of its own."""
 
     on: float
     off: float

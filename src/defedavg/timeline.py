@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
-from heapq import heappop, heappush
 
+from .agenda import Agenda
 from .algorithms import Server
 from .plan import Absence, Fate, Header, Job, Record, Replacement, Round, Sent, Stall, Uploaded
 from .profiles import Fleet
@@ -37,7 +36,7 @@ from .protocol import (
 from .versions import Broadcasts, Versions
 
 
-class _Event(IntEnum):
+class _Event:
     """What can happen; the tens are the priority: arrivals, deliveries, dispatches, timers."""
 
     ENDED = 0
@@ -73,7 +72,7 @@ class Timeline:
         self.rule = server.client_rule(server.settings)
         self.steps = server.steps_per_job(server.setup.local_steps)
         self.now = 0.0
-        self._heap: list[tuple[float, int, int, int, _Event, int]] = []
+        self._agenda = Agenda(self._span(fleet))
         self._sequence = 0
         self._clients: dict[int, Client] = {}
         self._running: dict[int, _Running] = {}
@@ -86,6 +85,7 @@ class Timeline:
         self._broadcasts = Broadcasts(self._down)
         self._versions = Versions(self._broadcasts, server.broadcasts)
         self._lost_for_good = 0
+        self.handled = 0  # events so far
 
     @property
     def header(self) -> Header:
@@ -107,8 +107,9 @@ class Timeline:
             if math.isfinite(back):
                 self._push(back, _Event.RETURNED, client)
         self._serve(self.server.start())
-        while self._heap and self._lost_for_good < self.fleet.num_clients:
-            self.now, _, client, _, event, detail = heappop(self._heap)
+        while self._agenda and self._lost_for_good < self.fleet.num_clients:
+            self.now, _, client, _, event, detail = self._agenda.pop()
+            self.handled += 1
             self._handle(event, client, detail)
             if self._out:
                 yield from self._out
@@ -125,9 +126,13 @@ class Timeline:
 
     # The clock.
 
-    def _push(self, time: float, event: _Event, client: int, detail: int = 0) -> None:
+    def _span(self, fleet: Fleet) -> float:
+        """The span of an agenda's bucket: a few hundred events, if every client is busy."""
+        return float(fleet.step_times.mean()) * self.steps * 100.0 / fleet.num_clients
+
+    def _push(self, time: float, event: int, client: int, detail: int = 0) -> None:
         self._sequence += 1
-        heappush(self._heap, (time, event // 10, client, self._sequence, event, detail))
+        self._agenda.push((time, event // 10, client, self._sequence, event, detail))
 
     def _client(self, client: int) -> Client:
         found = self._clients.get(client)
@@ -135,27 +140,27 @@ class Timeline:
             found = self._clients[client] = Client(client, self.rule)
         return found
 
-    def _handle(self, event: _Event, client: int, detail: int) -> None:
-        if event is _Event.ENDED:
+    def _handle(self, event: int, client: int, detail: int) -> None:
+        if event == _Event.ENDED:
             self._ended(client, detail)
-        elif event is _Event.ARRIVED:
+        elif event == _Event.ARRIVED:
             self._arrived(client, detail)
-        elif event is _Event.GO:
+        elif event == _Event.GO:
             self._go(client)
-        elif event is _Event.MODEL:
+        elif event == _Event.MODEL:
             self._model(client, detail)
-        elif event is _Event.REQUEST:
+        elif event == _Event.REQUEST:
             self._request(client)
-        elif event is _Event.TIMER:
+        elif event == _Event.TIMER:
             self._serve(self.server.timer(detail))
-        elif event is _Event.SETTLED:
+        elif event == _Event.SETTLED:
             self._serve(self.server.settled())
-        elif event is _Event.DIED:
+        elif event == _Event.DIED:
             self._died(client, detail)
         else:
             self._returned(client)
 
-    def _later(self, client: int, event: _Event) -> bool:
+    def _later(self, client: int, event: int) -> bool:
         """Whether the client cannot be reached now; then the event comes again when it can."""
         opens = self.fleet.opens(client, self.now)
         if opens > self.now:

@@ -23,9 +23,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from defedavg.errors import UserError
-from defedavg.plan import Job, Plan, Round, Stall
-
+from ..errors import UserError
+from ..plan import Job, Plan, Round, Stall
 from .plots import PALETTE, STYLE, tint
 
 # The page, in inches; margins are fixed so that what fits into a bar is known before anything is drawn.
@@ -157,7 +156,7 @@ def _panel(ax: Axes, title: str, plan: Plan, count: int, until: float, lane: flo
 def _clear(start: float, stop: float, lines: Sequence[float], width: float) -> tuple[float, bool]:
     """Where a number stands in a bar, and whether no merge line runs through it: the middle, or else the widest gap."""
     middle = (start + stop) / 2
-    if all(abs(time - middle) > width / 2 for time in lines):
+    if all(abs(time - middle) > 0.9 * width for time in lines):
         return middle, True
     cuts = [start, *(time for time in lines if start < time < stop), stop]
     low, high = max(itertools.pairwise(cuts), key=lambda gap: gap[1] - gap[0])
@@ -211,7 +210,7 @@ def _end(plan: Plan) -> float:
 
 
 def _handles(plans: Collection[Plan], shown: int, until: float) -> dict[str, Any]:
-    """Only what is drawn is explained."""
+    """The legend; uploads and the grey are explained only where there are any."""
     box: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.7}
     found: dict[str, Any] = {
         "training (colour, number: start version)": tuple(Patch(facecolor=c, **box) for c in PALETTE[:3]),

@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from defedavg.errors import UserError, unknown
+from ..errors import UserError, unknown
 
 Floats: TypeAlias = NDArray[np.float64]
 Against: TypeAlias = Literal["seconds", "rounds"]
