@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from defedavg.algorithms import ALGORITHMS, Server, Setup
 from defedavg.plan import Plan, Record, Round
 from defedavg.profiles import Fleet, Slowness, Trace, Windows
-from defedavg.timeline import Timeline, _Event
+from defedavg.timeline import Timeline
 
 SLOWNESS_TEXTS = (
     "equal",
@@ -66,7 +66,7 @@ class Guarded(Timeline):
         self.events = 0
         self._at_merge = 0
 
-    def _handle(self, event: _Event, client: int, detail: int) -> None:
+    def _handle(self, event: int, client: int, detail: int) -> None:
         before = self.server.version
         self.events += 1
         super()._handle(event, client, detail)

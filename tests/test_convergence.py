@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_execute import settings, small
 
 from defedavg.algorithms import ALGORITHMS
 from defedavg.config import Settings
-from defedavg.simulation import make_executor, make_timeline
 from defedavg.plan import rounds_of
+from defedavg.simulation import make_executor, make_timeline
 from defedavg.tasks import LeastSquares, least_squares
+from test_execute import settings, small
 
 
 def tail(problem: LeastSquares, how: Settings, rounds: int, skip: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -39,7 +39,9 @@ def excess(problem: LeastSquares, versions: np.ndarray[Any, Any]) -> float:
 def test_sgd_settles_in_the_neighbourhood_that_theory_gives(clients: int, rate: float) -> None:
     """For w ← w − ηD(w − z̄) + noise of variance v per coordinate: E[F − F*] = Σ ½ D · η²v / (1 − (1 − ηD)²)."""
     problem = least_squares(clients, dimension=6, samples_per_client=50, seed=1)
-    how = settings("fedavg", fedavg={"replacement": False}, **small(clients, clients, steps=1, batch_size=2, local_lr=rate))
+    how = settings(
+        "fedavg", fedavg={"replacement": False}, **small(clients, clients, steps=1, batch_size=2, local_lr=rate)
+    )
     curvature = problem.curvature
     noise = curvature**2 * problem.client_variances.mean(axis=0) / 2 / clients
     expected = np.sum(0.5 * curvature * rate**2 * noise / (1 - (1 - rate * curvature) ** 2))
@@ -49,7 +51,7 @@ def test_sgd_settles_in_the_neighbourhood_that_theory_gives(clients: int, rate: 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_every_algorithm_reaches_a_neighbourhood_in_proportion_to_its_rate(name: str) -> None:
-    """The stationary excess of constant-rate SGD grows in proportion to the rate: a quarter of it, a quarter of the other."""
+    """The stationary excess of constant-rate SGD grows in proportion to the rate: a quarter of one, of the other."""
     kind = ALGORITHMS[name]
     problem = least_squares(8, dimension=4, samples_per_client=30, seed=2, start=3.0)
     first = problem.value(np.full(4, 3.0)) - problem.minimum
@@ -94,6 +96,8 @@ def test_fedbuff_is_biased_towards_fast_clients_and_defedavg_niid_is_not(
 def test_thrifty_and_eager_reach_the_same_optimum(unequal: tuple[LeastSquares, dict[str, Any]]) -> None:
     problem, shape = unequal
     for mode in ("eager", "thrifty"):
-        versions = tail(problem, settings("defedavg-niid", **shape, **{"defedavg-niid": {"mode": mode}}), 1500, skip=300)
+        versions = tail(
+            problem, settings("defedavg-niid", **shape, **{"defedavg-niid": {"mode": mode}}), 1500, skip=300
+        )
         assert np.abs(versions.mean(axis=0) - problem.optimum).max() < 0.08
     assert torch.get_default_dtype() is torch.float32

@@ -120,6 +120,15 @@ def test_everybody_leaves_and_is_back(name: str, own: Any) -> None:
 
 
 @ALL
+def test_one_of_four_is_back_after_many_waits(name: str, own: Any) -> None:
+    """The server goes on waiting while there is nothing to merge, and closes rounds with fewer when there is."""
+    absences = {0: (0.4, 60.0), 1: (0.4, math.inf), 2: (0.4, math.inf), 3: (0.4, math.inf)}
+    plan = goes_on_or_stalls(case(name, 4, 4, own=own, timeout=11.0, **leaving(4, absences)), 5)
+    assert len(plan.rounds) == 5
+    plan.check()
+
+
+@ALL
 @pytest.mark.parametrize("away", [0.0, 0.3, 5.0, 60.0])
 def test_a_client_that_is_back_takes_part_again(name: str, own: Any, away: float) -> None:
     """Shorter or longer than the wait of 11 s, in the middle of a job: a loss is not held against a client for ever."""
@@ -199,6 +208,13 @@ def test_a_lost_upload_never_arrives() -> None:
         (1, 0),
     ]  # both leave at about 1 s, and take 4.4 s
     assert {update.client for record in plan.rounds for update, _ in record.merge.updates} == {0}
+
+
+@ALL
+def test_a_wait_may_be_endless(name: str, own: Any) -> None:
+    """A time-out of inf is one that never comes."""
+    found = case(name, 4, 2, own=own, timeout=math.inf, step_seconds=0.05)
+    assert found.plan(5).records == case(name, 4, 2, own=own, step_seconds=0.05).plan(5).records
 
 
 def test_the_guard_notices_a_hang() -> None:
