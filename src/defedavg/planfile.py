@@ -88,7 +88,7 @@ def read(path: str | Path) -> tuple[Header, list[Record]]:
     for number, line in enumerate(lines[1:], start=2):
         try:
             records.append(_record(json.loads(line)))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not a record of a plan ({error})") from None
     return header, records
 
@@ -97,45 +97,57 @@ def _header(found: Any) -> Header:
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
         raise ValueError("not a plan")
     version = found.pop("format_version", None)
-    if version != VERSION:
-        raise ValueError(f"format version {version}, but this program reads {VERSION}")
+    if type(version) is not int or version != VERSION:
+        raise ValueError(f"format version {_short(version)}, but this program reads {VERSION}")
     if set(found) != {f.name for f in fields(Header)}:
         raise ValueError("wrong fields")
     if not isinstance(found["algorithm"], str):
         raise TypeError("algorithm is not text")
-    for name in ("num_clients", "updates_per_round", "local_steps", "seed"):
-        found[name] = _whole(found[name])
+    for name in ("num_clients", "updates_per_round", "local_steps"):
+        found[name] = _count(found[name])
+    found["seed"] = _whole(found["seed"])
     for name in ("repeats", "interruptible"):
         if not isinstance(found[name], bool):
             raise TypeError(f"{name} is not true or false")
     return Header(**found)
 
 
+def _short(value: Any) -> str:
+    """A value from outside, fit for a message of one line."""
+    return repr(value)[:40]
+
+
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not a whole number")
+        raise TypeError(f"{_short(value)} is not a whole number")
     return value
 
 
 def _count(value: Any) -> int:
     if _whole(value) < 0:
-        raise ValueError(f"{value} is below zero")
+        raise ValueError(f"{_short(value)} is below zero")
     return int(value)
 
 
 def _number(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is not a finite number")
+        raise TypeError(f"{_short(value)} is not a finite number")
     return float(value)
 
 
+def _array(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{_short(value)} is not an array")
+    return value
+
+
 def _counts(values: Any) -> tuple[int, ...]:
-    return tuple(_count(value) for value in values)
+    return tuple(_count(value) for value in _array(values))
 
 
 def _fate(value: Any) -> Fate:
     if value not in get_args(Fate):
-        raise ValueError(f"{value!r} is no fate of a job")
+        raise ValueError(f"{_short(value)} is no fate of a job")
     return value  # type: ignore[no-any-return]
 
 
@@ -152,8 +164,8 @@ def _record(found: Any) -> Record:
         case "sent", version, client, time:
             return Sent(_count(version), None if client is None else _count(client), _number(time))
         case "round", time, version, past, updates, freed:
-            terms = tuple((_count(v), _number(a)) for v, a in past)
-            merged = tuple((Update(*_counts(ids)), _number(b)) for *ids, b in updates)
+            terms = tuple((_count(v), _number(a)) for v, a in _array(past))
+            merged = tuple((Update(*_counts(ids)), _number(b)) for *ids, b in _array(updates))
             return Round(_number(time), Merge(_count(version), terms, merged), _counts(freed))
         case "absence", client, time, back:
             return Absence(_count(client), _number(time), math.inf if back is None else _number(back))
@@ -161,4 +173,4 @@ def _record(found: Any) -> Record:
             return Replacement(_number(time), _counts(missing), _counts(drawn))
         case "stall", time:
             return Stall(_number(time))
-    raise ValueError(f"unknown or misshapen {str(kind)[:40]!r}")
+    raise ValueError(f"unknown or misshapen {_short(kind)}")

@@ -122,10 +122,12 @@ class Windows:
     def opens(self, phase: float, time: float) -> float:
         """The first moment at or after ``time`` at which a client of that phase (in [0, 1)) can be reached."""
         period = self.on + self.off
-        into = (time + phase * period) % period
-        left = period - into
-        # A moment that was computed as the opening may fall short of it by rounding: it counts as open.
-        return time if into < self.on or left <= 1e-9 * period else time + left
+        shift = phase * period
+        cycle = math.floor((time + shift) / period)
+        if time + shift - cycle * period < self.on:
+            return time
+        # One moment for everybody who asks while it is closed, and open when it has come, whatever the rounding.
+        return max(time, (cycle + 1) * period - shift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +243,8 @@ class Fleet:
 
     def round_trip(self, local_steps: int) -> float:
         """The longest time from sending a model to the arrival of its update, jitter aside."""
-        return float(np.max(self.step_times * local_steps + self.up_times + self.down_times))
+        closed = self.availability.off if self.availability else 0.0
+        return closed + float(np.max(self.step_times * local_steps + self.up_times + self.down_times))
 
 
 PAPER = {

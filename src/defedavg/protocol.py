@@ -248,6 +248,8 @@ class Client:
         lost = [] if self.outbox is None else [self.outbox]
         if self.phase in (Phase.TRAINING, Phase.SENDING):
             lost.append(self.jobs - 1)
+        if lost:
+            self.trained -= 1  # the work is lost with the client, so it may be done again from the same version
         self.phase = Phase.GONE
         self.inbox, self.outbox, self.wanted = None, None, False
         return tuple(Drop(index) for index in lost)

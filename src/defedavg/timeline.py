@@ -102,10 +102,8 @@ class Timeline:
         )
 
     def __iter__(self) -> Iterator[Record]:
-        for client, (leaves, back) in sorted(self.fleet.absences.items()):
+        for client, (leaves, _) in sorted(self.fleet.absences.items()):
             self._push(leaves, _Event.DIED, client)
-            if math.isfinite(back):
-                self._push(back, _Event.RETURNED, client)
         self._serve(self.server.start())
         while self._agenda and self._lost_for_good < self.fleet.num_clients:
             self.now, _, client, _, event, detail = self._agenda.pop()
@@ -305,7 +303,8 @@ class Timeline:
             elif isinstance(action, Request):
                 self._push(self.now + self.fleet.latency_seconds, _Event.REQUEST, action.client)
             elif isinstance(action, SetTimer):
-                self._push(self.now + action.seconds, _Event.TIMER, -1, action.token)
+                if math.isfinite(action.seconds):  # otherwise it never fires
+                    self._push(self.now + action.seconds, _Event.TIMER, -1, action.token)
             elif isinstance(action, Settle):
                 self._push(self.now, _Event.SETTLED, -1)
             elif isinstance(action, Discard):

@@ -80,6 +80,8 @@ def _row(cells: dict[str, str], whole: bool, where: str) -> tuple[int, dict[str,
             raise UserError(f"{where}: {name} is {values[name]}; it must be above zero")
     if math.isinf(values["step_seconds"]):
         raise UserError(f"{where}: step_seconds must be finite")
+    if math.isinf(values["leaves_at"]) and math.isfinite(values["returns_at"]):
+        raise UserError(f"{where}: a client that returns must leave; give leaves_at, or leave returns_at empty")
     if values["leaves_at"] < 0 or (math.isfinite(values["leaves_at"]) and values["returns_at"] < values["leaves_at"]):
         raise UserError(f"{where}: a client leaves at zero or later and returns after that")
     return int(client), values

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError, unknown
-from ..protocol import Merge, Request, Rule, Send, ServerAction, SetTimer, Update
+from ..protocol import Discard, Merge, Request, Rule, Send, ServerAction, SetTimer, Update
 from .server import Actions, DrawnRound, Setup
 
 REWEIGHT = ("stochastic", "deterministic")
@@ -31,8 +31,8 @@ class FavanoSettings:
     def __post_init__(self) -> None:
         if self.reweight not in REWEIGHT:
             raise unknown("reweighting of favano", self.reweight, REWEIGHT)
-        if not 0.0 <= self.wait_seconds < float("inf"):
-            raise UserError(f"favano: wait_seconds is {self.wait_seconds}; give a finite number, zero or more")
+        if not 0.0 < self.wait_seconds < float("inf"):
+            raise UserError(f"favano: wait_seconds is {self.wait_seconds}; give a finite number above zero")
 
 
 class Favano(DrawnRound):
@@ -74,8 +74,14 @@ class Favano(DrawnRound):
         self._token += 1
         return [SetTimer(self._token, self.settings.wait_seconds)]
 
+    def _arrived(self, update: Update) -> Actions:
+        if not self._waiting:  # too late, in the pause: its client needs something to train from all the same
+            return [Discard(update), Send(update.client, self.version)]
+        return super()._arrived(update)
+
     def _close(self) -> Actions:
-        return [*(Send(client, self.version) for client in sorted(self._got)), *self._pause()]
+        answered = sorted({*self._got, *self._spare})
+        return [*(Send(client, self.version) for client in answered), *self._pause()]
 
     def _alpha(self, update: Update) -> float:
         answers, busy, steps = self._answers.get(update.client, (0, 0, 0))

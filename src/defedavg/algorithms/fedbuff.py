@@ -94,10 +94,10 @@ class FedBuff(OpenRound):
         return [Redraw((client,), tuple(a.client for a in fresh if isinstance(a, Send))), *fresh]
 
     def returned(self, client: int) -> Actions:
-        """A client that is back is free, unless its place is still kept."""
+        """A client that is back has lost its job: it is free."""
         self._known(client)
-        if client not in self._active:
-            self.pool.add(client)
+        self._active.pop(client, None)
+        self.pool.add(client)
         return [Settle()]
 
     def _weight(self, update: Update) -> float:

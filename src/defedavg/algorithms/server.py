@@ -145,6 +145,7 @@ class DrawnRound(Server):
         self._weights: Counter[int] = Counter()
         self._waiting: set[int] = set()
         self._got: dict[int, Update] = {}
+        self._spare: dict[int, Update] = {}  # came too late, but count if their client is drawn again in this round
         self._draws = 0
         self._token = 0
 
@@ -182,11 +183,12 @@ class DrawnRound(Server):
         return self.pool.sample(count, start)
 
     def _open(self) -> Actions:
+        unused = [Discard(update) for update in self._spare.values()]
         self._draws = 0
-        self._got = {}
+        self._got, self._spare = {}, {}
         self._weights = Counter(self._draw(self.setup.updates_per_round))
         self._waiting = set(self._weights)
-        return [*(self._invite(client) for client in sorted(self._waiting)), *self._arm()]
+        return [*unused, *(self._invite(client) for client in sorted(self._waiting)), *self._arm()]
 
     def _arm(self) -> Actions:
         self._token += 1
@@ -194,8 +196,12 @@ class DrawnRound(Server):
         return [] if seconds is None else [SetTimer(self._token, seconds)]
 
     def _arrived(self, update: Update) -> Actions:
-        if update.client not in self._waiting or not self._accepts(update):
+        if not self._accepts(update):
             return [Discard(update)]
+        if update.client not in self._waiting:
+            older = self._spare.get(update.client)
+            self._spare[update.client] = update
+            return [] if older is None else [Discard(older)]
         self._waiting.remove(update.client)
         self._got[update.client] = update
         return self._finish() if not self._waiting else []
@@ -219,6 +225,7 @@ class DrawnRound(Server):
         self._suspect(missing)
         drawn = self._draw(count)
         self._weights.update(drawn)
+        self._got |= {client: self._spare.pop(client) for client in set(drawn) & set(self._spare)}
         self._waiting = set(self._weights) - set(self._got)
         note = Redraw(tuple(missing), tuple(drawn))
         if not self._waiting:
