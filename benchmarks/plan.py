@@ -58,7 +58,7 @@ def main() -> None:
         keys = ("algorithm", "seconds_400_rounds", "microseconds_per_event")
         print(json.dumps([dict(zip(keys, row, strict=True)) for row in table], indent=1))
         return
-    print(f"Python {platform.python_version()}, {platform.machine()}; µs per event by N; ratio of the last to the first")
+    print(f"Python {platform.python_version()}, {platform.machine()}; µs per event by N; ratio of last to first")
     print(f"{'algorithm':<15}{'400 rounds':>12}" + "".join(f"{f'N={size:,}':>12}" for size in SIZES) + f"{'ratio':>8}")
     for name, seconds, micro in table:
         cells = "".join(f"{micro[size]:>12.2f}" for size in SIZES)

@@ -232,3 +232,18 @@ def test_bad_input_is_one_line_and_changes_nothing(tiny: Path, words: tuple[str,
         call(*words, "--rounds", "3", cwd=tiny.parent) if words[0] == "plan" else call(*words, cwd=tiny.parent), *said
     )
     assert {p: p.read_bytes() for p in tiny.parent.rglob("*") if p.is_file()} == before
+
+
+def test_infinite_settings_can_be_swept(tiny: Path) -> None:
+    words = ("--set", "clients.uplink_mbps=[400,inf]", "--set", "seeds=[0]", "--json")
+    assert len(json.loads(call("plan", tiny, "--rounds", "2", *words, cwd=tiny.parent).stdout)) == 4
+    assert len(json.loads(call("run", tiny, *words, cwd=tiny.parent).stdout)) == 4
+
+
+def test_a_fleet_that_is_lost_at_once(tiny: Path) -> None:
+    lines = ["client,step_seconds,up_mbps,down_mbps,leaves_at,returns_at"] + [f"{i},0.1,1,1,0," for i in range(20)]
+    (tiny.parent / "gone.csv").write_text("\n".join(lines))
+    words = ("--set", "clients.trace=gone.csv", "--rounds", "3")
+    found = json.loads(call("plan", tiny, *words, "--json", cwd=tiny.parent).stdout)
+    assert all(entry["rounds"] == 0 and entry["stalled"] and entry["seconds_per_round"] is None for entry in found)
+    refuse(call("plan", tiny, *words, "--gantt", "f.png", cwd=tiny.parent), "nothing to draw")

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from defedavg import config
 from defedavg.algorithms import ALGORITHMS
 from defedavg.errors import UserError
+from defedavg.simulation import make_timeline
 
 EXAMPLE = """
 name = "first"
@@ -177,3 +179,42 @@ def test_whatever_is_read_is_a_study_or_a_user_error(found: dict[str, Any]) -> N
     except UserError:
         return
     assert study.points()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[clients]\nslowness = 'lognormal(1000)'", "some client needs"),
+        ("[clients]\nslowness = 'pareto(0.001)'", "some client needs"),
+        ("[clients]\nmodel_megabytes = 1e308", "some client needs"),
+        ("[clients]\nstep_seconds = 1e-320", "some client needs"),
+        ("[clients]\njitter = 1e200", "jitter"),
+        ("[clients]\nnum_clients = 1000000000000", "num_clients"),
+        ("[training]\ntimeout_seconds = 0.001", "may need"),
+    ],
+)
+def test_values_beyond_sense_are_refused_when_the_clock_is_made(tmp_path: Path, text: str, words: str) -> None:
+    settings = config.load(example(tmp_path, text)).points()[0].settings
+    with pytest.raises(UserError, match=words):
+        make_timeline(settings, 0)
+
+
+@pytest.mark.parametrize("text", [f"seeds = {'9' * 5000}", "[training]\nlocal_lr = " + "9" * 400, "a = " + "[" * 3000])
+def test_hostile_numbers_and_nesting(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError) as error:
+        config.load(example(tmp_path, text))
+    assert len(str(error.value)) < 400
+
+
+def test_a_profile_asked_for_on_the_command_line_counts(tmp_path: Path) -> None:
+    saved = config.load(example(tmp_path)).to_toml()
+    study = config.load(example(tmp_path, saved), ("clients.profile=paper-cifar10",))
+    assert study.points()[0].settings.clients.step_seconds == 0.00314
+    both = ("clients.profile=paper-cifar10", "clients.step_seconds=0.5")
+    assert config.load(example(tmp_path, saved), both).points()[0].settings.clients.step_seconds == 0.5
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    study = config.study({"training": {"local_steps": np.int64(3), "local_lr": np.float32(0.5)}})
+    assert study.points()[0].settings.training.local_steps == 3
+    assert study.points()[0].settings.training.local_lr == 0.5

@@ -11,9 +11,9 @@ import torch
 
 from defedavg.algorithms import ALGORITHMS
 from defedavg.config import Settings
-from defedavg.plan import rounds_of
 from defedavg.simulation import make_executor, make_timeline
 from defedavg.tasks import LeastSquares, least_squares
+from support import rounds_of
 from test_execute import settings, small
 
 

@@ -13,8 +13,9 @@ from hypothesis import given
 
 from defedavg.algorithms import ALGORITHMS, Setup
 from defedavg.plan import Absence, Job, Plan, Replacement, Stall
-from defedavg.profiles import Trace
+from defedavg.profiles import Fleet, Trace
 from defedavg.protocol import Send, SetTimer
+from defedavg.timeline import Timeline
 from strategies import Case, Guarded, bounded, case, cases, variants
 from test_timeline import agrees_with_twin
 
@@ -223,3 +224,28 @@ def test_the_guard_notices_a_hang() -> None:
     found = case("fedavg", 2, 2, timeout=1e-3, own=ALGORITHMS["fedavg"].settings_type(replacement=False), **trace)
     with pytest.raises(AssertionError, match="hangs"):
         Plan.collect(Guarded(found.server(), found.fleet, patience=50), 1)
+
+
+def test_a_client_that_leaves_for_good_while_away_does_not_return() -> None:
+    """Lost by chance just before its trace says that it leaves: the trace still counts."""
+    trace = Trace(np.full(2, 0.1), np.full(2, np.inf), np.full(2, np.inf), {1: (0.6, np.inf)})
+    left = 0
+    for seed in range(30):
+        fleet = Fleet(2, seed, dropout=0.5, return_seconds=0.3, trace=trace)
+        server = ALGORITHMS["defedavg-iid"](Setup(2, 1, 2, seed, timeout_seconds=5.0))
+        plan = Plan.collect(Timeline(server, fleet), 40)
+        plan.check()
+        left += any(r.client == 1 and r.time < 0.6 <= r.back for r in plan.records if isinstance(r, Absence))
+        assert all(job.start <= 0.6 for job in plan.jobs if job.client == 1)
+    assert left > 0  # the case was met
+
+
+def test_without_replacement_nobody_counts_twice_after_a_redraw() -> None:
+    fleet = Fleet(10, 1, dropout=0.2, return_seconds=50.0)
+    own = ALGORITHMS["fedavg"].settings_type(replacement=False)
+    plan = Plan.collect(Timeline(ALGORITHMS["fedavg"](Setup(10, 4, 20, 1, timeout_seconds=1.0), own), fleet), 60)
+    plan.check()
+    assert any(isinstance(record, Replacement) and record.drawn for record in plan.records)
+    full = [record for record in plan.rounds if len(record.merge.updates) == 4]
+    assert len(full) > 40
+    assert all(weight == -0.25 for record in full for _, weight in record.merge.updates)

@@ -251,3 +251,55 @@ def test_recipe_needs_a_model_with_parameters() -> None:
 def test_rounds_hold_their_times() -> None:
     plan = make_plan(settings("fedavg", **small(4, 2)), 0, 3)
     assert all(isinstance(record, Round) and record.time > 0 for record in plan.rounds)
+
+
+def test_counters_and_the_callers_module_stay_as_they_were() -> None:
+    """A buffer that counts batches must not carry over from one job to the next."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    x, y = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3
+    task = make_task(model=lambda: net, train=(x, y), test=(x, y), clients=[np.arange(12)])
+    executor = Reference(task, Recipe(seed=0, batch_size=4))
+    update = make_plan(settings("fedavg", **small(1, 1)), 0, 1).rounds[0].merge.updates[0][0]
+    first = executor._train(update)
+    assert torch.equal(first, executor._train(update))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "classes", "words"),
+    [
+        (lambda: nn.Linear(4, 1), torch.zeros(6, dtype=torch.int64), 2, "cannot be trained|accuracy needs"),
+        (lambda: nn.Linear(3, 2), torch.zeros(6, dtype=torch.int64), 2, "cannot be trained"),
+        (lambda: nn.Linear(4, 2).double(), torch.zeros(6, dtype=torch.int64), 2, "cannot be trained"),
+        (lambda: nn.Linear(4, 2).requires_grad_(False), torch.zeros(6, dtype=torch.int64), 2, "frozen"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_one_line(model: Any, target: Tensor, classes: int, words: str) -> None:
+    x = torch.zeros(6, 4)
+    target[0] = classes - 1
+    task = make_task(model=model, train=(x, target), test=(x, target), clients=[np.arange(6)])
+    with pytest.raises(UserError, match=words):
+        Reference(task, Recipe(seed=0)).measure(torch.zeros(1), task.test)
+
+
+def test_accuracy_is_refused_where_it_has_no_meaning() -> None:
+    x, y = torch.zeros(6, 4), torch.tensor([0, 1] * 3)
+    task = make_task(
+        model=lambda: nn.Linear(4, 1), loss=lambda out, target: (out[:, 0] - target) ** 2, train=(x, y), test=(x, y),
+        clients=[np.arange(6)],
+    )  # fmt: skip
+    executor = Reference(task, Recipe(seed=0))
+    with pytest.raises(UserError, match="classes=None"):
+        executor.measure(executor.versions[0], task.test)
+
+
+def test_the_last_version_is_measured_whatever_ends_the_run() -> None:
+    problem = least_squares(4)
+    how = settings("fedavg", **small(4, 2), stop={"max_seconds": 3.0, "measure_seconds": 100.0})
+    run = Simulation(how, 0, problem.task)
+    found = list(run)
+    assert run.progress.status == "max_seconds"
+    assert found[-1].round == run.progress.rounds > 0
+    assert run.plan.rounds[-1].merge.version == run.progress.rounds
+    run.plan.check()

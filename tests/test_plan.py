@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from defedavg.algorithms import ALGORITHMS
 from defedavg.errors import UserError
 from defedavg.invariants import PlanError
-from defedavg.plan import Absence, Job, Plan, Record, Replacement, Round, Sent, Stall, Uploaded, rounds_of
+from defedavg.plan import Absence, Job, Plan, Record, Replacement, Round, Sent, Stall, Uploaded
 from defedavg.planfile import encode
 from defedavg.protocol import Merge, Update
 from strategies import Case, bounded, case, cases, variants
+from support import rounds_of
 
 GOOD = case("defedavg-iid", 5, 2, seed=1, step_seconds=0.05).plan(8)  # long jobs: some run while others are merged
 LOST = Plan(GOOD.header, (*GOOD.records, Absence(1, 99.0, math.inf), Replacement(99.5, (1, 2), (0,)), Stall(100.0)))

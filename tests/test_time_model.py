@@ -15,9 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from defedavg.algorithms import Setup, algorithm
-from defedavg.plan import rounds_of
 from defedavg.profiles import Fleet
 from defedavg.timeline import Timeline
+from support import rounds_of
 
 ROUNDS = 400
 TABLE = {

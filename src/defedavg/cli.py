@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,8 @@ from .config import Study
 from .errors import UserError, unknown
 from .plan import Plan
 from .report import tables
-from .simulation import make_fleet, make_plan, make_task
+from .report.jsons import finite
+from .simulation import make_fleet, make_plan, named_task
 from .stats import PlanStats, summarise
 
 app = typer.Typer(
@@ -59,7 +61,7 @@ def _main(
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 @app.command()
@@ -89,7 +91,8 @@ def settings(as_json: Json = False) -> None:
     for table, keys in rows.items():
         out.print(f"\n[{table}]", markup=False)
         for name, setting in keys.items():
-            value = f"{name} = {setting['toml']}"
+            # What the profile gives is shown, but left to the profile.
+            value = ("# " if setting["by_profile"] else "") + f"{name} = {setting['toml']}"
             out.print(f"{value:<34} # {setting['help']}", markup=False)
 
 
@@ -134,6 +137,8 @@ def plan(
         firsts = {point.label: plans[i * len(study.seeds)] for i, point in enumerate(points)}
         if len(firsts) > 8:
             raise UserError(f"a drawing of {len(firsts)} settings cannot be read; plan fewer with --gantt")
+        if not any(p.rounds for p in firsts.values()):
+            raise UserError("there is nothing to draw: every client was lost before the first round")
         shown = until or max(p.rounds[min(6, len(p.rounds)) - 1].time for p in firsts.values() if p.rounds)
         save_figure(draw(firsts, until=shown), gantt)
         err.print(f"drawn: {gantt}", markup=False)
@@ -184,7 +189,7 @@ def split(
 
     study = config.load(file, tuple(overrides or ()))
     settings = study.points()[0].settings
-    task = make_task(settings, study.seeds[0])
+    task = named_task(settings, study.seeds[0])
     labels, classes = task.train.targets.numpy(), task.classes or 0
     counts = class_counts(task.clients, labels, classes)
     if plot:
@@ -246,6 +251,9 @@ def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
 
 def main() -> None:
     """Run the command line; what the user can mend is one line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no Greek still gets its table
     try:
         app()
     except UserError as error:

@@ -14,6 +14,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ class ClientSettings:
     availability: str = _key("always", "always, or windows(on_seconds, off_seconds)")
     dropout: float = _key(0.0, "probability that a started job kills its client")
     return_seconds: float = _key(1.0, "a client lost by dropout is back after this long (inf: never)")
-    trace: str = _key("", "CSV with client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]")
+    trace: str = _key(
+        "", "CSV instead of steps and links: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]"
+    )
 
     def __post_init__(self) -> None:
         _need(self.num_clients >= 1, "clients.num_clients", self.num_clients, "it must be at least 1")
@@ -216,15 +219,20 @@ def load(path: str | Path, overrides: tuple[str, ...] = ()) -> Study:
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the configuration {path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+        raise UserError(f"the configuration {path} cannot be read: {_first_line(error)}") from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError among them
+        raise UserError(f"{path} is not valid TOML: {_first_line(error)}") from None
     return study(override(found, overrides), folder=path.parent, fallback_name=path.stem)
 
 
 def override(found: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
     """Apply ``key=value`` or ``table.key=value``, the value read as TOML or else as plain text."""
     merged = {name: dict(value) if isinstance(value, dict) else value for name, value in found.items()}
+    given = {text.partition("=")[0].strip() for text in overrides}
+    if "clients.profile" in given and isinstance(merged.get("clients"), dict):
+        for name in PAPER["paper-fashionmnist"]:  # a profile asked for now outweighs what a file says of an earlier one
+            if f"clients.{name}" not in given:
+                merged["clients"].pop(name, None)
     for text in overrides:
         name, equals, raw = text.partition("=")
         parts = name.strip().split(".")
@@ -232,7 +240,7 @@ def override(found: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any
             raise UserError(f"--set {text!r} cannot be read; write it as table.key=value")
         try:
             value = tomllib.loads(f"value = {raw.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = raw.strip()
         target = merged
         if len(parts) == 2:
@@ -281,11 +289,15 @@ def _fill_clients(clients: dict[str, Any], folder: Path | None) -> None:
             clients.setdefault(name, value)
     elif isinstance(profile, tuple) and not {"step_seconds", "model_megabytes"} <= set(clients):
         raise UserError("clients.profile cannot be swept; write one file per profile, or sweep step_seconds")
-    trace = clients.get("trace", "")
-    if isinstance(trace, str) and trace:
-        place = (folder or Path()) / trace
-        clients["trace"] = str(place.resolve())
-        clients.setdefault("num_clients", len(read_trace(place).step_seconds))
+    traces = clients.get("trace", "")
+    swept = isinstance(traces, tuple)
+    found = []
+    for trace in traces if swept else (traces,):
+        place = (folder or Path()) / trace if trace else None
+        if place is not None:
+            clients.setdefault("num_clients", len(read_trace(place).step_seconds))
+        found.append("" if place is None else str(place.resolve()))
+    clients["trace"] = tuple(found) if swept else found[0]
 
 
 def _several(name: str, value: Any, kind: type[Any]) -> tuple[Any, ...]:
@@ -318,8 +330,20 @@ _WORDS = {int: "a whole number", float: "a number", str: "text in quotes", bool:
 
 
 def _value(name: str, value: Any, kind: type[Any]) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind or (kind is float and math.isnan(value)):
-        raise UserError(f"{name} is {value!r}; it must be {_WORDS[kind]}")
+    wrong = UserError(f"{name} is {repr(value)[:80]}; it must be {_WORDS[kind]}")
+    if kind in (int, float) and not isinstance(value, bool):
+        numbers = Integral if kind is int else Real  # NumPy's numbers too, from Python
+        try:
+            number = kind(value) if isinstance(value, numbers) else None
+        except OverflowError:
+            raise wrong from None
+        if number is None or number != number:
+            raise wrong
+        return number
+    if type(value) is not kind:
+        raise wrong
     return value
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

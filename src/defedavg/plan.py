@@ -7,7 +7,7 @@ coefficients that are known when they are planned, and the executor multiplies b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -176,6 +176,8 @@ class Plan:
         check(self)
 
 
-def rounds_of(records: Iterable[Record]) -> Iterator[Round]:
-    """The merges of a stream, as they come."""
-    return (record for record in records if isinstance(record, Round))
+def moment(record: Record) -> float:
+    """When a record was made."""
+    if isinstance(record, Job):
+        return record.end
+    return record.start if isinstance(record, Uploaded) else record.time

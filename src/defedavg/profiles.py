@@ -21,10 +21,12 @@ from .keyed import extend, extend_all, key, normal, normal_all, uniform, uniform
 
 Floats = NDArray[np.float64]
 
+MOST_CLIENTS = 100_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A family of slowness: its arguments, their lower bounds, and how keys become slowness."""
+    """A family of slowness: its arguments, their defaults, which are valid, and how keys become slowness."""
 
     arguments: tuple[str, ...]
     defaults: tuple[float, ...]
@@ -132,7 +134,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What was measured of real clients; arrays over clients, windows and absences by client."""
+    """What was measured of real clients: arrays over clients; absences (leaves at, is back at) of those that leave."""
 
     step_seconds: Floats
     up_mbps: Floats
@@ -172,9 +174,19 @@ class Fleet:
         need(0 <= self.model_megabytes < math.inf, "model_megabytes", "it must be zero or more")
         need(0 <= self.dropout < 1, "dropout", "it is a probability, from 0 up to but not 1")
         need(self.return_seconds >= 0, "return_seconds", "it must be zero or more (inf: lost clients never return)")
+        need(self.num_clients <= MOST_CLIENTS, "num_clients", f"at most {MOST_CLIENTS:,} can be planned")
+        need(self.jitter <= 5, "jitter", "at most 5 makes sense: jobs would differ by factors of a million")
         if self.trace and len(self.trace.step_seconds) != self.num_clients:
             raise UserError(
                 f"the trace describes {len(self.trace.step_seconds)} clients but num_clients is {self.num_clients}"
+            )
+
+        with np.errstate(over="ignore", divide="ignore"):
+            slowest, largest = self.step_times.max(), max(self.up_times.max(), self.down_times.max())
+        if not (self.step_times.min() >= 1e-9 and slowest <= 1e9 and largest <= 1e9):
+            raise UserError(
+                f"some client needs {slowest:g} s for a step and {largest:g} s for a model; steps must take from 1e-9 "
+                "to 1e9 s and models at most 1e9 s, so change slowness, step_seconds, model_megabytes or the links"
             )
 
     def _keys(self, purpose: str) -> NDArray[np.uint64]:

@@ -21,12 +21,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
+
 from . import __version__
 from .config import Point, Study
 from .errors import UserError
 from .execute import Evaluation, Status
+from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
-from .simulation import Simulation, make_goal, make_task, make_timeline
+from .simulation import Simulation, make_goal, make_timeline, named_task
 from .stats import summarise
 from .tasks import Task, class_counts
 
@@ -52,7 +55,7 @@ def open_folder(path: Path, force: bool) -> None:
             if any(path.iterdir()):
                 if not force:
                     raise UserError(f"{path} is there already; use --force to replace it, or another name")
-                if not (path / "config.toml").exists():
+                if not all((path / name).exists() for name in ("config.toml", "summary.json")):
                     raise UserError(
                         f"{path} holds something else than a run, so it is not replaced; choose another name"
                     )
@@ -102,7 +105,7 @@ class Run:
         """The task of a run; runs that share data and split share it."""
         key = (point.settings.task, point.settings.clients.num_clients, seed)
         if key not in self._tasks:
-            self._tasks[key] = make_task(point.settings, seed)
+            self._tasks[key] = named_task(point.settings, seed)
         return self._tasks[key]
 
     def carry_out(self, watch: Watch) -> bool:
@@ -122,14 +125,14 @@ class Run:
         try:
             for evaluation in run:
                 line = {"algorithm": point.settings.algorithm, **dict(point.swept), "seed": seed, **asdict(evaluation)}
-                out.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+                out.write(json.dumps(finite(line), allow_nan=False) + "\n")
                 out.flush()
                 watch(point, seed, evaluation)
         except KeyboardInterrupt:
             run.progress.status = Status.INTERRUPTED
         self.curves.append(_curve(point, run.progress.evaluations))
         run.plan.save(self.folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
-        self.entries.append(_finite(_entry(point, seed, run, time.perf_counter() - began)))
+        self.entries.append(finite(_entry(point, seed, run, time.perf_counter() - began)))
         self._save_summary(finished=False)
         return run.progress.status
 
@@ -152,11 +155,6 @@ class Run:
     def _save_summary(self, *, finished: bool) -> None:
         whole = {"name": self.study.name, "version": __version__, "finished": finished, "runs": self.entries}
         write_whole(self.folder / "summary.json", json.dumps(whole, indent=1, allow_nan=False) + "\n")
-
-
-def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: what is not a number becomes null."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
 
 
 def _curve(point: Point, found: Sequence[Evaluation]) -> Curve:
@@ -193,4 +191,5 @@ def _entry(point: Point, seed: int, run: Simulation, wall: float) -> dict[str, A
         "participation": list(stats.participation),
         "plan_sha256": plan.hash(),
         "wall_seconds": wall,
+        "torch_threads": torch.get_num_threads(),
     }

@@ -10,7 +10,7 @@ from . import config
 from .algorithms import ALGORITHMS, Setup, algorithm
 from .config import Settings
 from .errors import UserError
-from .plan import Header, Plan, Record
+from .plan import Plan, Record, Round
 from .profiles import Fleet, Slowness, Windows
 from .timeline import Timeline
 from .traces import read_trace
@@ -47,8 +47,13 @@ def make_timeline(settings: Settings, seed: int) -> Timeline:
     kind = algorithm(settings.algorithm)
     training = settings.training
     timeout: float | None = training.timeout_seconds or None
+    trip = fleet.round_trip(kind.steps_per_job(training.local_steps))
     if timeout is None and fleet.lossy:
-        timeout = 10.0 * fleet.round_trip(kind.steps_per_job(training.local_steps))
+        timeout = 10.0 * trip
+    if timeout is not None and timeout < trip:
+        raise UserError(
+            f"training.timeout_seconds is {timeout:g}, but a client may need {trip:.4g} s to answer; give more"
+        )
     setup = Setup(
         num_clients=fleet.num_clients,
         updates_per_round=training.updates_per_round,
@@ -64,7 +69,7 @@ def make_plan(settings: Settings, seed: int, rounds: int) -> Plan:
     return Plan.collect(make_timeline(settings, seed), rounds)
 
 
-def make_task(settings: Settings, seed: int) -> Task:
+def named_task(settings: Settings, seed: int) -> Task:
     """The task that the settings name."""
     from .tasks import classification_task
 
@@ -126,7 +131,7 @@ class Simulation:
 
         self.settings = settings
         self.seed = seed
-        self.task = make_task(settings, seed) if task is None else task
+        self.task = named_task(settings, seed) if task is None else task
         self.timeline = make_timeline(settings, seed)
         self.executor = make_executor(settings, seed, self.task)
         self.progress: Progress = Progress()
@@ -144,9 +149,11 @@ class Simulation:
 
     @property
     def plan(self) -> Plan:
-        """What was planned so far."""
-        header: Header = self.timeline.header
-        return Plan(header, (*self._records, *self.timeline.unfinished()))
+        """What was carried out so far; a round that was planned but not computed is left out."""
+        records = self._records
+        if records and isinstance(records[-1], Round) and records[-1].merge.version > self.progress.rounds:
+            records = records[:-1]
+        return Plan(self.timeline.header, (*records, *self.timeline.unfinished()))
 
     @property
     def weights(self) -> Any:
@@ -180,6 +187,8 @@ def simulate(
 
     A ``task`` of your own (see ``make_task``) brings its own clients; without one the settings name it.
     """
+    if not isinstance(seed, int):
+        raise UserError(f"seed is {seed!r}; it must be a whole number")
     tables: dict[str, Any] = {"algorithms": [algorithm]}
     for name, value in (settings or {}).items():
         table, dot, word = name.partition(".")

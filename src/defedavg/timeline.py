@@ -85,6 +85,8 @@ class Timeline:
         self._broadcasts = Broadcasts(self._down)
         self._versions = Versions(self._broadcasts, server.broadcasts)
         self._lost_for_good = 0
+        self._away: dict[int, float] = {}  # until when clients are gone
+        self._begun = False
         self.handled = 0  # events so far
 
     @property
@@ -102,6 +104,9 @@ class Timeline:
         )
 
     def __iter__(self) -> Iterator[Record]:
+        if self._begun:
+            raise ValueError("a timeline runs once; make another to plan again")
+        self._begun = True
         for client, (leaves, _) in sorted(self.fleet.absences.items()):
             self._push(leaves, _Event.DIED, client)
         self._serve(self.server.start())
@@ -225,14 +230,16 @@ class Timeline:
         """A client is lost: at a time given for it (detail 0), or by chance in the middle of job ``detail − 1``."""
         machine = self._client(client)
         by_chance = detail > 0
-        if machine.phase is Phase.GONE:
-            return
         if by_chance and (machine.phase is not Phase.TRAINING or self._running[client].index != detail - 1):
             return  # the job was interrupted before it could die
-        self._act(client, machine.died())
-        self._versions.lost(client)
-        self._idle.pop(client, None)
+        if machine.phase is not Phase.GONE:
+            self._act(client, machine.died())
+            self._versions.lost(client)
+            self._idle.pop(client, None)
+        elif math.isinf(self._away[client]):
+            return
         back = self.now + self.fleet.return_seconds if by_chance else self.fleet.absences[client][1]
+        back = self._away[client] = max(back, self._away.get(client, 0.0))
         self._out.append(Absence(client, self.now, back))
         if math.isinf(back):
             self._lost_for_good += 1
@@ -240,6 +247,8 @@ class Timeline:
             self._push(back, _Event.RETURNED, client)
 
     def _returned(self, client: int) -> None:
+        if self.now < self._away[client] or self._client(client).phase is not Phase.GONE:
+            return  # it left for longer meanwhile
         self._client(client).returned()
         self._broadcasts.joined(client, self.now)
         self._serve(self.server.returned(client))

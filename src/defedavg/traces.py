@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,14 +26,14 @@ def read_trace(path: str | Path) -> Trace:
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"there is no trace file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"the trace file {path} cannot be read: {error}") from None
     rows = csv.reader(text.splitlines())
-    header = [cell.strip() for cell in next(rows, [])]
+    header = [cell.strip() for cell in next(_rows(rows, path), [])]
     if sorted(header) != sorted({*REQUIRED, *(h for h in header if h in OPTIONAL)}):
         raise UserError(f"{path}, line 1: the columns must be {','.join(REQUIRED)} (and may be {','.join(OPTIONAL)})")
     found: dict[int, dict[str, float]] = {}
-    for row in rows:
+    for row in _rows(rows, path):
         if not row or not any(cell.strip() for cell in row):
             continue
         client, values = _row(
@@ -55,6 +57,13 @@ def read_trace(path: str | Path) -> Trace:
             i: (row["leaves_at"], row["returns_at"]) for i, row in enumerate(ordered) if math.isfinite(row["leaves_at"])
         },
     )
+
+
+def _rows(rows: Any, path: str | Path) -> Iterator[list[str]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise UserError(f"{path}, line {rows.line_num}: {error}") from None
 
 
 def _row(cells: dict[str, str], whole: bool, where: str) -> tuple[int, dict[str, float]]:

@@ -6,7 +6,7 @@ from ..keyed import below, extend
 
 
 class Pool:
-    """A subset of ``range(size)``, all of it at first; positions are remembered only where they moved."""
+    """A subset of ``range(total)``, all of it at first; positions are remembered only where they moved."""
 
     __slots__ = ("_at", "_place", "_size", "_total")
 

@@ -182,6 +182,18 @@ class DrawnRound(Server):
             return [self.pool[below(extend(start, slot), len(self.pool))] for slot in range(count)]
         return self.pool.sample(count, start)
 
+    def _redraw(self, count: int) -> list[int]:
+        """Draw again; without replacement, from those who have not answered yet, as long as there are any."""
+        answered = [] if self._replacement() else [client for client in sorted(self._got) if client in self.pool]
+        if len(answered) == len(self.pool):
+            return self._draw(count)
+        for client in answered:
+            self.pool.remove(client)
+        drawn = self._draw(count)
+        for client in answered:
+            self.pool.add(client)
+        return drawn
+
     def _open(self) -> Actions:
         unused = [Discard(update) for update in self._spare.values()]
         self._draws = 0
@@ -223,7 +235,7 @@ class DrawnRound(Server):
         missing = sorted(self._waiting)
         count = sum(self._weights.pop(client) for client in missing)
         self._suspect(missing)
-        drawn = self._draw(count)
+        drawn = self._redraw(count)
         self._weights.update(drawn)
         self._got |= {client: self._spare.pop(client) for client in set(drawn) & set(self._spare)}
         self._waiting = set(self._weights) - set(self._got)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..keyed import key, permutation
-from ..plan import Record, Round, Stall
+from ..plan import Record, Round, Stall, moment
 from ..tasks import Data, Task
 from .reference import subset
 
@@ -123,14 +123,14 @@ def drive(records: Iterable[Record], executor: Executor, goal: Goal, progress: P
     if progress.status is not Status.RUNNING:
         return
     for record in records:
-        if isinstance(record, Stall):
-            progress.status = Status.STALLED
+        if isinstance(record, Stall) or moment(record) > goal.max_seconds:
+            if last[0] < progress.rounds:
+                yield measure(progress.rounds, progress.seconds, executor.versions[progress.rounds])
+            if progress.status is Status.RUNNING:
+                progress.status = Status.STALLED if isinstance(record, Stall) else Status.SECONDS
             return
         if not isinstance(record, Round):
             continue
-        if record.time > goal.max_seconds:
-            progress.status = Status.SECONDS
-            return
         weights = executor.apply(record)
         number = progress.rounds = record.merge.version
         progress.seconds = record.time

@@ -9,6 +9,7 @@ Jobs that no merge uses are never trained. A version is dropped as soon as the p
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ class FlatModel:
     """A module whose parameters and float buffers lie in one vector, so that a version is one tensor."""
 
     def __init__(self, module: nn.Module) -> None:
+        module = copy.deepcopy(module)  # it will be written to, and a builder may hand out one of its own
         self.module = module
         tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
         if not tensors:
@@ -50,6 +52,15 @@ class FlatModel:
             tensor.data = self.vector[offset : offset + tensor.numel()].view_as(tensor)
             offset += tensor.numel()
         self.trainable = [p for p in module.parameters() if p.requires_grad]
+        if not self.trainable:
+            raise UserError("every parameter of the model is frozen; give one that can be trained")
+        self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
+
+    def load(self, weights: Tensor) -> None:
+        """Become a version; counters, which no merge can average, start as they were built."""
+        self.vector.copy_(weights)
+        for buffer, start in self._counters:
+            buffer.copy_(start)
 
 
 def sample_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -73,6 +84,20 @@ class Reference:
         self._flat = FlatModel(seeded(task.model, key(recipe.seed, "init")))
         self._clients = [torch.from_numpy(indices) for indices in task.clients]
         self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
+        self._try()
+
+    def _try(self) -> None:
+        """One step that counts for nothing, so that a model that does not fit its data is found now."""
+        samples = self._clients[0][: self.recipe.batch_size]
+        try:
+            with torch.random.fork_rng(devices=[]):
+                self._flat.module.eval()
+                outputs = self._flat.module(self.task.train.inputs[samples])
+                loss = sample_losses(self.task, outputs, self.task.train.targets[samples]).mean()
+                torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise UserError(f"the model cannot be trained on these data with this loss: {reason}") from error
 
     def apply(self, record: Round) -> Tensor:
         """Train what the merge uses, merge, drop what nobody needs; gives the new version."""
@@ -102,7 +127,7 @@ class Reference:
             sampling=recipe.sampling,
         )
         start = self.versions[update.version]
-        flat.vector.copy_(start)
+        flat.load(start)
         flat.module.train()
         # Layers that draw for themselves (dropout) draw from the job's own key, and the global state is left alone.
         with torch.random.fork_rng(devices=[]):
@@ -120,7 +145,7 @@ class Reference:
 
     def measure(self, weights: Tensor, data: Data, chunk: int = 1000) -> tuple[float, float | None]:
         """Mean loss and, for a task with classes, accuracy of a version; reading changes nothing."""
-        self._flat.vector.copy_(weights)
+        self._flat.load(weights)
         self._flat.module.eval()
         losses, hits = [], 0
         with torch.no_grad():
@@ -129,9 +154,19 @@ class Reference:
                 outputs = self._flat.module(inputs)
                 losses.append(sample_losses(self.task, outputs, targets).double())
                 if self.task.classes is not None:
-                    hits += int((outputs.argmax(dim=1) == targets).sum())
+                    hits += _hits(outputs, targets, self.task.classes)
         accuracy = hits / len(data) if self.task.classes is not None else None
         return float(torch.cat(losses).mean()), accuracy
+
+
+def _hits(outputs: Tensor, targets: Tensor, classes: int) -> int:
+    """How many samples have their largest output at their target."""
+    if outputs.ndim != 2 or outputs.shape[1] < classes or targets.ndim != 1:
+        raise UserError(
+            f"accuracy needs outputs of shape (samples, {classes}) and one target per sample, not "
+            f"{tuple(outputs.shape)} and {tuple(targets.shape)}; change the model, or make the task with classes=None"
+        )
+    return int((outputs.argmax(dim=1) == targets).sum())
 
 
 def subset(data: Data, indices: Sequence[int]) -> Data:

@@ -126,6 +126,7 @@ def setting_rows() -> dict[str, dict[str, dict[str, Any]]]:
             f.name: {
                 "default": None if f.default == math.inf else f.default,
                 "toml": _toml(f.default),
+                "by_profile": f.metadata.get("profile", False),
                 "help": f.metadata["help"],
             }
             for f in fields(kind)

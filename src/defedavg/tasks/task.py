@@ -140,8 +140,8 @@ def make_task(
     if isinstance(classes, str):
         if classes != "auto":
             raise UserError(f"classes is {classes!r}; pass a number, None, or 'auto'")
-        # A squared error compares numbers, so integers under it are values and not classes.
-        integer = loss is not squared_error and _is_integer(targets) and _is_integer(test.targets)
+        # A squared error compares numbers, so integers under it are values and not classes; so are rows of integers.
+        integer = loss is not squared_error and _is_integer(targets) and _is_integer(test.targets) and targets.ndim == 1
         largest = max((int(t.max()) for t in (targets, test.targets) if integer and t.numel()), default=-1)
         classes = largest + 1 if integer else None
     indices = tuple(_to_indices(i, part) for i, part in enumerate(clients))
