@@ -49,6 +49,7 @@ class Naive:
         self._running: dict[int, tuple[Start, float, float]] = {}  # client -> job, its start, its time per step
         self._finished: dict[tuple[int, int], Update] = {}
         self._back = [0.0] * fleet.num_clients
+        self._until = [0.0] * fleet.num_clients
         self._lost = 0
 
     def run(self, rounds: int) -> None:
@@ -131,14 +132,20 @@ class Naive:
 
     def _die(self, client: int, back: float, start: Start | None = None) -> None:
         machine = self.clients[client]
-        alive = machine.phase is not Phase.GONE
-        if alive and (start is None or (machine.phase is Phase.TRAINING and self._running[client][0] is start)):
+        if start is not None and not (machine.phase is Phase.TRAINING and self._running[client][0] is start):
+            return
+        if machine.phase is not Phase.GONE:
             self._act(client, machine.died())
-            self._lost += math.isinf(back)
-            if math.isfinite(back):
-                self._at(back, ARRIVAL, client, lambda: self._return(client))
+        elif math.isinf(self._until[client]):
+            return
+        until = self._until[client] = max(back, self._until[client])
+        self._lost += math.isinf(until)
+        if math.isfinite(until):
+            self._at(until, ARRIVAL, client, lambda: self._return(client))
 
     def _return(self, client: int) -> None:
+        if self.now < self._until[client] or self.clients[client].phase is not Phase.GONE:
+            return
         self.clients[client].returned()
         self._back[client] = self.now
         self._serve(self.server.returned(client))

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -172,6 +173,7 @@ values = st.recursive(
 names = st.sampled_from(["name", "algorithms", "seeds", *config.TABLES, *ALGORITHMS, "local_steps", "trace"])
 
 
+@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 @given(st.dictionaries(names, values | st.dictionaries(names, values, max_size=3), max_size=4))
 def test_whatever_is_read_is_a_study_or_a_user_error(found: dict[str, Any]) -> None:
     try:

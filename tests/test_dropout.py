@@ -241,7 +241,7 @@ def test_a_client_that_leaves_for_good_while_away_does_not_return() -> None:
 
 
 def test_without_replacement_nobody_counts_twice_after_a_redraw() -> None:
-    fleet = Fleet(10, 1, dropout=0.2, return_seconds=50.0)
+    fleet = Fleet(10, 1, dropout=0.15, return_seconds=2.0)
     own = ALGORITHMS["fedavg"].settings_type(replacement=False)
     plan = Plan.collect(Timeline(ALGORITHMS["fedavg"](Setup(10, 4, 20, 1, timeout_seconds=1.0), own), fleet), 60)
     plan.check()
