@@ -119,10 +119,10 @@ def plan(
 
     study = _study(file, example, tuple(overrides or ()))
     points = study.points()
-    todo = [(point, seed) for point in points for seed in study.seeds]
+    pending = [(point, seed) for point in points for seed in study.seeds]
     plans: list[Plan] = []
     stats: list[PlanStats] = []
-    for point, seed in track(todo, "planning", console=err, transient=True, disable=as_json or not err.is_terminal):
+    for point, seed in track(pending, "planning", console=err, transient=True, disable=as_json or not err.is_terminal):
         made = make_plan(point.settings, seed, rounds)
         made.check()
         plans.append(made)
@@ -143,7 +143,7 @@ def plan(
         save_figure(draw(firsts, until=shown), gantt)
         err.print(f"drawn: {gantt}", markup=False)
     if as_json:
-        _print_json(tables.stats_json(stats, [dict(point.swept) for point, _ in todo]))
+        _print_json(tables.stats_json(stats, [dict(point.swept) for point, _ in pending]))
         return
     per = len(study.seeds)
     groups = [stats[i : i + per] for i in range(0, len(stats), per)]

@@ -230,7 +230,7 @@ def override(found: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any
     merged = {name: dict(value) if isinstance(value, dict) else value for name, value in found.items()}
     given = {text.partition("=")[0].strip() for text in overrides}
     if "clients.profile" in given and isinstance(merged.get("clients"), dict):
-        for name in PAPER["paper-fashionmnist"]:  # a profile asked for now outweighs what a file says of an earlier one
+        for name in PAPER["paper-fashionmnist"]:  # the newer word outweighs what a file says of an older one
             if f"clients.{name}" not in given:
                 merged["clients"].pop(name, None)
     for text in overrides:

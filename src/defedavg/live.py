@@ -27,7 +27,7 @@ def _line(point: Point, seed: int, e: Evaluation) -> str:
 @contextmanager
 def watch_run(console: Console, run: Run) -> Iterator[Watch]:
     """A function to be told of every measurement."""
-    todo = len(run.points) * len(run.study.seeds)
+    pending = len(run.points) * len(run.study.seeds)
     if not console.is_terminal:
         last = time.monotonic()
 
@@ -41,7 +41,7 @@ def watch_run(console: Console, run: Run) -> Iterator[Watch]:
         return
     columns = (TextColumn("{task.completed:.0f}/{task.total:.0f}"), BarColumn(30), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=console, transient=True) as bar:
-        task = bar.add_task(run.study.name, total=todo)
+        task = bar.add_task(run.study.name, total=pending)
 
         def show(point: Point, seed: int, e: Evaluation) -> None:
             limit = point.settings.stop.max_rounds
