@@ -247,3 +247,22 @@ def test_a_fleet_that_is_lost_at_once(tiny: Path) -> None:
     found = json.loads(call("plan", tiny, *words, "--json", cwd=tiny.parent).stdout)
     assert all(entry["rounds"] == 0 and entry["stalled"] and entry["seconds_per_round"] is None for entry in found)
     refuse(call("plan", tiny, *words, "--gantt", "f.png", cwd=tiny.parent), "nothing to draw")
+
+
+def test_the_batched_executor_leaves_the_same_results(tiny: Path) -> None:
+    found = {}
+    for executor in ("reference", "batched"):
+        words = ("--executor", executor, "--set", f"name='{executor}'", "--device", "cpu", "--json")
+        result = call("run", tiny, *words, cwd=tiny.parent)
+        assert result.returncode == 0, result.stderr
+        found[executor] = [
+            {k: v for k, v in r.items() if k not in ("wall_seconds", "torch_threads")}
+            for r in json.loads(result.stdout)
+        ]
+    assert found["batched"] == found["reference"]
+
+
+def test_devices_and_executors_that_are_not_there(tiny: Path) -> None:
+    refuse(call("run", tiny, "--executor", "magic", cwd=tiny.parent), "reference")
+    refuse(call("run", tiny, "--device", "tpu", cwd=tiny.parent), "tpu", "cpu")
+    refuse(call("run", tiny, "--executor", "batched", "--width", "0", cwd=tiny.parent), "--width")

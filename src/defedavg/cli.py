@@ -211,16 +211,28 @@ Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where run fo
 
 @app.command()
 def run(
-    file: Config, overrides: Set = None, folder: Out = Path("runs"), force: Force = False, as_json: Json = False
+    file: Config,
+    overrides: Set = None,
+    folder: Out = Path("runs"),
+    force: Force = False,
+    executor: Annotated[
+        str, typer.Option(help="reference: job by job; batched: many clients in one step.")
+    ] = "reference",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    width: Annotated[int, typer.Option(help="Jobs in one batch at most, with --executor batched.")] = 64,
+    as_json: Json = False,
 ) -> None:
     """Train: every algorithm × swept setting × seed of a study, into runs/NAME/."""
     from .live import watch_run
-    from .runs import Run
+    from .runs import Means, Run, choose_device
 
     study = config.load(file, tuple(overrides or ()))
-    job = Run(study, folder / study.name, force=force)
+    means = Means(executor, choose_device(device), width)
+    job = Run(study, folder / study.name, force=force, means=means)
     with watch_run(err, job) as watch:
         finished = job.carry_out(watch)
+    for note in job.notes:
+        err.print(note, markup=False, soft_wrap=True)
     job.draw()
     if as_json:
         _print_json(job.entries)

@@ -17,7 +17,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,14 +25,16 @@ import torch
 
 from . import __version__
 from .config import Point, Study
-from .errors import UserError
-from .execute import Evaluation, Status
+from .errors import UserError, unknown
+from .execute import CannotStack, Evaluation, Status, Trainer, drive_batched
+from .plan import Plan
 from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
 from .simulation import Simulation, make_goal, make_timeline, named_task
 from .stats import summarise
 from .tasks import Task, class_counts
 
+EXECUTORS = ("reference", "batched")
 OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots")
 
 Watch = Callable[[Point, int, Evaluation], None]
@@ -79,15 +81,41 @@ def file_name(label: str, seed: int) -> str:
     return re.sub(r"[^A-Za-z0-9._=-]+", "_", f"{label} seed={seed}")
 
 
+def choose_device(name: str) -> str:
+    """``cpu`` or ``cuda``, from what was asked for."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise unknown("device", name, ("auto", "cpu", "cuda"))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("there is no CUDA device here; use --device cpu")
+    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a study is computed with."""
+
+    executor: str = "reference"
+    device: str = "cpu"
+    width: int = 64
+
+    def __post_init__(self) -> None:
+        if self.executor not in EXECUTORS:
+            raise unknown("executor", self.executor, EXECUTORS)
+        if self.width < 1:
+            raise UserError(f"--width is {self.width}; it must be at least 1")
+
+
 class Run:
     """A study being carried out in its folder."""
 
-    def __init__(self, study: Study, folder: Path, *, force: bool = False) -> None:
+    def __init__(self, study: Study, folder: Path, *, force: bool = False, means: Means | None = None) -> None:
         self.study = study
         self.folder = folder
+        self.means = means or Means()
         self.points = study.points()
         self.entries: list[dict[str, Any]] = []
         self.curves: list[Curve] = []
+        self.notes: list[str] = []
         self._tasks: dict[Any, Task] = {}
         self._check()
         open_folder(folder, force)
@@ -105,35 +133,90 @@ class Run:
         """The task of a run; runs that share data and split share it."""
         key = (point.settings.task, point.settings.clients.num_clients, seed)
         if key not in self._tasks:
-            self._tasks[key] = named_task(point.settings, seed)
+            self._tasks[key] = named_task(point.settings, seed).to(self.means.device)
         return self._tasks[key]
 
     def carry_out(self, watch: Watch) -> bool:
         """Run everything; False if Ctrl-C ended it, with all that was measured kept."""
         metrics = self.folder / "metrics.jsonl"
         with _writing(metrics), metrics.open("a", encoding="utf-8") as out:
-            for point in self.points:
-                for seed in self.study.seeds:
-                    if self._one(point, seed, out, watch) is Status.INTERRUPTED:
-                        return False
+            for group in self._groups():
+                if not (
+                    self._together(group, out, watch)
+                    if self.means.executor == "batched"
+                    else self._each(group, out, watch)
+                ):
+                    return False
         self._save_summary(finished=True)
         return True
+
+    def _groups(self) -> list[list[tuple[Point, int]]]:
+        """Runs that share model and data, and so can share a batch."""
+        found: dict[Any, list[tuple[Point, int]]] = {}
+        for point in self.points:
+            for seed in self.study.seeds:
+                t = point.settings.task
+                found.setdefault((t.data, t.model, t.normalise, point.settings.training.batch_size), []).append(
+                    (point, seed)
+                )
+        return list(found.values())
+
+    def _each(self, group: list[tuple[Point, int]], out: TextIO, watch: Watch) -> bool:
+        """One run after the other; False if Ctrl-C ended it."""
+        return all(self._one(point, seed, out, watch) is not Status.INTERRUPTED for point, seed in group)
+
+    def _together(self, group: list[tuple[Point, int]], out: TextIO, watch: Watch) -> bool:
+        """All runs in shared batches; False if Ctrl-C ended it."""
+        began = time.perf_counter()
+        runs = [(point, seed, Simulation(point.settings, seed, self.task(point, seed))) for point, seed in group]
+        lanes = {run.lane(): (point, seed, run) for point, seed, run in runs}
+        try:
+            trainer = Trainer(runs[0][2].task, runs[0][2].executor.module)
+        except CannotStack as reason:
+            self.notes.append(f"the model is trained one client at a time: {reason}")
+            return self._each(group, out, watch)
+        open_lanes = dict(lanes)
+        try:
+            for lane, evaluation in drive_batched(list(lanes), trainer, self.means.width):
+                point, seed, _ = lanes[lane]
+                self._write(out, point, seed, evaluation)
+                watch(point, seed, evaluation)
+                for done in [other for other in open_lanes if not other.running]:
+                    self._finish(*open_lanes.pop(done), time.perf_counter() - began)
+        except KeyboardInterrupt:
+            for lane in open_lanes:
+                lane.progress.status = Status.INTERRUPTED
+        interrupted = any(lane.progress.status is Status.INTERRUPTED for lane in open_lanes)
+        for left in open_lanes.values():
+            self._finish(*left, time.perf_counter() - began)
+        return not interrupted
+
+    def _write(self, out: TextIO, point: Point, seed: int, evaluation: Evaluation) -> None:
+        line = {"algorithm": point.settings.algorithm, **dict(point.swept), "seed": seed, **asdict(evaluation)}
+        out.write(json.dumps(finite(line), allow_nan=False) + "\n")
+        out.flush()
+
+    def _finish(self, point: Point, seed: int, run: Simulation, wall: float) -> None:
+        plan = run.plan
+        plan.save(self.folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
+        self.curves.append(_curve(point, run.progress.evaluations))
+        self.entries.append(finite(_entry(point, seed, run, plan, wall)))
+        # Runs in shared batches end in any order; they are listed in that of the study.
+        place = {point.label: number for number, point in enumerate(self.points)}
+        self.entries.sort(key=lambda entry: (place[entry["label"]], self.study.seeds.index(entry["seed"])))
+        self.curves.sort(key=lambda curve: place[curve.label])
+        self._save_summary(finished=False)
 
     def _one(self, point: Point, seed: int, out: TextIO, watch: Watch) -> Status:
         began = time.perf_counter()
         run = Simulation(point.settings, seed, self.task(point, seed))
         try:
             for evaluation in run:
-                line = {"algorithm": point.settings.algorithm, **dict(point.swept), "seed": seed, **asdict(evaluation)}
-                out.write(json.dumps(finite(line), allow_nan=False) + "\n")
-                out.flush()
+                self._write(out, point, seed, evaluation)
                 watch(point, seed, evaluation)
         except KeyboardInterrupt:
             run.progress.status = Status.INTERRUPTED
-        self.curves.append(_curve(point, run.progress.evaluations))
-        run.plan.save(self.folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
-        self.entries.append(finite(_entry(point, seed, run, time.perf_counter() - began)))
-        self._save_summary(finished=False)
+        self._finish(point, seed, run, time.perf_counter() - began)
         return run.progress.status
 
     def draw(self) -> None:
@@ -169,8 +252,8 @@ def _curve(point: Point, found: Sequence[Evaluation]) -> Curve:
     )
 
 
-def _entry(point: Point, seed: int, run: Simulation, wall: float) -> dict[str, Any]:
-    progress, plan = run.progress, run.plan
+def _entry(point: Point, seed: int, run: Simulation, plan: Plan, wall: float) -> dict[str, Any]:
+    progress = run.progress
     stats = summarise(plan, run.timeline.fleet)
     return {
         "algorithm": point.settings.algorithm,

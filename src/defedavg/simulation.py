@@ -10,14 +10,13 @@ from . import config
 from .algorithms import ALGORITHMS, Setup, algorithm
 from .config import Settings
 from .errors import UserError
-from .plan import Plan, Record, Round
+from .plan import Plan
 from .profiles import Fleet, Slowness, Windows
 from .timeline import Timeline
 from .traces import read_trace
 
 if TYPE_CHECKING:
-    from .execute import Evaluation, Goal, Reference
-    from .execute.drive import Progress
+    from .execute import Evaluation, Goal, Lane, Progress, Reference
     from .tasks import Task
 
 
@@ -127,7 +126,7 @@ class Simulation:
     """One run: iterate for its measurements; ``progress``, ``plan`` and ``weights`` are up to date at any moment."""
 
     def __init__(self, settings: Settings, seed: int, task: Task | None = None) -> None:
-        from .execute.drive import Progress
+        from .execute import Progress
 
         self.settings = settings
         self.seed = seed
@@ -135,25 +134,23 @@ class Simulation:
         self.timeline = make_timeline(settings, seed)
         self.executor = make_executor(settings, seed, self.task)
         self.progress: Progress = Progress()
-        self._records: list[Record] = []
 
     def __iter__(self) -> Iterator[Evaluation]:
         from .execute import drive
 
-        return drive(self._taken(), self.executor, make_goal(self.settings), self.progress)
+        return drive(self.timeline, self.executor, make_goal(self.settings), self.progress)
 
-    def _taken(self) -> Iterator[Record]:
-        for record in self.timeline:
-            self._records.append(record)
-            yield record
+    def lane(self) -> Lane:
+        """The run for the batched executor, which reads its plan ahead."""
+        from .execute import Lane
+
+        return Lane(self.executor, iter(self.timeline), make_goal(self.settings), self.progress)
 
     @property
     def plan(self) -> Plan:
-        """What was carried out so far; a round that was planned but not computed is left out."""
-        records = self._records
-        if records and isinstance(records[-1], Round) and records[-1].merge.version > self.progress.rounds:
-            records = records[:-1]
-        return Plan(self.timeline.header, (*records, *self.timeline.unfinished()))
+        """What was carried out so far: planned again, since the clock itself may have run ahead."""
+        stalled = str(self.progress.status) == "stalled"
+        return make_plan(self.settings, self.seed, 2**62 if stalled else self.progress.rounds)
 
     @property
     def weights(self) -> Any:

@@ -93,21 +93,59 @@ class Progress:
         return self.evaluations[-1].accuracy if self.evaluations else None
 
 
-def drive(records: Iterable[Record], executor: Executor, goal: Goal, progress: Progress) -> Iterator[Evaluation]:
-    """Compute rounds until the goal; yields every measurement and keeps ``progress`` up to date."""
-    began = time.perf_counter()
-    task = executor.task
-    chosen = permutation(key(0, "train-loss"), len(task.train))[: goal.train_samples]
-    probe = subset(task.train, chosen.tolist()) if len(chosen) else None
-    staleness: list[int] = []
-    last = (0, 0.0)
+class Meter:
+    """Measures one run as it goes, and says in ``progress`` when it is over."""
 
-    def measure(number: int, seconds: float, weights: Tensor) -> Evaluation:
-        loss, accuracy = executor.measure(weights, task.test)
-        train_loss = executor.measure(weights, probe)[0] if probe else None
+    def __init__(self, executor: Executor, goal: Goal, progress: Progress) -> None:
+        self._executor = executor
+        self._goal = goal
+        self._progress = progress
+        self._began = time.perf_counter()
+        self._staleness: list[int] = []
+        self._last = (0, 0.0)  # round and time of the last measurement
+        train = executor.task.train
+        chosen = permutation(key(0, "train-loss"), len(train))[: goal.train_samples]
+        self._probe = subset(train, chosen.tolist()) if len(chosen) else None
+
+    def start(self) -> Evaluation:
+        """Measure version 0."""
+        return self._measure(0, 0.0, self._executor.versions[0])
+
+    def round(self, record: Round, weights: Tensor) -> Evaluation | None:
+        """A round was computed: measure it if it is time, stop if it is over."""
+        goal, progress = self._goal, self._progress
+        number = progress.rounds = record.merge.version
+        progress.seconds = record.time
+        self._staleness.extend(record.merge.staleness)
+        if not bool(torch.isfinite(weights).all()):
+            progress.status, progress.diverged_at = Status.DIVERGED, number
+            return None
+        over = number >= goal.max_rounds
+        found = None
+        if over or (number - self._last[0] >= goal.every_rounds and record.time - self._last[1] >= goal.every_seconds):
+            found = self._measure(number, record.time, weights)
+        if over and progress.status is Status.RUNNING:
+            progress.status = Status.ROUNDS
+        return found
+
+    def ended(self, record: Record) -> Evaluation | None:
+        """The plan stalled, or its time is up: measure the last version if it was not."""
+        progress = self._progress
+        found = None
+        if self._last[0] < progress.rounds:
+            found = self._measure(progress.rounds, progress.seconds, self._executor.versions[progress.rounds])
+        if progress.status is Status.RUNNING:
+            progress.status = Status.STALLED if isinstance(record, Stall) else Status.SECONDS
+        return found
+
+    def _measure(self, number: int, seconds: float, weights: Tensor) -> Evaluation:
+        executor, goal, progress, staleness = self._executor, self._goal, self._progress, self._staleness
+        loss, accuracy = executor.measure(weights, executor.task.test)
+        train_loss = executor.measure(weights, self._probe)[0] if self._probe else None
         mean = sum(staleness) / len(staleness) if staleness else 0.0
         staleness.clear()
-        wall = time.perf_counter() - began
+        self._last = (number, seconds)
+        wall = time.perf_counter() - self._began
         found = Evaluation(number, seconds, accuracy, loss, train_loss, mean, executor.updates_trained, wall)
         progress.evaluations.append(found)
         if not math.isfinite(loss):  # the weights still are, but nothing can be learned from here
@@ -119,30 +157,20 @@ def drive(records: Iterable[Record], executor: Executor, goal: Goal, progress: P
                 progress.status = Status.TARGET
         return found
 
-    yield measure(0, 0.0, executor.versions[0])
+
+def drive(records: Iterable[Record], executor: Executor, goal: Goal, progress: Progress) -> Iterator[Evaluation]:
+    """Compute rounds one after the other until the goal; yields every measurement, keeps ``progress`` up to date."""
+    meter = Meter(executor, goal, progress)
+    yield meter.start()
     if progress.status is not Status.RUNNING:
         return
     for record in records:
+        found = None
         if isinstance(record, Stall) or moment(record) > goal.max_seconds:
-            if last[0] < progress.rounds:
-                yield measure(progress.rounds, progress.seconds, executor.versions[progress.rounds])
-            if progress.status is Status.RUNNING:
-                progress.status = Status.STALLED if isinstance(record, Stall) else Status.SECONDS
-            return
-        if not isinstance(record, Round):
-            continue
-        weights = executor.apply(record)
-        number = progress.rounds = record.merge.version
-        progress.seconds = record.time
-        staleness.extend(record.merge.staleness)
-        if not bool(torch.isfinite(weights).all()):
-            progress.status, progress.diverged_at = Status.DIVERGED, number
-            return
-        over = number >= goal.max_rounds
-        if over or (number - last[0] >= goal.every_rounds and record.time - last[1] >= goal.every_seconds):
-            last = (number, record.time)
-            yield measure(number, record.time, weights)
-        if over and progress.status is Status.RUNNING:
-            progress.status = Status.ROUNDS
+            found = meter.ended(record)
+        elif isinstance(record, Round):
+            found = meter.round(record, executor.apply(record))
+        if found is not None:
+            yield found
         if progress.status is not Status.RUNNING:
             return

@@ -10,7 +10,7 @@ Jobs that no merge uses are never trained. A version is dropped as soon as the p
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,8 +81,9 @@ class Reference:
         self.task = task
         self.recipe = recipe
         self.updates_trained = 0
-        self._flat = FlatModel(seeded(task.model, key(recipe.seed, "init")))
-        self._clients = [torch.from_numpy(indices) for indices in task.clients]
+        device = task.train.inputs.device
+        self._flat = FlatModel(seeded(task.model, key(recipe.seed, "init")).to(device))
+        self._clients = [torch.from_numpy(indices).to(device) for indices in task.clients]
         self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
         self._try()
 
@@ -99,13 +100,22 @@ class Reference:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UserError(f"the model cannot be trained on these data with this loss: {reason}") from error
 
+    @property
+    def module(self) -> nn.Module:
+        """The model, as it was last used."""
+        return self._flat.module
+
     def apply(self, record: Round) -> Tensor:
-        """Train what the merge uses, merge, drop what nobody needs; gives the new version."""
+        """Train what the merge uses, then merge; gives the new version."""
+        return self.merge(record, {u: self._train(u) for u, _ in record.merge.updates if u.steps})
+
+    def merge(self, record: Round, deltas: Mapping[Update, Tensor]) -> Tensor:
+        """Merge what was trained, and drop what nobody needs; gives the new version."""
         merge = record.merge
         merged = torch.zeros_like(self._flat.vector)
         for update, weight in merge.updates:
             if update.steps:
-                merged.add_(self._train(update), alpha=weight * self.recipe.global_lr)
+                merged.add_(deltas[update], alpha=weight * self.recipe.global_lr)
         for version, weight in merge.past:
             merged.add_(self.versions[version], alpha=weight)
         self.versions[merge.version] = merged
@@ -132,7 +142,7 @@ class Reference:
         # Layers that draw for themselves (dropout) draw from the job's own key, and the global state is left alone.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key(recipe.seed, "layers", update.client, update.index) >> 1)
-            for samples in own[torch.from_numpy(drawn)]:
+            for samples in own[torch.from_numpy(drawn).to(own.device)]:
                 outputs = flat.module(self.task.train.inputs[samples])
                 loss = sample_losses(self.task, outputs, self.task.train.targets[samples]).mean()
                 gradients = torch.autograd.grad(loss, flat.trainable, allow_unused=True)

@@ -7,6 +7,7 @@ on it checks nothing: no client is empty, no sample belongs to two clients, and 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -80,6 +81,11 @@ class Task:
         if self.classes is not None:
             _check_targets("training", self.train.targets, self.classes)
             _check_targets("test", self.test.targets, self.classes)
+
+    def to(self, device: str | torch.device) -> Task:
+        """The same task with its data on a device."""
+        train, test = (Data(d.inputs.to(device), d.targets.to(device)) for d in (self.train, self.test))
+        return dataclasses.replace(self, train=train, test=test)
 
     @property
     def num_clients(self) -> int:

@@ -1,0 +1,202 @@
+"""Many clients' models as one: parameters get a leading dimension C, samples of all clients lie behind each other.
+
+Activations have the shape (C·B, …), B samples for each of C clients. A layer without parameters sees just that, and is
+the module itself. Only layers with parameters are written anew: Linear, Conv2d, LayerNorm, GroupNorm, Embedding. Any
+other module without randomness or moving buffers goes through ``torch.func``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+Params = Mapping[str, Tensor]
+"""Name -> the parameter of every client, shape (C, …)."""
+
+Layer = Callable[[Params, Tensor], Tensor]
+
+WEIGHTLESS = (
+    nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softmax, nn.LogSoftmax, nn.Identity,
+    nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+    nn.ZeroPad2d,
+)  # fmt: skip
+
+
+class CannotStack(Exception):
+    """This module can only be trained one client at a time; the message says why."""
+
+
+class _Columns(torch.autograd.Function):
+    """Convolution as one product per client: the patches of all samples times the kernel, in channels-last order."""
+
+    @staticmethod
+    def forward(ctx, x_nhwi, kernel_cpo, bias_co, size, stride):  # type: ignore[no-untyped-def]
+        clients, _, outs = kernel_cpo.shape
+        n, height, width, ins = x_nhwi.shape
+        (kh, kw), (sh, sw) = size, stride
+        high, wide = (height - kh) // sh + 1, (width - kw) // sw + 1
+        a, b, c, d = x_nhwi.stride()
+        patches = x_nhwi.as_strided((n, high, wide, kh, kw, ins), (a, sh * b, sw * c, b, c, d))
+        columns = patches.reshape(clients, -1, kh * kw * ins)
+        if bias_co is None:
+            out = torch.bmm(columns, kernel_cpo)
+        else:
+            out = torch.baddbmm(bias_co.unsqueeze(1), columns, kernel_cpo)
+        ctx.save_for_backward(columns, kernel_cpo)
+        ctx.shape, ctx.size, ctx.stride, ctx.bias = x_nhwi.shape, size, stride, bias_co is not None
+        return out.view(n, high, wide, outs)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        columns, kernel = ctx.saved_tensors
+        (kh, kw), (sh, sw) = ctx.size, ctx.stride
+        n, high, wide, outs = grad.shape
+        flat = grad.reshape(kernel.shape[0], -1, outs)
+        grad_kernel = torch.bmm(columns.transpose(1, 2), flat)
+        grad_bias = flat.sum(1) if ctx.bias else None
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            spread = torch.bmm(flat, kernel.transpose(1, 2)).view(n, high, wide, kh, kw, -1)
+            grad_x = torch.zeros(ctx.shape, dtype=grad.dtype, device=grad.device)
+            for i in range(kh):
+                for j in range(kw):
+                    rows, cols = slice(i, i + sh * high, sh), slice(j, j + sw * wide, sw)
+                    grad_x[:, rows, cols] += spread[:, :, :, i, j]
+        return grad_x, grad_kernel, grad_bias, None, None
+
+
+def _conv(module: nn.Conv2d, name: str) -> Layer:
+    if (
+        module.groups != 1
+        or module.dilation != (1, 1)
+        or module.padding_mode != "zeros"
+        or isinstance(module.padding, str)
+    ):
+        raise CannotStack(f"{name}: a convolution with groups, dilation or this padding")
+    down, across = module.padding
+    size, stride = tuple(module.kernel_size), tuple(module.stride)
+
+    def layer(params: Params, x: Tensor) -> Tensor:
+        weight = params[f"{name}weight"]
+        clients, outs = weight.shape[:2]
+        kernel = weight.permute(0, 3, 4, 2, 1).reshape(clients, -1, outs)
+        image = x.permute(0, 2, 3, 1)
+        image = F.pad(image, (0, 0, across, across, down, down)) if down or across else image.contiguous()
+        found: Tensor = _Columns.apply(image, kernel, params.get(f"{name}bias"), size, stride)  # type: ignore[no-untyped-call]
+        return found.permute(0, 3, 1, 2)
+
+    return layer
+
+
+def _linear(name: str) -> Layer:
+    def layer(params: Params, x: Tensor) -> Tensor:
+        weight, bias = params[f"{name}weight"], params.get(f"{name}bias")
+        clients, outs, ins = weight.shape
+        rows = x.reshape(clients, -1, ins)
+        turned = weight.transpose(1, 2)
+        out = torch.bmm(rows, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, turned)
+        return out.view(*x.shape[:-1], outs)
+
+    return layer
+
+
+def _per_sample(values: Tensor, samples: int, dims: int) -> Tensor:
+    """A client's scale or shift, repeated for its samples, ready to broadcast over ``dims`` dimensions."""
+    each = values.repeat_interleave(samples // values.shape[0], dim=0)
+    return each.reshape(*each.shape, *(1,) * (dims - each.ndim))
+
+
+def _layer_norm(module: nn.LayerNorm, name: str) -> Layer:
+    def layer(params: Params, x: Tensor) -> Tensor:
+        out = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+        if not module.elementwise_affine:
+            return out
+        lead = (1,) * (x.ndim - 1 - len(module.normalized_shape))
+        scale = params[f"{name}weight"].repeat_interleave(len(x) // len(params[f"{name}weight"]), dim=0)
+        out = out * scale.view(len(x), *lead, *module.normalized_shape)
+        if f"{name}bias" in params:
+            shift = params[f"{name}bias"].repeat_interleave(len(x) // len(params[f"{name}bias"]), dim=0)
+            out = out + shift.view(len(x), *lead, *module.normalized_shape)
+        return out
+
+    return layer
+
+
+def _group_norm(module: nn.GroupNorm, name: str) -> Layer:
+    def layer(params: Params, x: Tensor) -> Tensor:
+        out = F.group_norm(x, module.num_groups, eps=module.eps)
+        if module.affine:
+            out = out * _per_sample(params[f"{name}weight"], len(x), x.ndim)
+            out = out + _per_sample(params[f"{name}bias"], len(x), x.ndim)
+        return out
+
+    return layer
+
+
+def _embedding(module: nn.Embedding, name: str) -> Layer:
+    if module.max_norm is not None or module.padding_idx is not None or module.sparse:
+        raise CannotStack(f"{name}: an embedding with max_norm, padding or sparse gradients")
+
+    def layer(params: Params, x: Tensor) -> Tensor:
+        table = params[f"{name}weight"]
+        clients, words, width = table.shape
+        shift = torch.arange(clients, device=x.device).repeat_interleave(len(x) // clients) * words
+        return F.embedding(x + shift.view(-1, *(1,) * (x.ndim - 1)), table.reshape(clients * words, width))
+
+    return layer
+
+
+def _layers(module: nn.Module, name: str) -> Iterator[Layer]:
+    """The layers of a chain, one after the other."""
+    if isinstance(module, nn.Sequential):
+        for child, inner in module.named_children():
+            yield from _layers(inner, f"{name}{child}.")
+    elif type(module) is nn.Linear:
+        yield _linear(name)
+    elif type(module) is nn.Conv2d:
+        yield _conv(module, name)
+    elif type(module) is nn.LayerNorm:
+        yield _layer_norm(module, name)
+    elif type(module) is nn.GroupNorm:
+        yield _group_norm(module, name)
+    elif type(module) is nn.Embedding:
+        yield _embedding(module, name)
+    elif type(module) in WEIGHTLESS or (type(module) is nn.Dropout and module.p == 0.0):
+        yield lambda params, x: module(x)
+    else:
+        raise CannotStack(f"{type(module).__name__}")
+
+
+def stack(module: nn.Module) -> Layer:
+    """The module for many clients at once: layer by layer if it is a chain of known layers, else by ``torch.func``."""
+    if any(isinstance(inner, nn.modules.batchnorm._NormBase) for inner in module.modules()):
+        raise CannotStack("batch normalisation moves its statistics as it trains")
+    if any(isinstance(inner, nn.modules.dropout._DropoutNd) and inner.p > 0 for inner in module.modules()):
+        raise CannotStack("dropout draws for itself")
+    if any(True for _ in module.buffers()):
+        raise CannotStack("it has buffers")
+    try:
+        chain = list(_layers(module, ""))
+    except CannotStack:
+        return _mapped(module)
+
+    def run(params: Params, x: Tensor) -> Tensor:
+        for layer in chain:
+            x = layer(params, x)
+        return x
+
+    return run
+
+
+def _mapped(module: nn.Module) -> Layer:
+    def run(params: Params, x: Tensor) -> Tensor:
+        clients = len(next(iter(params.values())))
+        many = vmap(lambda own, samples: functional_call(module, own, (samples,)), randomness="error")
+        out: Tensor = many(dict(params), x.view(clients, -1, *x.shape[1:]))
+        return out.flatten(0, 1)
+
+    return run
