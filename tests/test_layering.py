@@ -104,7 +104,8 @@ def test_machines_know_no_clock(path: Path) -> None:
 
 @pytest.mark.parametrize("path", files(*COMPUTING), ids=lambda path: str(path.relative_to(ROOT)))
 def test_computing_knows_no_algorithm_and_no_clock(path: Path) -> None:
-    assert packages_of(path) <= {"numpy", "torch"}
+    # Triton comes with PyTorch where there is CUDA; the one file that needs it is imported only if it is there.
+    assert packages_of(path) <= {"numpy", "torch"} | ({"triton"} if path.name == "kernels.py" else set())
     assert not rooms_of(path) & {
         "algorithms",
         "timeline",

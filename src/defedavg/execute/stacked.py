@@ -8,11 +8,18 @@ other module without randomness or moving buffers goes through ``torch.func``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+
+kernels: Any  # a module without types
+try:
+    from . import kernels
+except ImportError:  # no Triton: the same results from plain operations
+    kernels = None
 
 Params = Mapping[str, Tensor]
 """Name -> the parameter of every client, shape (C, …)."""
@@ -39,8 +46,11 @@ class _Columns(torch.autograd.Function):
         n, height, width, ins = x_nhwi.shape
         (kh, kw), (sh, sw) = size, stride
         high, wide = (height - kh) // sh + 1, (width - kw) // sw + 1
-        a, b, c, d = x_nhwi.stride()
-        patches = x_nhwi.as_strided((n, high, wide, kh, kw, ins), (a, sh * b, sw * c, b, c, d))
+        if x_nhwi.is_cuda and kernels is not None:
+            patches = kernels.columns(x_nhwi, size, stride)
+        else:
+            a, b, c, d = x_nhwi.stride()
+            patches = x_nhwi.as_strided((n, high, wide, kh, kw, ins), (a, sh * b, sw * c, b, c, d))
         columns = patches.reshape(clients, -1, kh * kw * ins)
         if bias_co is None:
             out = torch.bmm(columns, kernel_cpo)
@@ -61,6 +71,8 @@ class _Columns(torch.autograd.Function):
         grad_x = None
         if ctx.needs_input_grad[0]:
             spread = torch.bmm(flat, kernel.transpose(1, 2)).view(n, high, wide, kh, kw, -1)
+            if spread.is_cuda and kernels is not None:
+                return kernels.gather_patches(spread, ctx.shape, ctx.stride), grad_kernel, grad_bias, None, None
             grad_x = torch.zeros(ctx.shape, dtype=grad.dtype, device=grad.device)
             for i in range(kh):
                 for j in range(kw):
@@ -69,7 +81,28 @@ class _Columns(torch.autograd.Function):
         return grad_x, grad_kernel, grad_bias, None, None
 
 
-def _conv(module: nn.Conv2d, name: str) -> Layer:
+class _ReluPool(torch.autograd.Function):
+    """ReLU and 2×2 maximum in one pass, channels last."""
+
+    @staticmethod
+    def forward(ctx, x_nhwi):  # type: ignore[no-untyped-def]
+        out, which = kernels.relu_pool(x_nhwi)
+        ctx.save_for_backward(which)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return kernels.relu_pool_backward(grad.contiguous(), ctx.saved_tensors[0])
+
+
+def _relu_pool(x_nhwi: Tensor) -> Tensor:
+    if x_nhwi.is_cuda and kernels is not None and x_nhwi.shape[1] % 2 == 0 and x_nhwi.shape[2] % 2 == 0:
+        found: Tensor = _ReluPool.apply(x_nhwi)  # type: ignore[no-untyped-call]
+        return found
+    return F.max_pool2d(F.relu(x_nhwi.permute(0, 3, 1, 2)), 2).permute(0, 2, 3, 1)
+
+
+def _conv(module: nn.Conv2d, name: str, after: Callable[[Tensor], Tensor] | None = None) -> Layer:
     if (
         module.groups != 1
         or module.dilation != (1, 1)
@@ -87,7 +120,7 @@ def _conv(module: nn.Conv2d, name: str) -> Layer:
         image = x.permute(0, 2, 3, 1)
         image = F.pad(image, (0, 0, across, across, down, down)) if down or across else image.contiguous()
         found: Tensor = _Columns.apply(image, kernel, params.get(f"{name}bias"), size, stride)  # type: ignore[no-untyped-call]
-        return found.permute(0, 3, 1, 2)
+        return (found if after is None else after(found)).permute(0, 3, 1, 2)
 
     return layer
 
@@ -150,25 +183,61 @@ def _embedding(module: nn.Embedding, name: str) -> Layer:
     return layer
 
 
-def _layers(module: nn.Module, name: str) -> Iterator[Layer]:
-    """The layers of a chain, one after the other."""
+def _leaves(module: nn.Module, name: str) -> Iterator[tuple[nn.Module, str]]:
+    """The layers of a chain, with the names of their parameters."""
     if isinstance(module, nn.Sequential):
         for child, inner in module.named_children():
-            yield from _layers(inner, f"{name}{child}.")
-    elif type(module) is nn.Linear:
-        yield _linear(name)
-    elif type(module) is nn.Conv2d:
-        yield _conv(module, name)
-    elif type(module) is nn.LayerNorm:
-        yield _layer_norm(module, name)
-    elif type(module) is nn.GroupNorm:
-        yield _group_norm(module, name)
-    elif type(module) is nn.Embedding:
-        yield _embedding(module, name)
-    elif type(module) in WEIGHTLESS or (type(module) is nn.Dropout and module.p == 0.0):
-        yield lambda params, x: module(x)
+            yield from _leaves(inner, f"{name}{child}.")
     else:
-        raise CannotStack(f"{type(module).__name__}")
+        yield module, name
+
+
+def _layer(module: nn.Module, name: str) -> Layer:
+    if type(module) is nn.Linear:
+        return _linear(name)
+    if type(module) is nn.Conv2d:
+        return _conv(module, name)
+    if type(module) is nn.LayerNorm:
+        return _layer_norm(module, name)
+    if type(module) is nn.GroupNorm:
+        return _group_norm(module, name)
+    if type(module) is nn.Embedding:
+        return _embedding(module, name)
+    if type(module) in WEIGHTLESS or (type(module) is nn.Dropout and module.p == 0.0):
+        return lambda params, x: module(x)
+    raise CannotStack(f"{type(module).__name__}")
+
+
+def _is_halving(module: nn.Module) -> bool:
+    """Whether this is a plain 2×2 maximum."""
+    if type(module) is not nn.MaxPool2d or module.return_indices or module.ceil_mode:
+        return False
+    return all(given in (want, (want, want)) for given, want in (
+        (module.kernel_size, 2), (module.stride, 2), (module.padding, 0), (module.dilation, 1),
+    ))  # fmt: skip
+
+
+def _chain(module: nn.Module) -> list[Layer]:
+    """The layers of a chain, a convolution together with the ReLU and the pooling that follow it."""
+    leaves = list(_leaves(module, ""))
+    chain: list[Layer] = []
+    while leaves:
+        (first, name), rest = leaves[0], [inner for inner, _ in leaves[1:3]]
+        if type(first) is nn.Conv2d and len(rest) == 2 and type(rest[0]) is nn.ReLU and _is_halving(rest[1]):
+            chain.append(_conv(first, name, after=_relu_pool))
+            leaves = leaves[3:]
+        else:
+            chain.append(_layer(first, name))
+            leaves = leaves[1:]
+    return chain
+
+
+def descend(weights: Tensor, gradients: Tensor, rates: Tensor) -> None:
+    """A step of SGD in place, with a rate for each client."""
+    if weights.is_cuda and kernels is not None:
+        kernels.descend(weights, gradients, rates)
+    else:
+        weights.addcmul_(gradients, rates.view(-1, *(1,) * (weights.ndim - 1)), value=-1.0)
 
 
 def stack(module: nn.Module) -> Layer:
@@ -180,7 +249,7 @@ def stack(module: nn.Module) -> Layer:
     if any(True for _ in module.buffers()):
         raise CannotStack("it has buffers")
     try:
-        chain = list(_layers(module, ""))
+        chain = _chain(module)
     except CannotStack:
         return _mapped(module)
 

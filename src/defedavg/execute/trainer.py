@@ -14,7 +14,7 @@ from ..protocol import Update
 from ..tasks import Task
 from .batches import positions
 from .reference import Recipe, sample_losses
-from .stacked import stack
+from .stacked import descend, stack
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -75,8 +75,7 @@ class Trainer:
         with torch.no_grad():
             for name, gradient in zip(self._trainable, gradients, strict=True):
                 if gradient is not None:
-                    own = weights[name]
-                    own.sub_(gradient * rates.view(-1, *(1,) * (own.ndim - 1)))
+                    descend(weights[name], gradient, rates)
 
     def _split(self, vectors: Tensor) -> dict[str, Tensor]:
         parts = torch.split(vectors, [count for *_, count in self._shapes], dim=1)
