@@ -98,18 +98,21 @@ def relu_pool_backward(grad: Tensor, which: Tensor) -> Tensor:
 
 
 @triton.jit
-def _columns(x, out, total, H, W, CH, OH, OW, SH, SW, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < total
+def _columns(x, out, each, H: tl.constexpr, W: tl.constexpr, CH: tl.constexpr, OW: tl.constexpr,
+             SH: tl.constexpr, SW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    # A program copies BLOCK places of one image's patches: all but the number of the image fits in 32 bits.
+    n = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < each
     i = at % CH
     patch = at // CH
     kw = patch % KW
     kh = (patch // KW) % KH
     ox = (patch // (KW * KH)) % OW
-    row = patch // (KW * KH * OW)
-    oy, n = row % OH, row // OH
-    value = tl.load(x + ((n * H + oy * SH + kh) * W + ox * SW + kw) * CH + i, mask=inside, other=0.0)
-    tl.store(out + at, value, mask=inside)
+    oy = patch // (KW * KH * OW)
+    place = ((oy * SH + kh) * W + ox * SW + kw) * CH + i
+    value = tl.load(x + n * (H * W * CH) + place, mask=inside, other=0.0)
+    tl.store(out + n * each + at, value, mask=inside)
 
 
 def columns(x: Tensor, size: tuple[int, int], stride: tuple[int, int]) -> Tensor:
@@ -117,8 +120,12 @@ def columns(x: Tensor, size: tuple[int, int], stride: tuple[int, int]) -> Tensor
     n, height, width, ins = x.shape
     high, wide = (height - size[0]) // stride[0] + 1, (width - size[1]) // stride[1] + 1
     out = torch.empty((n, high, wide, *size, ins), dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(out.numel(), BLOCK),)
-    _columns[grid](x, out, out.numel(), height, width, ins, high, wide, *stride, KH=size[0], KW=size[1], BLOCK=BLOCK)
+    each = out[0].numel()
+    # The grid's second dimension ends at 65,535: larger batches go in parts.
+    for first in range(0, n, 65_535):
+        part, images = out[first : first + 65_535], x[first : first + 65_535]
+        grid = (triton.cdiv(each, BLOCK), len(part))
+        _columns[grid](images, part, each, height, width, ins, wide, *stride, KH=size[0], KW=size[1], BLOCK=BLOCK)
     return out
 
 
