@@ -1,7 +1,7 @@
 """The paper's time model: round times against closed forms and against an independent simulation.
 
 The independent figures (N = 100, K = 50, FashionMNIST, mean of 400 rounds) come from ONE draw of the clients' speeds,
-and that draw is slow: its capacity lies 1.5 standard deviations below the mean of such draws. So averages over many
+and that draw is slow: its capacity lies 1.3 standard deviations below the mean of such draws. So averages over many
 draws are compared with closed forms, and the figures with averages over 20 draws that share the capacity and the tail
 of that one (two numbers that the table itself reveals: FedBuff's and FedAvg's round times).
 """
