@@ -24,7 +24,7 @@ from .errors import UserError, unknown
 from .plan import Plan
 from .report import tables
 from .report.jsons import finite
-from .simulation import make_fleet, make_plan, named_task
+from .simulation import make_timeline, named_task
 from .stats import PlanStats, summarise
 
 app = typer.Typer(
@@ -123,10 +123,11 @@ def plan(
     plans: list[Plan] = []
     stats: list[PlanStats] = []
     for point, seed in track(pending, "planning", console=err, transient=True, disable=as_json or not err.is_terminal):
-        made = make_plan(point.settings, seed, rounds)
+        timeline = make_timeline(point.settings, seed)
+        made = Plan.collect(timeline, rounds)
         made.check()
         plans.append(made)
-        stats.append(summarise(made, make_fleet(point.settings, seed)))
+        stats.append(summarise(made, timeline.fleet))
         if save:
             _folder(save)
             made.save(save / (file_name(point.label, seed) + ".jsonl.gz"))

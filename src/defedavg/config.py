@@ -23,6 +23,8 @@ from .errors import UserError, unknown
 from .profiles import PAPER, Slowness, Windows
 from .traces import read_trace
 
+PROFILE = "paper-fashionmnist"  # unless a file names another
+
 
 def _key(default: Any, text: str, **more: Any) -> Any:
     """A key of a table with the line that explains it."""
@@ -52,9 +54,11 @@ class ClientSettings:
     """[clients]: how many, how fast, how reliable."""
 
     num_clients: int = _key(100, "N")
-    profile: str = _key("paper-fashionmnist", "gives step_seconds and model_megabytes where they are not set")
-    step_seconds: float = _key(0.0017, "one local step on the fastest client", profile=True)
-    model_megabytes: float = _key(2.2, "one model on the wire, in 10^6 bytes", profile=True)
+    profile: str = _key(PROFILE, "gives step_seconds and model_megabytes where they are not set")
+    step_seconds: float = _key(PAPER[PROFILE]["step_seconds"], "one local step on the fastest client", profile=True)
+    model_megabytes: float = _key(
+        PAPER[PROFILE]["model_megabytes"], "one model on the wire, in 10^6 bytes", profile=True
+    )
     slowness: str = _key(
         "uniform(1, 5)",
         "equal, uniform(low, high), lognormal(sigma), exponential(mean), two-speed(share, factor), pareto(shape)",
@@ -230,7 +234,7 @@ def override(found: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any
     merged = {name: dict(value) if isinstance(value, dict) else value for name, value in found.items()}
     given = {text.partition("=")[0].strip() for text in overrides}
     if "clients.profile" in given and isinstance(merged.get("clients"), dict):
-        for name in PAPER["paper-fashionmnist"]:  # the newer word outweighs what a file says of an older one
+        for name in PAPER[PROFILE]:  # the newer word outweighs what a file says of an older one
             if f"clients.{name}" not in given:
                 merged["clients"].pop(name, None)
     for text in overrides:
@@ -283,7 +287,7 @@ def study(found: Mapping[str, Any], *, folder: Path | None = None, fallback_name
 
 def _fill_clients(clients: dict[str, Any], folder: Path | None) -> None:
     """What the profile and the trace say, where the file says nothing."""
-    profile = clients.get("profile", "paper-fashionmnist")
+    profile = clients.get("profile", PROFILE)
     if isinstance(profile, str) and profile in PAPER:
         for name, value in PAPER[profile].items():
             clients.setdefault(name, value)

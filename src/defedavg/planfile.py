@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from .errors import UserError
+from .files import write_whole
 from .plan import Absence, Fate, Header, Job, Record, Replacement, Round, Sent, Stall, Uploaded
 from .protocol import Merge, Update
 
@@ -58,15 +59,10 @@ def _plain(item: Header | Record) -> Any:
 
 
 def write(path: str | Path, lines: Iterable[str]) -> None:
-    """Write the lines beside the path, then move them there: a reader never sees half a file."""
+    """Write the lines, compressed if the name ends in .gz."""
     path = Path(path)
     data = "".join(line + "\n" for line in lines).encode()
-    scratch = path.with_name(path.name + ".part")
-    try:
-        scratch.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-        scratch.replace(path)
-    except OSError as error:
-        raise UserError(f"the plan cannot be written to {path}: {error.strerror or error}") from None
+    write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def read(path: str | Path) -> tuple[Header, list[Record]]:

@@ -15,8 +15,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,6 +26,7 @@ from . import __version__
 from .config import Point, Study
 from .errors import UserError, unknown
 from .execute import CannotStack, Evaluation, Status, Trainer, drive_batched
+from .files import write_whole, writing
 from .plan import Plan
 from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
@@ -40,17 +40,9 @@ OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots")
 Watch = Callable[[Point, int, Evaluation], None]
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
-
-
 def open_folder(path: Path, force: bool) -> None:
     """Make the folder of a run; one that is there already is refused, or with ``force`` emptied of an earlier run."""
-    with _writing(path):
+    with writing(path):
         if path.exists():
             if not path.is_dir():
                 raise UserError(f"{path} is there and is not a folder; choose another --out or name")
@@ -66,14 +58,6 @@ def open_folder(path: Path, force: bool) -> None:
                     shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
         (path / "plans").mkdir(parents=True, exist_ok=True)
         (path / "plots").mkdir(exist_ok=True)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file in one stroke: a reader sees the old one or the new one."""
-    with _writing(path):
-        scratch = path.with_name(path.name + ".part")
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
 
 
 def file_name(label: str, seed: int) -> str:
@@ -119,7 +103,7 @@ class Run:
         self._tasks: dict[Any, Task] = {}
         self._check()
         open_folder(folder, force)
-        write_whole(folder / "config.toml", study.to_toml())
+        write_whole(folder / "config.toml", study.to_toml().encode())
         self._save_summary(finished=False)
 
     def _check(self) -> None:
@@ -139,14 +123,10 @@ class Run:
     def carry_out(self, watch: Watch) -> bool:
         """Run everything; False if Ctrl-C ended it, with all that was measured kept."""
         metrics = self.folder / "metrics.jsonl"
-        with _writing(metrics), metrics.open("a", encoding="utf-8") as out:
-            for group in self._groups():
-                if not (
-                    self._together(group, out, watch)
-                    if self.means.executor == "batched"
-                    else self._each(group, out, watch)
-                ):
-                    return False
+        with writing(metrics), metrics.open("a", encoding="utf-8") as out:
+            carry = self._together if self.means.executor == "batched" else self._each
+            if not all(carry(group, out, watch) for group in self._groups()):
+                return False
         self._save_summary(finished=True)
         return True
 
@@ -232,12 +212,13 @@ class Run:
             save(loss_curves(panels, against=against), plots / f"loss-over-{against}")
         task = next(iter(self._tasks.values()))
         if task.classes is not None:
-            counts = class_counts(task.clients, task.train.targets.numpy(), task.classes)
+            counts = class_counts(task.clients, task.train.targets.cpu().numpy(), task.classes)
             save(split_map(counts, f"{task.name}, seed {self.study.seeds[0]}"), plots / "split")
 
     def _save_summary(self, *, finished: bool) -> None:
         whole = {"name": self.study.name, "version": __version__, "finished": finished, "runs": self.entries}
-        write_whole(self.folder / "summary.json", json.dumps(whole, indent=1, allow_nan=False) + "\n")
+        text = json.dumps(whole, indent=1, allow_nan=False) + "\n"
+        write_whole(self.folder / "summary.json", text.encode())
 
 
 def _curve(point: Point, found: Sequence[Evaluation]) -> Curve:

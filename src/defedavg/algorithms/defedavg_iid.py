@@ -9,10 +9,8 @@ Fast clients take part more often, which is harmless where all clients' data are
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..protocol import Broadcast, Redraw, Rule, Send, SetTimer
-from .server import Actions, OpenRound, Setup
+from ..protocol import Broadcast, Redraw, Rule, Send
+from .server import Actions, OpenRound
 
 
 class DeFedAvgIID(OpenRound):
@@ -24,10 +22,6 @@ class DeFedAvgIID(OpenRound):
     equation = "w[t+1] = w[t] − η/n Σ_{first n} Δ"
     rule = Rule()
     broadcasts = True
-
-    def __init__(self, setup: Setup, settings: Any = None) -> None:
-        super().__init__(setup, settings)
-        self._token = 0
 
     def _check_setup(self) -> None:
         super()._check_setup()
@@ -50,8 +44,3 @@ class DeFedAvgIID(OpenRound):
 
     def _opened(self) -> Actions:
         return [Broadcast(self.version), *self._arm()]
-
-    def _arm(self) -> Actions:
-        self._token += 1
-        seconds = self.setup.timeout_seconds
-        return [] if seconds is None else [SetTimer(self._token, seconds)]

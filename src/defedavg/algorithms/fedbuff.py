@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import UserError, unknown
 from ..keyed import below, key
 from ..protocol import Redraw, Rule, Send, SetTimer, Settle, Update
+from .pool import Pool
 from .server import Actions, OpenRound, Setup
 
 STALENESS = {"constant": lambda delay: 1.0, "sqrt": lambda delay: 1.0 / math.sqrt(1.0 + delay)}
@@ -88,8 +89,7 @@ class FedBuff(OpenRound):
             return []
         del self._active[client]
         if not len(self.pool) and not self._active:
-            for other in range(self.setup.num_clients):  # nobody is left to trust: try everybody again
-                self.pool.add(other)
+            self.pool = Pool(self.setup.num_clients)  # nobody is left to trust: try everybody again
         fresh = self.settled()
         return [Redraw((client,), tuple(a.client for a in fresh if isinstance(a, Send))), *fresh]
 

@@ -54,6 +54,7 @@ class Server:
         self.version = 0
         self.pool = Pool(setup.num_clients)  # clients that are not suspected to be gone
         self._seen: dict[int, int] = {}
+        self._token = 0  # of the timer that matters
         self._check_setup()
 
     @classmethod
@@ -136,6 +137,12 @@ class Server:
         if not len(self.pool):
             self.pool = Pool(self.setup.num_clients)
 
+    def _arm(self) -> Actions:
+        """Start to wait, where waits have an end; timers from before no longer matter."""
+        self._token += 1
+        seconds = self.setup.timeout_seconds
+        return [] if seconds is None else [SetTimer(self._token, seconds)]
+
 
 class DrawnRound(Server):
     """A round that draws its clients and waits for them all; one drawn twice counts twice."""
@@ -147,7 +154,6 @@ class DrawnRound(Server):
         self._got: dict[int, Update] = {}
         self._spare: dict[int, Update] = {}  # came too late, but count if their client is drawn again in this round
         self._draws = 0
-        self._token = 0
 
     def _check_setup(self) -> None:
         super()._check_setup()
@@ -201,11 +207,6 @@ class DrawnRound(Server):
         self._weights = Counter(self._draw(self.setup.updates_per_round))
         self._waiting = set(self._weights)
         return [*unused, *(self._invite(client) for client in sorted(self._waiting)), *self._arm()]
-
-    def _arm(self) -> Actions:
-        self._token += 1
-        seconds = self.setup.timeout_seconds
-        return [] if seconds is None else [SetTimer(self._token, seconds)]
 
     def _arrived(self, update: Update) -> Actions:
         if not self._accepts(update):

@@ -1,14 +1,13 @@
 """Executors compute a plan: they train the jobs that some merge uses, and apply the merges. They know no algorithm."""
 
 from .batched import Lane, drive_batched
-from .batches import SAMPLING, positions
+from .batches import positions
 from .drive import Evaluation, Goal, Progress, Status, drive
 from .reference import Recipe, Reference
 from .stacked import CannotStack
 from .trainer import Trainer
 
 __all__ = [
-    "SAMPLING",
     "CannotStack",
     "Evaluation",
     "Goal",

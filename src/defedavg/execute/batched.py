@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ..errors import UserError
-from ..plan import Record, Round, Stall, moment
+from ..plan import Record, Round
 from ..protocol import Update
 from .drive import Evaluation, Goal, Meter, Progress, Status
 from .reference import Reference
@@ -80,7 +80,7 @@ class Lane:
         planned = self.rounds[-1].merge.version if self.rounds else self.newest
         while self.last is None and planned < self.goal.max_rounds:
             record = next(self.records)
-            if isinstance(record, Stall) or moment(record) > self.goal.max_seconds:
+            if self.goal.ended_by(record):
                 self.last = record
             elif isinstance(record, Round):
                 self.rounds.append(record)

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from ..keyed import extend, extend_all, key, permutation
 
-SAMPLING = ("replacement", "shuffle")
-
 
 def positions(
     seed: int, client: int, index: int, *, steps: int, batch_size: int, size: int, sampling: str = "replacement"

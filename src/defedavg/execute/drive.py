@@ -42,6 +42,10 @@ class Goal:
     every_seconds: float = 0.0
     train_samples: int = 0
 
+    def ended_by(self, record: Record) -> bool:
+        """Whether nothing from this record on is computed: every client is lost, or the time is up."""
+        return isinstance(record, Stall) or moment(record) > self.max_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -166,7 +170,7 @@ def drive(records: Iterable[Record], executor: Executor, goal: Goal, progress: P
         return
     for record in records:
         found = None
-        if isinstance(record, Stall) or moment(record) > goal.max_seconds:
+        if goal.ended_by(record):
             found = meter.ended(record)
         elif isinstance(record, Round):
             found = meter.round(record, executor.apply(record))

@@ -13,7 +13,9 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import UserError
@@ -33,6 +35,20 @@ class Recipe:
     global_lr: float = 1.0
     local_lr: float = 0.05
     sampling: str = "replacement"
+
+    def samples(self, task: Task, update: Update) -> NDArray[np.int64]:
+        """The training samples that a job sees, (steps, batch_size)."""
+        own = task.clients[update.client]
+        drawn = positions(
+            self.seed,
+            update.client,
+            update.index,
+            steps=update.steps,
+            batch_size=self.batch_size,
+            size=len(own),
+            sampling=self.sampling,
+        )
+        return own[drawn]
 
 
 class FlatModel:
@@ -83,13 +99,12 @@ class Reference:
         self.updates_trained = 0
         device = task.train.inputs.device
         self._flat = FlatModel(seeded(task.model, key(recipe.seed, "init")).to(device))
-        self._clients = [torch.from_numpy(indices).to(device) for indices in task.clients]
         self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
         self._try()
 
     def _try(self) -> None:
         """One step that counts for nothing, so that a model that does not fit its data is found now."""
-        samples = self._clients[0][: self.recipe.batch_size]
+        samples = torch.from_numpy(self.task.clients[0][: self.recipe.batch_size])
         try:
             with torch.random.fork_rng(devices=[]):
                 self._flat.module.eval()
@@ -126,23 +141,14 @@ class Reference:
     def _train(self, update: Update) -> Tensor:
         """Δ = w_start − w_end of one job."""
         flat, recipe = self._flat, self.recipe
-        own = self._clients[update.client]
-        drawn = positions(
-            recipe.seed,
-            update.client,
-            update.index,
-            steps=update.steps,
-            batch_size=recipe.batch_size,
-            size=len(own),
-            sampling=recipe.sampling,
-        )
+        samples_of_steps = torch.from_numpy(recipe.samples(self.task, update)).to(flat.vector.device)
         start = self.versions[update.version]
         flat.load(start)
         flat.module.train()
         # Layers that draw for themselves (dropout) draw from the job's own key, and the global state is left alone.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key(recipe.seed, "layers", update.client, update.index) >> 1)
-            for samples in own[torch.from_numpy(drawn).to(own.device)]:
+            for samples in samples_of_steps:
                 outputs = flat.module(self.task.train.inputs[samples])
                 loss = sample_losses(self.task, outputs, self.task.train.targets[samples]).mean()
                 gradients = torch.autograd.grad(loss, flat.trainable, allow_unused=True)

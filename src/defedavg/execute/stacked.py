@@ -153,10 +153,9 @@ def _linear(name: str) -> Layer:
     return layer
 
 
-def _per_sample(values: Tensor, samples: int, dims: int) -> Tensor:
-    """A client's scale or shift, repeated for its samples, ready to broadcast over ``dims`` dimensions."""
-    each = values.repeat_interleave(samples // values.shape[0], dim=0)
-    return each.reshape(*each.shape, *(1,) * (dims - each.ndim))
+def _per_sample(values: Tensor, x: Tensor, *shape: int) -> Tensor:
+    """What every client has one of, repeated for each of its samples in ``x`` and shaped to broadcast with them."""
+    return values.repeat_interleave(len(x) // len(values), dim=0).view(len(x), *shape)
 
 
 def _layer_norm(module: nn.LayerNorm, name: str) -> Layer:
@@ -164,13 +163,10 @@ def _layer_norm(module: nn.LayerNorm, name: str) -> Layer:
         out = F.layer_norm(x, module.normalized_shape, eps=module.eps)
         if not module.elementwise_affine:
             return out
-        lead = (1,) * (x.ndim - 1 - len(module.normalized_shape))
-        scale = params[f"{name}weight"].repeat_interleave(len(x) // len(params[f"{name}weight"]), dim=0)
-        out = out * scale.view(len(x), *lead, *module.normalized_shape)
-        if f"{name}bias" in params:
-            shift = params[f"{name}bias"].repeat_interleave(len(x) // len(params[f"{name}bias"]), dim=0)
-            out = out + shift.view(len(x), *lead, *module.normalized_shape)
-        return out
+        shape = (*(1,) * (x.ndim - 1 - len(module.normalized_shape)), *module.normalized_shape)
+        out = out * _per_sample(params[f"{name}weight"], x, *shape)
+        bias = params.get(f"{name}bias")
+        return out if bias is None else out + _per_sample(bias, x, *shape)
 
     return layer
 
@@ -179,8 +175,9 @@ def _group_norm(module: nn.GroupNorm, name: str) -> Layer:
     def layer(params: Params, x: Tensor) -> Tensor:
         out = F.group_norm(x, module.num_groups, eps=module.eps)
         if module.affine:
-            out = out * _per_sample(params[f"{name}weight"], len(x), x.ndim)
-            out = out + _per_sample(params[f"{name}bias"], len(x), x.ndim)
+            shape = (x.shape[1], *(1,) * (x.ndim - 2))
+            out = out * _per_sample(params[f"{name}weight"], x, *shape)
+            out = out + _per_sample(params[f"{name}bias"], x, *shape)
         return out
 
     return layer
@@ -193,8 +190,8 @@ def _embedding(module: nn.Embedding, name: str) -> Layer:
     def layer(params: Params, x: Tensor) -> Tensor:
         table = params[f"{name}weight"]
         clients, words, width = table.shape
-        shift = torch.arange(clients, device=x.device).repeat_interleave(len(x) // clients) * words
-        return F.embedding(x + shift.view(-1, *(1,) * (x.ndim - 1)), table.reshape(clients * words, width))
+        shift = _per_sample(torch.arange(clients, device=x.device) * words, x, *(1,) * (x.ndim - 1))
+        return F.embedding(x + shift, table.reshape(clients * words, width))
 
     return layer
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ..protocol import Update
 from ..tasks import Task
-from .batches import positions
 from .reference import Recipe, sample_losses
 from .stacked import descend, stack
 
@@ -96,18 +95,8 @@ class Trainer:
 
 def _samples(job: Job, steps: int) -> NDArray[np.int64]:
     """The sample numbers of every step, (steps, batch); after the job's own steps they mean nothing."""
-    own, update = job.task.clients[job.update.client], job.update
-    drawn = positions(
-        job.recipe.seed,
-        update.client,
-        update.index,
-        steps=update.steps,
-        batch_size=job.recipe.batch_size,
-        size=len(own),
-        sampling=job.recipe.sampling,
-    )
     whole = np.zeros((steps, job.recipe.batch_size), dtype=np.int64)
-    whole[: update.steps] = own[drawn]
+    whole[: job.update.steps] = job.recipe.samples(job.task, job.update)
     return whole
 
 
