@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from defedavg.plan import Record, Round
+from strategies import case
+
+GOOD = case("defedavg-iid", 5, 2, seed=1, step_seconds=0.05).plan(8)  # long jobs: some run while others are merged
 
 
 def rounds_of(records: Iterable[Record]) -> Iterator[Round]:
