@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from defedavg.algorithms import ALGORITHMS
 from defedavg.config import Settings
 from defedavg.errors import UserError
-from defedavg.execute import CannotStack, Goal, Lane, Progress, Trainer, drive_batched
+from defedavg.execute import Goal, Lane, Progress, Trainer, drive_batched
 from defedavg.simulation import Simulation, make_executor, make_plan, make_timeline
 from defedavg.tasks import Task, make_task
 from test_execute import settings
@@ -91,8 +91,8 @@ def lane_of(chosen: Settings, task: Task, rounds: int, seed: int = 0) -> Lane:
 
 def batched(lanes: list[Lane], task: Task, width: int) -> list[Tensor]:
     """The last versions of runs that share batches."""
-    trainer = Trainer(task, lanes[0].reference.module)
-    for _ in drive_batched(lanes, trainer, width):
+    trainer = Trainer(task, lanes[0].reference.module, width=width)
+    for _ in drive_batched(lanes, trainer):
         pass
     return [lane.reference.versions[lane.newest] for lane in lanes]
 
@@ -143,14 +143,14 @@ def test_the_look_ahead_fills_batches() -> None:
     task = make_task(model=lambda: nn.Linear(2, 2), train=data, test=data, clients=[np.array([i]) for i in range(100)])
     sizes = []
     lane = lane_of(chosen, task, 200)
-    trainer = Trainer(task, lane.reference.module)
+    trainer = Trainer(task, lane.reference.module, width=128)
 
     def pretend(jobs: list[Any]) -> list[Tensor]:
         sizes.append(len(jobs))
         return [torch.zeros_like(job.start) for job in jobs]
 
     trainer.train = pretend  # type: ignore[method-assign,assignment]
-    for _ in drive_batched([lane], trainer, 128):
+    for _ in drive_batched([lane], trainer):
         pass
     assert sum(sizes) == 2000
     assert np.mean(sizes) >= 35
@@ -166,24 +166,10 @@ def test_a_run_ends_as_the_reference_ends_it() -> None:
         plain, fast = Simulation(chosen, 0), Simulation(chosen, 0)
         truth = list(plain)
         lane = fast.lane()
-        found = [e for _, e in drive_batched([lane], Trainer(fast.task, fast.executor.module), 16)]
+        found = [e for _, e in drive_batched([lane], Trainer(fast.task, fast.executor.module, width=16))]
         assert [(e.round, e.seconds, e.accuracy) for e in found] == [(e.round, e.seconds, e.accuracy) for e in truth]
         assert fast.progress.status == plain.progress.status
         assert fast.plan.hash() == plain.plan.hash()
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)),
-        nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)),
-    ],
-)
-def test_what_cannot_be_stacked_says_so(model: nn.Module) -> None:
-    x, y = torch.zeros(8, 4), torch.arange(8) % 2
-    task = make_task(model=model, train=(x, y), test=(x, y), clients=[np.arange(8)])
-    with pytest.raises(CannotStack):
-        Trainer(task, model)
 
 
 def test_a_batch_has_room_for_at_least_one_job() -> None:

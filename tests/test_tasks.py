@@ -65,6 +65,10 @@ def line_of(act: Callable[[], object]) -> str:
         ("mlp", (1, 28, 28), 784 * 64 + 64 + 64 * 10 + 10),
         ("softmax", (1, 28, 28), 7_850),
         ("cnn", (2, 16, 19), 1632 + 51_264 + 64 * 512 + 512 + 5130),
+        ("resnet", (1, 28, 28), 9 * 16 + 32 + 4672 + 14_528 + 57_728 + 650),
+        ("resnet", (3, 8, 11), 9 * 48 + 32 + 4672 + 14_528 + 57_728 + 650),
+        ("transformer", (1, 28, 28), 49 * 64 + 64 + 16 * 64 + 2 * 33_472 + 128 + 650),
+        ("transformer", (3, 32, 32), 48 * 64 + 64 + 64 * 64 + 2 * 33_472 + 128 + 650),
     ],
 )
 def test_models_have_the_right_size_and_run(name: str, shape: tuple[int, ...], count: int) -> None:
@@ -76,6 +80,16 @@ def test_models_have_the_right_size_and_run(name: str, shape: tuple[int, ...], c
 @pytest.mark.parametrize("shape", [(1, 15, 28), (1, 28, 15), (784,), (28, 28)])
 def test_the_cnn_refuses_small_inputs(shape: tuple[int, ...]) -> None:
     assert "at least 16x16 pixels" in line_of(lambda: build("cnn", shape, 10))
+
+
+@pytest.mark.parametrize("shape", [(1, 7, 28), (784,), (28, 28)])
+def test_the_resnet_refuses_small_inputs(shape: tuple[int, ...]) -> None:
+    assert "at least 8x8 pixels" in line_of(lambda: build("resnet", shape, 10))
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 27), (1, 29, 29), (784,), (28, 28)])
+def test_the_transformer_refuses_what_patches_cannot_tile(shape: tuple[int, ...]) -> None:
+    assert "squares of 2 to 7 pixels can tile" in line_of(lambda: build("transformer", shape, 10))
 
 
 def test_build_errors() -> None:

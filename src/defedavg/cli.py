@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -209,6 +210,16 @@ def split(
 Force = Annotated[bool, typer.Option("--force", help="Replace a run of the same name.")]
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where run folders are made.")]
 
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Width = Annotated[int | None, typer.Option(help="Jobs in one batch at most; 64 on the CPU, 192 on CUDA.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="What may be used, as 800M or 12G; a share of what is free if not given."),
+]
+Precision = Annotated[
+    str, typer.Option(help="Of products: float32, or on CUDA tf32 or bf16; auto is tf32 on CUDA, float32 elsewhere.")
+]
+
 
 @app.command()
 def run(
@@ -217,18 +228,20 @@ def run(
     folder: Out = Path("runs"),
     force: Force = False,
     executor: Annotated[
-        str, typer.Option(help="reference: job by job; batched: many clients in one step.")
-    ] = "reference",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    width: Annotated[int, typer.Option(help="Jobs in one batch at most, with --executor batched.")] = 64,
+        str, typer.Option(help="batched: many clients in one step; reference: one job after the other.")
+    ] = "batched",
+    device: Device = "auto",
+    width: Width = None,
+    memory: Memory = None,
+    precision: Precision = "auto",
     as_json: Json = False,
 ) -> None:
     """Train: every algorithm × swept setting × seed of a study, into runs/NAME/."""
     from .live import watch_run
-    from .runs import Means, Run, choose_device
+    from .runs import Means, Run
 
     study = config.load(file, tuple(overrides or ()))
-    means = Means(executor, choose_device(device), width)
+    means = Means.choose(executor, device, width, memory, precision)
     job = Run(study, folder / study.name, force=force, means=means)
     with watch_run(err, job) as watch:
         finished = job.carry_out(watch)
@@ -243,6 +256,41 @@ def run(
     if not finished:
         err.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
         raise typer.Exit(130)
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Option(help="cnn, mlp, softmax, resnet or transformer.")] = "cnn",
+    image: Annotated[str, typer.Option(metavar="C,H,W", help="The shape of the random images.")] = "1,28,28",
+    runs: Annotated[int, typer.Option(help="Seeds that share batches.")] = 3,
+    updates: Annotated[int, typer.Option(help="Updates of the batched executor in each turn.")] = 300,
+    reference_updates: Annotated[int, typer.Option(help="Updates of the plain loop in each turn.")] = 20,
+    repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
+    measure_rounds: Annotated[int, typer.Option(help="Measure every so many rounds.")] = 10,
+    device: Device = "auto",
+    width: Width = None,
+    memory: Memory = None,
+    precision: Precision = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure this machine: updates per second of the plain loop and of the batched executor, side by side.
+
+    Real runs of DeFedAvg-IID (N = 100, n = 10, K = 50, batch 10) on random images: no data are needed.
+    """
+    from .bench import Load
+    from .bench import bench as measure
+    from .runs import Means
+
+    if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", image):
+        raise UserError(f"--image {image!r} is no shape; write it as 1,28,28")
+    shape = tuple(int(side) for side in image.split(","))
+    load = Load(model, shape, runs, updates, reference_updates, repeats, measure_rounds)
+    means = Means.choose("batched", device, width, memory, precision)
+    found = measure(load, means, lambda line: err.print(line, markup=False, soft_wrap=True))
+    if as_json:
+        _print_json(found)
+    else:
+        out.print(tables.bench_table(found))
 
 
 @app.command()

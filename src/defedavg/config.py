@@ -41,7 +41,7 @@ class TaskSettings:
     """[task]: what is learned, and who holds which data."""
 
     data: str = _key("mnist5k", "data set")
-    model: str = _key("cnn", "cnn, mlp or softmax")
+    model: str = _key("cnn", "cnn, mlp, softmax, resnet or transformer")
     split: str = _key("iid", "iid, classes, dirichlet or shards")
     classes_per_client: int = _key(2, "for split = classes")
     alpha: float = _key(0.5, "for split = dirichlet: smaller is more uneven")

@@ -79,13 +79,10 @@ def studies() -> dict[str, Study]:
 
 def carry_out(folder: Path, console: Console) -> tuple[bool, dict[str, list[dict[str, Any]]], Path]:
     """Run the demo into a folder; gives whether it finished, its results by setting, and where the curves are."""
-    import torch
-
     from .live import watch_run
     from .report.plots import accuracy_curves, save
     from .runs import Run
 
-    torch.set_num_threads(1)  # steps this small lose more to a second thread than they gain
     entries: dict[str, list[dict[str, Any]]] = {}
     panels, targets = {}, {}
     finished = True

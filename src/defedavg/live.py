@@ -43,8 +43,12 @@ def watch_run(console: Console, run: Run) -> Iterator[Watch]:
     with Progress(*columns, TextColumn("{task.description}"), console=console, transient=True) as bar:
         task = bar.add_task(run.study.name, total=pending)
 
+        shares: dict[tuple[str, int], float] = {}
+
         def show(point: Point, seed: int, e: Evaluation) -> None:
-            limit = point.settings.stop.max_rounds
-            bar.update(task, completed=len(run.entries) + e.round / limit, description=_line(point, seed, e))
+            stop = point.settings.stop
+            shares[point.label, seed] = max(e.round / stop.max_rounds, e.seconds / stop.max_seconds)
+            shares.update({(entry["label"], entry["seed"]): 1.0 for entry in run.entries})
+            bar.update(task, completed=sum(shares.values()), description=_line(point, seed, e))
 
         yield show

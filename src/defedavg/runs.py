@@ -15,8 +15,8 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,16 +25,18 @@ import torch
 from . import __version__
 from .config import Point, Study
 from .errors import UserError, unknown
-from .execute import CannotStack, Evaluation, Status, Trainer, drive_batched
+from .execute import CannotStack, Evaluation, Lane, Status, Trainer, drive_batched
+from .execute.memory import parse_memory
+from .execute.precision import DEFAULT, check_precision, computing_in
 from .files import write_whole, writing
 from .plan import Plan
 from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
 from .simulation import Simulation, make_goal, make_timeline, named_task
 from .stats import summarise
-from .tasks import Task, class_counts
+from .tasks import Data, Task, class_counts
 
-EXECUTORS = ("reference", "batched")
+EXECUTORS = ("batched", "reference")
 OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots")
 
 Watch = Callable[[Point, int, Evaluation], None]
@@ -78,15 +80,27 @@ def choose_device(name: str) -> str:
 class Means:
     """What a study is computed with."""
 
-    executor: str = "reference"
+    executor: str = "batched"
     device: str = "cpu"
-    width: int = 64
+    width: int | None = None  # jobs in a batch at most
+    memory: int | None = None  # bytes
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         if self.executor not in EXECUTORS:
             raise unknown("executor", self.executor, EXECUTORS)
-        if self.width < 1:
+        if self.width is not None and self.width < 1:
             raise UserError(f"--width is {self.width}; it must be at least 1")
+        check_precision(self.precision, self.device)
+
+    @classmethod
+    def choose(
+        cls, executor: str, device: str, width: int | None = None, memory: str | None = None, precision: str = "auto"
+    ) -> Means:
+        """From what was asked for on the command line."""
+        device = choose_device(device)
+        precision = DEFAULT[device] if precision == "auto" else precision
+        return cls(executor, device, width, None if memory is None else parse_memory(memory), precision)
 
 
 class Run:
@@ -101,6 +115,7 @@ class Run:
         self.curves: list[Curve] = []
         self.notes: list[str] = []
         self._tasks: dict[Any, Task] = {}
+        self._data: dict[int, tuple[Data, Data]] = {}  # by id, which stays taken while the original is kept
         self._check()
         open_folder(folder, force)
         write_whole(folder / "config.toml", study.to_toml().encode())
@@ -117,13 +132,21 @@ class Run:
         """The task of a run; runs that share data and split share it."""
         key = (point.settings.task, point.settings.clients.num_clients, seed)
         if key not in self._tasks:
-            self._tasks[key] = named_task(point.settings, seed).to(self.means.device)
+            self._tasks[key] = self._moved(named_task(point.settings, seed))
         return self._tasks[key]
+
+    def _moved(self, task: Task) -> Task:
+        """The task on the device; data that tasks share are there once."""
+        train, test = (
+            self._data.setdefault(id(data), (data, data.to(self.means.device)))[1] for data in (task.train, task.test)
+        )
+        return replace(task, train=train, test=test)
 
     def carry_out(self, watch: Watch) -> bool:
         """Run everything; False if Ctrl-C ended it, with all that was measured kept."""
         metrics = self.folder / "metrics.jsonl"
-        with writing(metrics), metrics.open("a", encoding="utf-8") as out:
+        precise = computing_in(self.means.precision)
+        with writing(metrics), precise, metrics.open("a", encoding="utf-8") as out:
             carry = self._together if self.means.executor == "batched" else self._each
             if not all(carry(group, out, watch) for group in self._groups()):
                 return False
@@ -147,29 +170,54 @@ class Run:
 
     def _together(self, group: list[tuple[Point, int]], out: TextIO, watch: Watch) -> bool:
         """All runs in shared batches; False if Ctrl-C ended it."""
-        began = time.perf_counter()
-        runs = [(point, seed, Simulation(point.settings, seed, self.task(point, seed))) for point, seed in group]
-        lanes = {run.lane(): (point, seed, run) for point, seed, run in runs}
+        first = self._simulation(*group[0])
         try:
-            trainer = Trainer(runs[0][2].task, runs[0][2].executor.module)
+            trainer = Trainer(
+                first.task,
+                first.executor.module,
+                batch_size=first.executor.recipe.batch_size,
+                width=self.means.width,
+                memory=self.means.memory,
+                precision=self.means.precision,
+            )
         except CannotStack as reason:
             self.notes.append(f"the model is trained one client at a time: {reason}")
             return self._each(group, out, watch)
-        open_lanes = dict(lanes)
+        begun: dict[Lane, tuple[Point, int, Simulation, float]] = {}
+
+        def lanes() -> Iterator[Lane]:
+            for number, (point, seed) in enumerate(group):
+                run = self._simulation(point, seed) if number else first
+                if not trainer.accepts(run.executor.module):
+                    raise UserError(
+                        "the model is another each time it is built; make it always the same but for its weights"
+                    )
+                lane = run.lane()
+                begun[lane] = point, seed, run, time.perf_counter()
+                yield lane
+
+        def finish(lane: Lane) -> None:
+            point, seed, run, began = begun.pop(lane)
+            self._finish(point, seed, run, time.perf_counter() - began)
+
         try:
-            for lane, evaluation in drive_batched(list(lanes), trainer, self.means.width):
-                point, seed, _ = lanes[lane]
+            for lane, evaluation in drive_batched(lanes(), trainer):
+                point, seed, *_ = begun[lane]
                 self._write(out, point, seed, evaluation)
                 watch(point, seed, evaluation)
-                for done in [other for other in open_lanes if not other.running]:
-                    self._finish(*open_lanes.pop(done), time.perf_counter() - began)
+                for done in [other for other in begun if not other.running]:
+                    finish(done)
         except KeyboardInterrupt:
-            for lane in open_lanes:
-                lane.progress.status = Status.INTERRUPTED
-        interrupted = any(lane.progress.status is Status.INTERRUPTED for lane in open_lanes)
-        for left in open_lanes.values():
-            self._finish(*left, time.perf_counter() - began)
+            for lane in begun:
+                if lane.running:
+                    lane.progress.status = Status.INTERRUPTED
+        interrupted = any(lane.progress.status is Status.INTERRUPTED for lane in begun)
+        for left in list(begun):
+            finish(left)
         return not interrupted
+
+    def _simulation(self, point: Point, seed: int) -> Simulation:
+        return Simulation(point.settings, seed, self.task(point, seed))
 
     def _write(self, out: TextIO, point: Point, seed: int, evaluation: Evaluation) -> None:
         line = {"algorithm": point.settings.algorithm, **dict(point.swept), "seed": seed, **asdict(evaluation)}
@@ -189,7 +237,7 @@ class Run:
 
     def _one(self, point: Point, seed: int, out: TextIO, watch: Watch) -> Status:
         began = time.perf_counter()
-        run = Simulation(point.settings, seed, self.task(point, seed))
+        run = self._simulation(point, seed)
         try:
             for evaluation in run:
                 self._write(out, point, seed, evaluation)

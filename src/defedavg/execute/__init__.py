@@ -3,8 +3,8 @@
 from .batched import Lane, drive_batched
 from .batches import positions
 from .drive import Evaluation, Goal, Progress, Status, drive
+from .layers import CannotStack
 from .reference import Recipe, Reference
-from .stacked import CannotStack
 from .trainer import Trainer
 
 __all__ = [

@@ -2,25 +2,27 @@
 
 A job is ready as soon as its start version is there. So the executor looks ahead in every run's plan, trains ready jobs
 together, merges every round whose jobs are trained, and looks ahead again. Which jobs share a batch changes no result
-but for rounding: every job has its own weights, samples, rate and number of steps.
+but for rounding: every job has its own weights, samples, rate and number of steps. Versions are measured in batches,
+while the device trains on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..errors import UserError
 from ..plan import Record, Round
 from ..protocol import Update
-from .drive import Evaluation, Goal, Meter, Progress, Status
+from .drive import Due, Evaluation, Goal, Meter, Outcome, Progress, Status
+from .judge import Judge
 from .reference import Reference
 from .trainer import Job, Trainer
 
-LOOK_AHEAD = 256  # rounds; more would only keep more updates waiting
+LOOK_AHEAD = 256  # rounds read ahead at most
+AT_ONCE = 64  # versions of a run that may wait to be measured
 
 
 @dataclass(eq=False)
@@ -35,38 +37,59 @@ class Lane:
     deltas: dict[Update, Tensor] = field(default_factory=dict)
     newest: int = 0
     last: Record | None = None  # the record that ends the run before its rounds are full
+    ended: bool = False
 
     def __post_init__(self) -> None:
-        self.meter = Meter(self.reference, self.goal, self.progress)
+        self.meter = Meter(self.reference.task, self.goal, self.progress)
 
     @property
     def running(self) -> bool:
-        """Whether there is more to compute."""
+        """Whether there is more to compute, as far as is known."""
         return self.progress.status is Status.RUNNING
 
-    def ready(self, wanted: int) -> list[Update]:
-        """Jobs that can be trained now, the soonest needed first; reads ahead until there are ``wanted``."""
-        found = [update for record in self.rounds for update in self._untrained(record)]
-        while len(found) < wanted and len(self.rounds) < LOOK_AHEAD and self._read():
-            found.extend(self._untrained(self.rounds[-1]))
-        return found[:wanted]
+    def ready(self, wanted: int, room: int) -> list[Update]:
+        """Jobs that can be trained now, the soonest needed first; reads ahead until there are ``wanted``.
 
-    def advance(self) -> Iterator[Evaluation]:
-        """Merge every round whose jobs are trained; yields what is measured on the way."""
-        while self.running and (self.rounds or self._read()):
+        ``room`` is how many trained updates may wait for their rounds: those of the next round always may.
+        """
+        if self.ended:
+            return []
+        found: list[Update] = []
+        for number in range(LOOK_AHEAD):
+            if number >= len(self.rounds) and not self._read():
+                break
+            free = wanted if number == 0 else min(wanted, room - len(self.deltas))
+            if len(found) >= free:
+                break
+            found.extend(self._untrained(self.rounds[number])[: free - len(found)])
+        return found
+
+    def advance(self) -> Iterator[Due]:
+        """Merge every round whose jobs are trained; yields the versions as they come."""
+        for _ in range(AT_ONCE):
+            if self.ended or not (self.rounds or self._read()):
+                break
             merge = self.rounds[0].merge
             if any(update.steps and update not in self.deltas for update, _ in merge.updates):
                 return
             record = self.rounds.popleft()
             trained = {update: self.deltas.pop(update) for update, _ in merge.updates if update.steps}
             self.newest = merge.version
-            found = self.meter.round(record, self.reference.merge(record, trained))
-            if found is not None:
-                yield found
-        if self.running and self.last is not None:
-            found = self.meter.ended(self.last)
-            if found is not None:
-                yield found
+            due = self.meter.round(record, self.reference.merge(record, trained))
+            self.ended = due.ends is not None
+            yield due
+        if self.last is not None and not self.rounds and not self.ended:
+            self.ended = True
+            yield self.meter.ended(self.last, self.reference.versions[self.newest])
+
+    def settle(self, due: Due, outcome: Outcome) -> Evaluation | None:
+        """Take in what was seen of a version; where the run is over, what was computed beyond is forgotten."""
+        found = self.meter.settle(due, outcome)
+        if not self.running:
+            self.reference.versions = {due.round: due.weights}
+            self.newest = due.round
+            self.deltas.clear()
+        return found
 
     def _untrained(self, record: Round) -> list[Update]:
         return [
@@ -88,31 +111,53 @@ class Lane:
         return False
 
 
-def drive_batched(lanes: Sequence[Lane], trainer: Trainer, width: int) -> Iterator[tuple[Lane, Evaluation]]:
-    """Compute many runs together until each has reached its goal; yields every measurement with its run."""
-    if width < 1:
-        raise UserError(f"the batch width is {width}; it must be at least 1")
-    for lane in lanes:
-        yield lane, lane.meter.start()
+def drive_batched(lanes: Iterable[Lane], trainer: Trainer) -> Iterator[tuple[Lane, Evaluation]]:
+    """Compute many runs together until each has reached its goal; yields every measurement with its run.
+
+    A run is begun when those before it cannot fill a batch, so that a long sweep needs no more memory than a short one.
+    """
+    judge, waiting = Judge(trainer), iter(lanes)
+    running: list[Lane] = []
+    fresh: list[tuple[Lane, Due]] = []
+    verdict = judge.look(fresh)
     while True:
-        for lane in lanes:
-            for found in lane.advance():
-                yield lane, found
-        batch = _gather([lane for lane in lanes if lane.running], width)
-        if not batch:
-            return
+        if not trainer.asynchronous:
+            yield from _settle(fresh, verdict())
+            fresh, verdict = [], judge.look([])
+        running = [lane for lane in running if lane.running]
+        batch = _gather(running, trainer.width, trainer.room)
+        begun = []
+        while len(batch) < trainer.width and (lane := next(waiting, None)) is not None:
+            running.append(lane)
+            begun.append((lane, lane.meter.start(lane.reference.versions[0])))
+            batch += _gather([lane], trainer.width - len(batch), trainer.room)
         jobs = [
             Job(lane.reference.recipe, lane.reference.task, lane.reference.versions[update.version], update)
             for lane, update in batch
         ]
+        # On a device the next batch is under way before anyone waits for what is known of the last one.
         for (lane, update), delta in zip(batch, trainer.train(jobs), strict=True):
             lane.deltas[update] = delta
             lane.reference.updates_trained += 1
+        yield from _settle(fresh, verdict())
+        fresh = begun + [(lane, due) for lane in running if lane.running for due in lane.advance()]
+        if not batch and not fresh:
+            return
+        verdict = judge.look(fresh)
 
 
-def _gather(lanes: Sequence[Lane], width: int) -> list[tuple[Lane, Update]]:
+def _settle(fresh: Sequence[tuple[Lane, Due]], outcomes: Sequence[Outcome]) -> Iterator[tuple[Lane, Evaluation]]:
+    for (lane, due), outcome in zip(fresh, outcomes, strict=True):
+        if lane.running:
+            found = lane.settle(due, outcome)
+            if found is not None:
+                yield lane, found
+
+
+def _gather(lanes: Sequence[Lane], width: int, room: int) -> list[tuple[Lane, Update]]:
     """Ready jobs of all runs, an equal share of the batch for each; what one does not need goes to the others."""
-    queues = deque((lane, deque(lane.ready(width))) for lane in lanes)
+    each = max(1, room // max(1, len(lanes)))
+    queues = deque((lane, deque(lane.ready(width, each))) for lane in lanes)
     batch: list[tuple[Lane, Update]] = []
     while queues and len(batch) < width:
         lane, queue = queues.popleft()

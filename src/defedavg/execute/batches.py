@@ -8,6 +8,11 @@ from numpy.typing import NDArray
 from ..keyed import extend, extend_all, key, permutation
 
 
+def batch_key(seed: int, client: int, index: int) -> int:
+    """The key of all that a job draws from its client's samples."""
+    return extend(extend(key(seed, "batch"), client), index)
+
+
 def positions(
     seed: int, client: int, index: int, *, steps: int, batch_size: int, size: int, sampling: str = "replacement"
 ) -> NDArray[np.int64]:
@@ -16,7 +21,7 @@ def positions(
     ``replacement`` draws every position on its own; ``shuffle`` goes through the samples in an order drawn anew for
     each pass, a batch running on into the next pass where a pass ends.
     """
-    start = extend(extend(key(seed, "batch"), client), index)
+    start = batch_key(seed, client, index)
     count = steps * batch_size
     if sampling == "replacement":
         keys = extend_all(start, np.arange(count))

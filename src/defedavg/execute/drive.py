@@ -61,11 +61,33 @@ class Evaluation:
     wall_seconds: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Due:
+    """A version that was computed and not yet looked at."""
+
+    round: int
+    seconds: float
+    weights: Tensor
+    measured: bool  # whether to measure it; if not, only whether its weights are numbers is asked
+    staleness: float
+    updates: int
+    ends: Status | None  # how the run ends here if nothing else ends it
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was seen of a version."""
+
+    finite: bool
+    loss: float = math.nan
+    accuracy: float | None = None
+    train_loss: float | None = None
+
+
 class Executor(Protocol):
     """What can be driven."""
 
     task: Task
-    updates_trained: int
     versions: dict[int, Tensor]
 
     def apply(self, record: Round) -> Tensor:
@@ -98,83 +120,106 @@ class Progress:
 
 
 class Meter:
-    """Measures one run as it goes, and says in ``progress`` when it is over."""
+    """Says which versions of a run to measure, and in ``progress``, from what was seen of them, when it is over.
 
-    def __init__(self, executor: Executor, goal: Goal, progress: Progress) -> None:
-        self._executor = executor
+    Versions may be looked at some time after they were computed, in their order.
+    """
+
+    def __init__(self, task: Task, goal: Goal, progress: Progress) -> None:
         self._goal = goal
         self._progress = progress
         self._began = time.perf_counter()
         self._staleness: list[int] = []
-        self._last = (0, 0.0)  # round and time of the last measurement
-        train = executor.task.train
-        chosen = permutation(key(0, "train-loss"), len(train))[: goal.train_samples]
-        self._probe = subset(train, chosen.tolist()) if len(chosen) else None
+        self._updates = 0
+        self._newest = (0, 0.0)  # round and time
+        self._measured = (0, 0.0)
+        self.test = task.test
+        chosen = permutation(key(0, "train-loss"), len(task.train))[: goal.train_samples]
+        self.probe = subset(task.train, chosen.tolist()) if len(chosen) else None
 
-    def start(self) -> Evaluation:
-        """Measure version 0."""
-        return self._measure(0, 0.0, self._executor.versions[0])
+    def start(self, weights: Tensor) -> Due:
+        """Version 0."""
+        return self._due(weights, measured=True)
 
-    def round(self, record: Round, weights: Tensor) -> Evaluation | None:
-        """A round was computed: measure it if it is time, stop if it is over."""
-        goal, progress = self._goal, self._progress
-        number = progress.rounds = record.merge.version
-        progress.seconds = record.time
+    def round(self, record: Round, weights: Tensor) -> Due:
+        """A round was computed."""
+        goal = self._goal
+        self._newest = number, seconds = record.merge.version, record.time
         self._staleness.extend(record.merge.staleness)
-        if not bool(torch.isfinite(weights).all()):
-            progress.status, progress.diverged_at = Status.DIVERGED, number
-            return None
+        self._updates += sum(update.steps > 0 for update, _ in record.merge.updates)
         over = number >= goal.max_rounds
-        found = None
-        if over or (number - self._last[0] >= goal.every_rounds and record.time - self._last[1] >= goal.every_seconds):
-            found = self._measure(number, record.time, weights)
-        if over and progress.status is Status.RUNNING:
-            progress.status = Status.ROUNDS
-        return found
+        last_number, last_seconds = self._measured
+        time_has_come = number - last_number >= goal.every_rounds and seconds - last_seconds >= goal.every_seconds
+        return self._due(weights, over or time_has_come, Status.ROUNDS if over else None)
 
-    def ended(self, record: Record) -> Evaluation | None:
-        """The plan stalled, or its time is up: measure the last version if it was not."""
-        progress = self._progress
-        found = None
-        if self._last[0] < progress.rounds:
-            found = self._measure(progress.rounds, progress.seconds, self._executor.versions[progress.rounds])
-        if progress.status is Status.RUNNING:
-            progress.status = Status.STALLED if isinstance(record, Stall) else Status.SECONDS
-        return found
+    def ended(self, record: Record, weights: Tensor) -> Due:
+        """The plan stalled, or its time is up: the newest version is the last, and measured if it was not."""
+        status = Status.STALLED if isinstance(record, Stall) else Status.SECONDS
+        return self._due(weights, self._measured[0] < self._newest[0], status)
 
-    def _measure(self, number: int, seconds: float, weights: Tensor) -> Evaluation:
-        executor, goal, progress, staleness = self._executor, self._goal, self._progress, self._staleness
-        loss, accuracy = executor.measure(weights, executor.task.test)
-        train_loss = executor.measure(weights, self._probe)[0] if self._probe else None
+    def _due(self, weights: Tensor, measured: bool, ends: Status | None = None) -> Due:
+        staleness = self._staleness
         mean = sum(staleness) / len(staleness) if staleness else 0.0
-        staleness.clear()
-        self._last = (number, seconds)
-        wall = time.perf_counter() - self._began
-        found = Evaluation(number, seconds, accuracy, loss, train_loss, mean, executor.updates_trained, wall)
-        progress.evaluations.append(found)
-        if not math.isfinite(loss):  # the weights still are, but nothing can be learned from here
-            progress.status, progress.diverged_at = Status.DIVERGED, number
-        elif goal.target_accuracy and accuracy is not None and accuracy >= goal.target_accuracy:
-            if progress.first_hit_seconds is None:
-                progress.first_hit_seconds = seconds
-            if goal.stop_at_target:
-                progress.status = Status.TARGET
+        if measured:
+            staleness.clear()
+            self._measured = self._newest
+        return Due(*self._newest, weights, measured, mean, self._updates, ends)
+
+    def settle(self, due: Due, outcome: Outcome) -> Evaluation | None:
+        """Take in what was seen of a version; gives the measurement, if it was measured."""
+        goal, progress = self._goal, self._progress
+        progress.rounds, progress.seconds = due.round, due.seconds
+        if not outcome.finite:
+            progress.status, progress.diverged_at = Status.DIVERGED, due.round
+            return None
+        found = None
+        if due.measured:
+            loss, accuracy = outcome.loss, outcome.accuracy
+            wall = time.perf_counter() - self._began
+            found = Evaluation(
+                due.round, due.seconds, accuracy, loss, outcome.train_loss, due.staleness, due.updates, wall
+            )
+            progress.evaluations.append(found)
+            if not math.isfinite(loss):  # the weights still are, but nothing can be learned from here
+                progress.status, progress.diverged_at = Status.DIVERGED, due.round
+            elif goal.target_accuracy and accuracy is not None and accuracy >= goal.target_accuracy:
+                if progress.first_hit_seconds is None:
+                    progress.first_hit_seconds = due.seconds
+                if goal.stop_at_target:
+                    progress.status = Status.TARGET
+        if due.ends is not None and progress.status is Status.RUNNING:
+            progress.status = due.ends
         return found
+
+
+def look(executor: Executor, meter: Meter, due: Due) -> Outcome:
+    """Look at a version now."""
+    if not bool(torch.isfinite(due.weights).all()):
+        return Outcome(finite=False)
+    if not due.measured:
+        return Outcome(finite=True)
+    loss, accuracy = executor.measure(due.weights, meter.test)
+    train_loss = executor.measure(due.weights, meter.probe)[0] if meter.probe else None
+    return Outcome(True, loss, accuracy, train_loss)
 
 
 def drive(records: Iterable[Record], executor: Executor, goal: Goal, progress: Progress) -> Iterator[Evaluation]:
     """Compute rounds one after the other until the goal; yields every measurement, keeps ``progress`` up to date."""
-    meter = Meter(executor, goal, progress)
-    yield meter.start()
-    if progress.status is not Status.RUNNING:
-        return
-    for record in records:
-        found = None
-        if goal.ended_by(record):
-            found = meter.ended(record)
-        elif isinstance(record, Round):
-            found = meter.round(record, executor.apply(record))
+    meter = Meter(executor.task, goal, progress)
+    for due in _dues(records, executor, goal, meter):
+        found = meter.settle(due, look(executor, meter, due))
         if found is not None:
             yield found
         if progress.status is not Status.RUNNING:
             return
+
+
+def _dues(records: Iterable[Record], executor: Executor, goal: Goal, meter: Meter) -> Iterator[Due]:
+    newest = executor.versions[0]
+    yield meter.start(newest)
+    for record in records:
+        if goal.ended_by(record):
+            yield meter.ended(record, newest)
+        elif isinstance(record, Round):
+            newest = executor.apply(record)
+            yield meter.round(record, newest)

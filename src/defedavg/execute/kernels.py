@@ -1,6 +1,12 @@
-"""Triton kernels for what stacked convolutional models spend their time on between the matrix products.
+"""Triton kernels of the stacked layers: convolution with bias, ReLU and pooling, fully connected layers, and for both
+the way back with the step of SGD in the same pass.
 
-Each moves every byte once. They compute what the plain operations compute, and exist for CUDA only.
+Nothing is unfolded and no gradient of weights is stored: a convolution reads its patches where they lie, and weights
+are read and written once where they move. What a client computes depends
+on nothing but its own numbers, so the number of clients in a launch changes no bit. A client with rate zero is skipped.
+
+Images are (C·B, height, width, channels), convolution weights (C, O, kh, kw, I), one C for each client. The images of a
+first layer may have more channels, IX, than the weights: those beyond I count for nothing, and align the others.
 """
 
 # Triton's language has no types that a checker knows, and its arguments are named as in the formulas.
@@ -8,138 +14,306 @@ Each moves every byte once. They compute what the plain operations compute, and 
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-BLOCK = 512
 
 
 @triton.jit
-def _gather(spread, out, total, H, W, CH, OH, OW, SH, SW, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < total
-    i = at % CH
-    x = (at // CH) % W
-    y = (at // (CH * W)) % H
-    n = at // (CH * W * H)
-    found = tl.zeros((BLOCK,), dtype=out.dtype.element_ty)
-    for kh in tl.static_range(KH):
-        for kw in tl.static_range(KW):
-            oy = (y - kh) // SH
-            ox = (x - kw) // SW
-            good = inside & (y >= kh) & (x >= kw) & (oy * SH + kh == y) & (ox * SW + kw == x) & (oy < OH) & (ox < OW)
-            place = (((n * OH + oy) * OW + ox) * KH + kh) * KW + kw
-            found += tl.load(spread + place * CH + i, mask=good, other=0.0)
-    tl.store(out + at, found, mask=inside)
-
-
-def gather_patches(spread: Tensor, shape: torch.Size, stride: tuple[int, int]) -> Tensor:
-    """Sum the gradients of overlapping patches: (n, high, wide, kh, kw, i) to an image of shape (n, h, w, i)."""
-    out = torch.empty(shape, dtype=spread.dtype, device=spread.device)
-    _, height, width, ins = shape
-    _, high, wide, kh, kw, _ = spread.shape
-    grid = (triton.cdiv(out.numel(), BLOCK),)
-    _gather[grid](spread, out, out.numel(), height, width, ins, high, wide, *stride, KH=kh, KW=kw, BLOCK=BLOCK)
-    return out
+def _dot(a, b, acc, PRECISION: tl.constexpr):
+    if PRECISION == "bf16":
+        acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
+    else:
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    return acc
 
 
 @triton.jit
-def _pool(x, out, which, total, W, CH, OW, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < total
-    i = at % CH
-    ox = (at // CH) % OW
-    row = at // (CH * OW)  # rows of all images behind each other: each pooled row comes from two
-    first = (2 * row * W + 2 * ox) * CH + i
-    best = tl.load(x + first, mask=inside, other=0.0)
-    place = tl.zeros((BLOCK,), dtype=tl.int32)
-    for k in tl.static_range(1, 4):
-        value = tl.load(x + first + ((k // 2) * W + k % 2) * CH, mask=inside, other=0.0)
-        better = (value > best) | (value != value)
-        place = tl.where(better, k, place)
-        best = tl.where(better, value, best)
-    place = tl.where(best <= 0, 4, place)
-    best = tl.where(best <= 0, 0.0, best)  # what is not a number stays so
-    tl.store(out + at, best, mask=inside)
-    tl.store(which + at, place.to(tl.int8), mask=inside)
+def conv(x, w, bias, rates, out, which, B,
+         H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, IX: tl.constexpr, O: tl.constexpr, PH: tl.constexpr,
+         PW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DOWN: tl.constexpr,
+         ACROSS: tl.constexpr, EDGES: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
+         SKIP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Rows are places of the pooled image, the four that are pooled behind each other; columns are output channels.
+
+    With EDGES a patch may reach beyond its image, where all is zero.
+    """
+    c = tl.program_id(2).to(tl.int64)
+    if SKIP:
+        if tl.load(rates + c) == 0.0:
+            return
+    K: tl.constexpr = KH * KW * IX
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    place = row // (POOL * POOL)
+    sub = row % (POOL * POOL)
+    inside = place < B * PH * PW
+    first = 0
+    end = (K + BK - 1) // BK
+    if EDGES:
+        # Line after line of all images: rows of the kernel that reach beyond the image on all lines here are left out.
+        y = place // (B * PW)
+        n = place // PW % B
+        LINE: tl.constexpr = POOL * SH
+        highest = tl.program_id(0) * BM // (POOL * POOL) // (B * PW) * LINE
+        lowest = (tl.program_id(0) * BM + BM - 1) // (POOL * POOL) // (B * PW) * LINE + LINE - SH
+        first = tl.maximum(0, DOWN - lowest) * (KW * IX) // BK
+        end = (tl.minimum(KH, H + DOWN - highest) * (KW * IX) + BK - 1) // BK
+    else:
+        y = place // PW % PH
+        n = place // (PH * PW)
+    oy = y * POOL + sub // POOL
+    ox = place % PW * POOL + sub % POOL
+    top = oy * SH - DOWN
+    left = ox * SW - ACROSS
+    start = n * (H * W * IX) + (top * W + left) * IX
+    o = tl.program_id(1) * BN + tl.arange(0, BN)
+    x += c * B * (H * W * IX)
+    w += c * (O * KH * KW * I)
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for turn in range(first, end):
+        k = turn * BK + tl.arange(0, BK)
+        kh = k // (IX * KW)
+        kw = k // IX % KW
+        i = k % IX
+        good = inside[:, None] & (k < K)[None, :]
+        if EDGES:
+            ys = top[:, None] + kh[None, :]
+            xs = left[:, None] + kw[None, :]
+            good = good & (ys >= 0) & (ys < H) & (xs >= 0) & (xs < W)
+        a = tl.load(x + start[:, None] + ((kh * W + kw) * IX + i)[None, :], mask=good, other=0.0)
+        at = o[None, :] * (KH * KW * I) + ((kh * KW + kw) * I + i)[:, None]
+        b = tl.load(w + at, mask=((k < K) & (i < I))[:, None] & (o < O)[None, :], other=0.0)
+        acc = _dot(a, b, acc, PRECISION)
+    if BIAS:
+        acc += tl.load(bias + c * O + o, mask=o < O, other=0.0)[None, :]
+    if POOL == 2:
+        four = tl.permute(tl.reshape(acc, (BM // 4, 2, 2, BN)), (0, 3, 1, 2))
+        left_two, right_two = tl.split(four)
+        best, low_left = tl.split(left_two)
+        high_right, low_right = tl.split(right_two)
+        where = tl.zeros((BM // 4, BN), dtype=tl.int32)
+        better = (high_right > best) | (high_right != high_right)
+        where = tl.where(better, 1, where)
+        best = tl.where(better, high_right, best)
+        better = (low_left > best) | (low_left != low_left)
+        where = tl.where(better, 2, where)
+        best = tl.where(better, low_left, best)
+        better = (low_right > best) | (low_right != low_right)
+        where = tl.where(better, 3, where)
+        best = tl.where(better, low_right, best)
+        where = tl.where(best <= 0, 4, where)
+        best = tl.where(best <= 0, 0.0, best)  # what is not a number stays so
+        pooled = tl.program_id(0) * (BM // 4) + tl.arange(0, BM // 4)
+        good = (pooled < B * PH * PW)[:, None] & (o < O)[None, :]
+        if EDGES:
+            pooled = (pooled // PW % B * PH + pooled // (B * PW)) * PW + pooled % PW
+        to = c * B * (PH * PW * O) + pooled[:, None] * O + o[None, :]
+        tl.store(out + to, best, mask=good)
+        tl.store(which + to, where.to(tl.int8), mask=good)
+    else:
+        if RELU:
+            acc = tl.where(acc <= 0, 0.0, acc)
+        to = c * B * (PH * PW * O) + ((n * PH + y) * PW + place % PW)[:, None] * O + o[None, :]
+        tl.store(out + to, acc, mask=inside[:, None] & (o < O)[None, :])
 
 
 @triton.jit
-def _unpool(grad, which, out, total, W, CH, OW, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < total
-    i = at % CH
-    ox = (at // CH) % OW
-    row = at // (CH * OW)
-    first = (2 * row * W + 2 * ox) * CH + i
-    value = tl.load(grad + at, mask=inside, other=0.0)
-    place = tl.load(which + at, mask=inside, other=4)
-    for k in tl.static_range(4):
-        tl.store(out + first + ((k // 2) * W + k % 2) * CH, tl.where(place == k, value, 0.0), mask=inside)
-
-
-def relu_pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """ReLU and 2×2 maximum of an image (n, h, w, i) with even h and w, and where each maximum came from."""
-    n, height, width, ins = x.shape
-    out = torch.empty((n, height // 2, width // 2, ins), dtype=x.dtype, device=x.device)
-    which = torch.empty(out.shape, dtype=torch.int8, device=x.device)
-    _pool[(triton.cdiv(out.numel(), BLOCK),)](x, out, which, out.numel(), width, ins, width // 2, BLOCK=BLOCK)
-    return out, which
-
-
-def relu_pool_backward(grad: Tensor, which: Tensor) -> Tensor:
-    """The gradient of ``relu_pool``'s input."""
-    n, high, wide, ins = grad.shape
-    out = torch.empty((n, 2 * high, 2 * wide, ins), dtype=grad.dtype, device=grad.device)
-    _unpool[(triton.cdiv(grad.numel(), BLOCK),)](grad, which, out, grad.numel(), 2 * wide, ins, wide, BLOCK=BLOCK)
-    return out
-
-
-@triton.jit
-def _columns(x, out, each, H: tl.constexpr, W: tl.constexpr, CH: tl.constexpr, OW: tl.constexpr,
-             SH: tl.constexpr, SW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    # A program copies BLOCK places of one image's patches: all but the number of the image fits in 32 bits.
-    n = tl.program_id(1).to(tl.int64)
+def spread(grad, out, which, rates, found, each, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr, PH: tl.constexpr,
+           PW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr,
+           BLOCK: tl.constexpr):  # fmt: skip
+    """The gradient before ReLU and pooling, with zeros between its rows and columns where the convolution strode."""
+    c = tl.program_id(1).to(tl.int64)
+    if tl.load(rates + c) == 0.0:
+        return
+    WIDE: tl.constexpr = (OW - 1) * SW + 1
+    HIGH: tl.constexpr = (OH - 1) * SH + 1
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < each
-    i = at % CH
-    patch = at // CH
-    kw = patch % KW
-    kh = (patch // KW) % KH
-    ox = (patch // (KW * KH)) % OW
-    oy = patch // (KW * KH * OW)
-    place = ((oy * SH + kh) * W + ox * SW + kw) * CH + i
-    value = tl.load(x + n * (H * W * CH) + place, mask=inside, other=0.0)
-    tl.store(out + n * each + at, value, mask=inside)
-
-
-def columns(x: Tensor, size: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """The patches of an image (n, h, w, i) behind each other: (n, high, wide, kh, kw, i)."""
-    n, height, width, ins = x.shape
-    high, wide = (height - size[0]) // stride[0] + 1, (width - size[1]) // stride[1] + 1
-    out = torch.empty((n, high, wide, *size, ins), dtype=x.dtype, device=x.device)
-    each = out[0].numel()
-    # The grid's second dimension ends at 65,535: larger batches go in parts.
-    for first in range(0, n, 65_535):
-        part, images = out[first : first + 65_535], x[first : first + 65_535]
-        grid = (triton.cdiv(each, BLOCK), len(part))
-        _columns[grid](images, part, each, height, width, ins, wide, *stride, KH=size[0], KW=size[1], BLOCK=BLOCK)
-    return out
+    o = at % O
+    x = at // O % WIDE
+    y = at // (O * WIDE) % HIGH
+    n = at // (O * WIDE * HIGH)
+    oy = y // SH
+    ox = x // SW
+    good = (at < each) & (oy * SH == y) & (ox * SW == x) & (oy // POOL < PH) & (ox // POOL < PW)
+    source = c * (each // (WIDE * HIGH) * (PH * PW)) + ((n * PH + oy // POOL) * PW + ox // POOL) * O + o
+    value = tl.load(grad + source, mask=good, other=0.0)
+    if POOL == 2:
+        mine = tl.load(which + source, mask=good, other=4).to(tl.int32) == oy % 2 * 2 + ox % 2
+        value = tl.where(mine, value, 0.0)
+    elif RELU:
+        value = tl.where(tl.load(out + source, mask=good, other=0.0) <= 0, 0.0, value)
+    tl.store(found + c * each + at, value, mask=at < each)
 
 
 @triton.jit
-def _descend(weights, gradients, rates, total, each, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < total
-    rate = tl.load(rates + at // each, mask=inside, other=0.0)
-    step = rate * tl.load(gradients + at, mask=inside, other=0.0)
-    tl.store(weights + at, tl.load(weights + at, mask=inside, other=0.0) - step, mask=inside)
+def turn(w, rates, found, I: tl.constexpr, O: tl.constexpr, T: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr):
+    """Weights (O, places, I) for the way back: (I, places in reverse order, O)."""
+    c = tl.program_id(2).to(tl.int64)
+    if tl.load(rates + c) == 0.0:
+        return
+    place = tl.program_id(0)
+    o = tl.program_id(1) * BO + tl.arange(0, BO)
+    w += c * (O * T * I)
+    found += c * (O * T * I)
+    for i0 in range(0, I, BI):
+        i = i0 + tl.arange(0, BI)
+        good = (o < O)[:, None] & (i < I)[None, :]
+        own = tl.load(w + o[:, None] * (T * I) + place * I + i[None, :], mask=good, other=0.0)
+        tl.store(found + i[None, :] * (T * O) + (T - 1 - place) * O + o[:, None], own, mask=good)
 
 
-def descend(weights: Tensor, gradients: Tensor, rates: Tensor) -> None:
-    """A step of SGD in place: weights (C, …), gradients of the same shape, a rate for each of the C clients."""
-    total = weights.numel()
-    grid = (triton.cdiv(total, BLOCK),)
-    _descend[grid](weights, gradients.contiguous(), rates, total, total // len(weights), BLOCK=BLOCK)
+@triton.jit
+def conv_step(grad, x, w, bias, rates, moves, B,
+              H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, IX: tl.constexpr, O: tl.constexpr, OH: tl.constexpr,
+              OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+              DOWN: tl.constexpr, ACROSS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+              PARTS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+              BK: tl.constexpr):  # fmt: skip
+    """Move weight and bias: rows are output channels, columns are places of the kernel, summed over all places.
+
+    With PARTS > 1 each program sums over a part of the samples, and leaves (weight, bias) of its sum in ``moves``.
+    """
+    c = tl.program_id(2).to(tl.int64)
+    rate = tl.load(rates + c)
+    if rate == 0.0:
+        return
+    K: tl.constexpr = KH * KW * IX
+    WIDE: tl.constexpr = (OW - 1) * SW + 1
+    HIGH: tl.constexpr = (OH - 1) * SH + 1
+    part = tl.program_id(0) % PARTS
+    tile = tl.program_id(0) // PARTS
+    k = tile * BN + tl.arange(0, BN)
+    kh = k // (IX * KW)
+    kw = k // IX % KW
+    i = k % IX
+    offset = (kh * W + kw) * IX + i
+    o = tl.program_id(1) * BM + tl.arange(0, BM)
+    grad += c * B * (HIGH * WIDE * O)
+    x += c * B * (H * W * IX)
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    total = tl.zeros((BM,), dtype=tl.float32)
+    each = (B + PARTS - 1) // PARTS * (OH * OW)
+    end = tl.minimum((part + 1) * each, B * (OH * OW))
+    for r0 in range(part * each, end, BK):
+        row = r0 + tl.arange(0, BK)
+        n = row // (OH * OW)
+        oy = row // OW % OH
+        ox = row % OW
+        inside = row < end
+        at = ((n * HIGH + oy * SH) * WIDE + ox * SW) * O
+        a = tl.load(grad + at[:, None] + o[None, :], mask=inside[:, None] & (o < O)[None, :], other=0.0)
+        top = oy * SH - DOWN
+        left = ox * SW - ACROSS
+        start = n * (H * W * IX) + (top * W + left) * IX
+        good = inside[:, None] & (k < K)[None, :]
+        if DOWN > 0 or ACROSS > 0:
+            ys = top[:, None] + kh[None, :]
+            xs = left[:, None] + kw[None, :]
+            good = good & (ys >= 0) & (ys < H) & (xs >= 0) & (xs < W)
+        b = tl.load(x + start[:, None] + offset[None, :], mask=good, other=0.0)
+        acc = _dot(tl.trans(a), b, acc, PRECISION)
+        if BIAS:
+            total += tl.sum(a, 0)
+    whole = (o < O)[:, None] & ((k < K) & (i < I))[None, :]
+    own = o[:, None] * (KH * KW * I) + ((kh * KW + kw) * I + i)[None, :]
+    if PARTS > 1:
+        moves += (c * PARTS + part) * (O * KH * KW * I + O)
+        tl.store(moves + own, acc, mask=whole)
+        if tile == 0:
+            tl.store(moves + O * KH * KW * I + o, total, mask=o < O)
+    else:
+        if WEIGHT:
+            to = w + c * (O * KH * KW * I) + own
+            tl.store(to, tl.load(to, mask=whole, other=0.0) - rate * acc, mask=whole)
+        if BIAS:
+            if tile == 0:
+                level = bias + c * O + o
+                tl.store(level, tl.load(level, mask=o < O, other=0.0) - rate * total, mask=o < O)
+
+
+@triton.jit
+def add_parts(moves, w, bias, rates, EACH: tl.constexpr, O: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+              PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Move by what the parts of ``conv_step`` found, added in their order."""
+    c = tl.program_id(1).to(tl.int64)
+    rate = tl.load(rates + c)
+    if rate == 0.0:
+        return
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for part in range(PARTS):
+        total += tl.load(moves + (c * PARTS + part) * (EACH + O) + at, mask=at < EACH + O, other=0.0)
+    if WEIGHT:
+        to = w + c * EACH + at
+        tl.store(to, tl.load(to, mask=at < EACH, other=0.0) - rate * total, mask=at < EACH)
+    if BIAS:
+        level = bias + c * O + at - EACH
+        good = (at >= EACH) & (at < EACH + O)
+        tl.store(level, tl.load(level, mask=good, other=0.0) - rate * total, mask=good)
+
+
+@triton.jit
+def linear(x, w, bias, rates, out, R, I: tl.constexpr, O: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
+           SKIP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+           BK: tl.constexpr):  # fmt: skip
+    """Rows are outputs, columns are samples: the long side comes first."""
+    c = tl.program_id(2).to(tl.int64)
+    if SKIP:
+        if tl.load(rates + c) == 0.0:
+            return
+    o = tl.program_id(0) * BM + tl.arange(0, BM)
+    r = tl.program_id(1) * BN + tl.arange(0, BN)
+    w += c * (O * I)
+    x += c * R * I
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for k0 in range(0, I, BK):
+        k = k0 + tl.arange(0, BK)
+        a = tl.load(w + o[:, None] * I + k[None, :], mask=(o < O)[:, None] & (k < I)[None, :], other=0.0)
+        b = tl.load(x + r[None, :] * I + k[:, None], mask=(r < R)[None, :] & (k < I)[:, None], other=0.0)
+        acc = _dot(a, b, acc, PRECISION)
+    if BIAS:
+        acc += tl.load(bias + c * O + o, mask=o < O, other=0.0)[:, None]
+    if RELU:
+        acc = tl.where(acc <= 0, 0.0, acc)
+    tl.store(out + c * R * O + r[None, :] * O + o[:, None], acc, mask=(r < R)[None, :] & (o < O)[:, None])
+
+
+@triton.jit
+def linear_step(grad, out, x, w, bias, rates, grad_x, R,
+                I: tl.constexpr, O: tl.constexpr, RELU: tl.constexpr, INPUTS: tl.constexpr, WEIGHT: tl.constexpr,
+                BIAS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                BR: tl.constexpr):  # fmt: skip
+    """The gradient of the inputs and the step, in one pass over the weights: a program has BN columns of them."""
+    c = tl.program_id(1).to(tl.int64)
+    rate = tl.load(rates + c)
+    if rate == 0.0:
+        return
+    i = tl.program_id(0) * BN + tl.arange(0, BN)
+    r = tl.arange(0, BR)
+    inner = (r < R)[:, None] & (i < I)[None, :]
+    xs = tl.load(x + c * R * I + r[:, None] * I + i[None, :], mask=inner, other=0.0)
+    grad += c * R * O
+    out += c * R * O
+    w += c * (O * I)
+    acc = tl.zeros((BR, BN), dtype=tl.float32)
+    for o0 in range(0, O, BM):
+        o = o0 + tl.arange(0, BM)
+        outer = (r < R)[:, None] & (o < O)[None, :]
+        at = r[:, None] * O + o[None, :]
+        g = tl.load(grad + at, mask=outer, other=0.0)
+        if RELU:
+            g = tl.where(tl.load(out + at, mask=outer, other=0.0) <= 0, 0.0, g)
+        if INPUTS or WEIGHT:
+            whole = (o < O)[:, None] & (i < I)[None, :]
+            to = w + o[:, None] * I + i[None, :]
+            own = tl.load(to, mask=whole, other=0.0)
+            if INPUTS:
+                acc = _dot(g, own, acc, PRECISION)
+            if WEIGHT:
+                move = _dot(tl.trans(g), xs, tl.zeros((BM, BN), dtype=tl.float32), PRECISION)
+                tl.store(to, own - rate * move, mask=whole)
+        if BIAS:
+            if tl.program_id(0) == 0:
+                level = bias + c * O + o
+                tl.store(level, tl.load(level, mask=o < O, other=0.0) - rate * tl.sum(g, 0), mask=o < O)
+    if INPUTS:
+        tl.store(grad_x + c * R * I + r[:, None] * I + i[None, :], acc, mask=inner)

@@ -9,8 +9,7 @@ Jobs that no merge uses are never trained. A version is dropped as soon as the p
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..keyed import key
+from ..keyed import extend, key
 from ..plan import Round
 from ..protocol import Update
 from ..tasks import Data, Task, seeded
 from .batches import positions
+from .keys import signed
+from .state import keyed_copy, moving_buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class Recipe:
     global_lr: float = 1.0
     local_lr: float = 0.05
     sampling: str = "replacement"
+
+    def layer_key(self, update: Update) -> int:
+        """From which the layers that draw take the draws of a job."""
+        return key(self.seed, "layers", update.client, update.index)
 
     def samples(self, task: Task, update: Update) -> NDArray[np.int64]:
         """The training samples that a job sees, (steps, batch_size)."""
@@ -52,12 +57,17 @@ class Recipe:
 
 
 class FlatModel:
-    """A module whose parameters and float buffers lie in one vector, so that a version is one tensor."""
+    """A module whose parameters and moving float buffers lie in one vector, so that a version is one tensor.
 
-    def __init__(self, module: nn.Module) -> None:
-        module = copy.deepcopy(module)  # it will be written to, and a builder may hand out one of its own
+    Its layers with dropout drop by keyed masks; ``draws`` is where they find their key.
+    """
+
+    def __init__(self, module: nn.Module, constants: Collection[str] = ()) -> None:
+        # A copy, since it will be written to, and a builder may hand out one of its own.
+        module, self.draws = keyed_copy(module)
         self.module = module
-        tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+        moving = [b for name, b in module.named_buffers() if b.is_floating_point() and name not in constants]
+        tensors = [*module.parameters(), *moving]
         if not tensors:
             raise UserError("the model has no parameters; give one that has")
         if len({tensor.dtype for tensor in tensors}) > 1:
@@ -70,12 +80,13 @@ class FlatModel:
         self.trainable = [p for p in module.parameters() if p.requires_grad]
         if not self.trainable:
             raise UserError("every parameter of the model is frozen; give one that can be trained")
-        self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
+        averaged = {id(b) for b in moving}
+        self._others = [(b, b.clone()) for b in module.buffers() if id(b) not in averaged]
 
     def load(self, weights: Tensor) -> None:
-        """Become a version; counters, which no merge can average, start as they were built."""
+        """Become a version; constants and counters, which no merge can average, are as they were built."""
         self.vector.copy_(weights)
-        for buffer, start in self._counters:
+        for buffer, start in self._others:
             buffer.copy_(start)
 
 
@@ -98,7 +109,10 @@ class Reference:
         self.recipe = recipe
         self.updates_trained = 0
         device = task.train.inputs.device
-        self._flat = FlatModel(seeded(task.model, key(recipe.seed, "init")).to(device))
+        module = seeded(task.model, key(recipe.seed, "init")).to(device)
+        buffers = {name for name, _ in module.named_buffers()}
+        first = task.train.inputs[torch.from_numpy(task.clients[0][: recipe.batch_size])]
+        self._flat = FlatModel(module, constants=buffers - moving_buffers(module, first))
         self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
         self._try()
 
@@ -145,10 +159,12 @@ class Reference:
         start = self.versions[update.version]
         flat.load(start)
         flat.module.train()
-        # Layers that draw for themselves (dropout) draw from the job's own key, and the global state is left alone.
+        # Layers that draw for themselves do so from the job's own key, and the global state is left alone.
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(key(recipe.seed, "layers", update.client, update.index) >> 1)
-            for samples in samples_of_steps:
+            own = recipe.layer_key(update)
+            torch.default_generator.manual_seed(own >> 1)
+            for step, samples in enumerate(samples_of_steps):
+                flat.draws.key = torch.tensor(signed(extend(own, step)), device=flat.vector.device)
                 outputs = flat.module(self.task.train.inputs[samples])
                 loss = sample_losses(self.task, outputs, self.task.train.targets[samples]).mean()
                 gradients = torch.autograd.grad(loss, flat.trainable, allow_unused=True)

@@ -1,21 +1,36 @@
-"""Trains a batch of jobs as one stacked model, on the CPU or, with the step captured as one graph, on a CUDA device."""
+"""Trains batches of jobs as one stacked model: in threads on the CPU, with the step captured as a graph on CUDA."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..protocol import Update
-from ..tasks import Task
+from ..tasks import Data, Task
+from .captured import Captured
+from .keys import extend_all, signed
+from .layers import CHANNELS_LAST, Step
+from .memory import Need, allowed, step_bytes
+from .precision import DEFAULT, check_precision
+from .products import CpuProducts, Products
 from .reference import Recipe, sample_losses
+from .samples import Shares
 from .stacked import descend, stack
+from .state import same_constants
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+WIDTH = {"cpu": 64, "cuda": 192}
+GROUP_BYTES = 8 << 20  # of parameters that one thread works on at once: what its cache still holds (measured)
+SAMPLES_AT_ONCE = 20_000  # when versions are measured on a device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,66 +46,227 @@ class Job:
 class Trainer:
     """Trains jobs that share a model, a loss and training data; raises ``CannotStack`` where that is not possible."""
 
-    def __init__(self, task: Task, module: nn.Module) -> None:
-        self._data = task.train
+    def __init__(
+        self,
+        task: Task,
+        module: nn.Module,
+        *,
+        batch_size: int = 10,
+        width: int | None = None,
+        memory: int | None = None,
+        precision: str | None = None,
+    ) -> None:
+        width = WIDTH[task.train.inputs.device.type] if width is None else width
+        if width < 1:
+            raise UserError(f"the batch width is {width}; it must be at least 1")
         self._task = task
-        self._forward = stack(module)
+        self._module = module
+        self._data = task.train
         self._shapes = [(name, p.shape, p.numel()) for name, p in module.named_parameters()]
         self._trainable = [name for name, p in module.named_parameters() if p.requires_grad]
-        self._graphs: dict[tuple[int, int], _Captured] = {}
+        self._device = task.train.inputs.device
+        dtype = next(module.parameters()).dtype
+        self.asynchronous = self._device.type == "cuda"
+        self._products = _products(self._device, dtype, precision)
+        self._stacked = stack(module, self._products, task.train.inputs[:3])
+        self._learned = [name for name in self._trainable if name not in self._stacked.moved]
+        self._shares = Shares(self._device)
+        self._graphs: dict[tuple[int, int, int], Captured] = {}
+        self.pool: Any = torch.cuda.graph_pool_handle() if self.asynchronous else None
+        self._threads: ThreadPoolExecutor | None = None
+        self._stopped = False
+        size = sum(count for *_, count in self._shapes) * dtype.itemsize
+        group = max(1, min(32, GROUP_BYTES // size))
+        at_once = width if self.asynchronous else group * torch.get_num_threads()
+        need = Need(size, step_bytes(partial(self._try, module, batch_size), self._device), batch_size)
+        fit = need.fit(width, at_once, allowed(memory, self._device))
+        self.width, self.room = fit.width, fit.room
+        self._group = min(group, fit.at_once)
+        self._at_once = max(1, fit.at_once // self._group)
+        self._samples_at_once = min(SAMPLES_AT_ONCE, fit.samples)
+
+    def _try(self, module: nn.Module, batch_size: int, clients: int) -> None:
+        """A step that counts for nothing."""
+        vector = torch.cat([p.detach().reshape(1, -1) for p in module.parameters()], dim=1)
+        none = torch.zeros((clients, batch_size), dtype=torch.int64, device=self._device)
+        self.step(
+            self.split(vector.expand(clients, -1)), none, torch.ones_like(vector[0, :1]).expand(clients), none[:, 0]
+        )
+
+    def accepts(self, module: nn.Module) -> bool:
+        """Whether a model has the same parameters and constants as the one this was made for."""
+        shapes = [(name, p.shape, p.numel()) for name, p in module.named_parameters()]
+        return self._shapes == shapes and same_constants(self._module, module)
 
     def train(self, jobs: Sequence[Job]) -> list[Tensor]:
-        """Δ of every job, in their order."""
+        """Δ of every job, in their order; where memory runs out, in smaller batches from then on."""
+        found: list[Tensor] = []
+        while len(found) < len(jobs):
+            part = jobs[len(found) : len(found) + self.width]
+            try:
+                found.extend(self._train(part))
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not _out_of_memory(error):
+                    raise
+                self._graphs.clear()
+                if self.asynchronous:
+                    torch.cuda.empty_cache()
+                if self.width == 1:
+                    raise UserError(
+                        "there is not enough memory to train even one client; use a smaller model or batch_size"
+                    ) from error
+                self.width = max(1, min(self.width, len(part)) // 2)
+        return found
+
+    def _train(self, jobs: Sequence[Job]) -> list[Tensor]:
         order = sorted(range(len(jobs)), key=lambda i: -jobs[i].update.steps)  # those with fewer steps leave first
         chosen = [jobs[i] for i in order]
-        starts = torch.stack([job.start for job in chosen])
-        steps = np.array([job.update.steps for job in chosen])
-        size = chosen[0].recipe.batch_size
-        samples = torch.from_numpy(np.stack([_samples(job, int(steps[0])) for job in chosen])).to(starts.device)
-        rates = torch.tensor([job.recipe.local_lr for job in chosen], dtype=starts.dtype, device=starts.device)
-        if starts.is_cuda:
-            ends = self._captured(len(chosen), size, starts).run(starts, samples, rates, steps)
-        else:
-            weights = self._split(starts)
-            for step in range(int(steps[0])):
-                active = int((steps > step).sum())
-                self.step({name: w[:active] for name, w in weights.items()}, samples[:active, step], rates[:active])
-            ends = self._join(weights)
-        deltas = starts - ends
-        found: list[Tensor] = [starts] * len(jobs)
+        deltas = self._on_device(chosen) if self.asynchronous else self._in_threads(chosen)
+        found: list[Tensor] = [deltas[0]] * len(jobs)
         for place, delta in zip(order, deltas, strict=True):
             found[place] = delta
         return found
 
-    def step(self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor) -> None:
-        """One step of SGD for every client, in place: (C, …) weights, (C, B) samples, (C,) rates."""
+    def _in_threads(self, jobs: Sequence[Job]) -> list[Tensor]:
+        """Groups of jobs, one thread for each core: every product is small, so none is worth sharing."""
+        groups = [jobs[i : i + self._group] for i in range(0, len(jobs), self._group)]
+        count = torch.get_num_threads()
+        if self._at_once == 1 or len(groups) == 1:
+            torch.set_num_threads(1)  # the same sums in the same order, however many groups there are
+            try:
+                return [delta for group in groups for delta in self._group_deltas(group)]
+            finally:
+                torch.set_num_threads(count)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(
+                self._at_once, "trainer", initializer=torch.set_num_threads, initargs=(1,)
+            )
+        work = [self._threads.submit(self._group_deltas, group) for group in groups]
+        try:
+            return [delta for part in work for delta in part.result()]
+        except BaseException:  # Ctrl-C, too: no thread may go on with what nobody waits for
+            self._stopped = True
+            for part in work:
+                part.cancel()
+            raise
+        finally:
+            torch.set_num_threads(count)
+
+    def _group_deltas(self, jobs: Sequence[Job]) -> list[Tensor]:
+        starts = torch.stack([job.start for job in jobs])
+        steps = [job.update.steps for job in jobs]
+        samples = torch.from_numpy(np.stack([_samples(job, steps[0]) for job in jobs]))
+        rates = torch.tensor([job.recipe.local_lr for job in jobs], dtype=starts.dtype)
+        keys = torch.tensor([signed(job.recipe.layer_key(job.update)) for job in jobs])
+        weights = self.split(starts)
+        active = len(jobs)
+        for step in range(steps[0]):
+            if self._stopped:
+                break
+            while steps[active - 1] <= step:
+                active -= 1
+            own = {name: w[:active] for name, w in weights.items()} if active < len(jobs) else weights
+            now = extend_all(keys[:active], torch.tensor(step))
+            self.step(own, samples[:active, step], rates[:active], now)
+        return list((starts - self.join(weights)).unbind())
+
+    def _on_device(self, jobs: Sequence[Job]) -> list[Tensor]:
+        starts = torch.stack([job.start for job in jobs])
+        size, longest = jobs[0].recipe.batch_size, jobs[0].update.steps
+        steps, keys = self._shares.send(
+            [[job.update.steps, signed(job.recipe.layer_key(job.update))] for job in jobs]
+        ).unbind(1)
+        rates = self._shares.send([job.recipe.local_lr for job in jobs], starts.dtype)
+        samples = self._shares.samples(jobs, longest)
+        graph = self._captured(len(jobs), size, longest, starts[:1])
+        ends = graph.run(starts, samples, rates, steps, keys, longest)
+        # Each with memory of its own: one that waits long for its round must not keep a whole batch alive.
+        return list(torch._foreach_sub(list(starts.unbind()), list(ends.unbind())))
+
+    def _captured(self, count: int, size: int, steps: int, like: Tensor) -> Captured:
+        width = next(w for w in (*WIDTHS, count) if w >= count)
+        steps = 1 << (steps - 1).bit_length()
+        if (width, size, steps) not in self._graphs:
+            self._graphs[width, size, steps] = Captured(self, width, size, steps, like)
+        return self._graphs[width, size, steps]
+
+    def step(self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor) -> None:
+        """One step of SGD for every client, in place: (C, …) weights, (C, B) samples, (C,) rates and keys."""
         clients, size = samples.shape
         flat = samples.reshape(-1)
-        leaves = {name: w.detach().requires_grad_(name in self._trainable) for name, w in weights.items()}
-        outputs = self._forward(leaves, self._data.inputs[flat])
+        anchor = rates.new_zeros((), requires_grad=True)
+        leaves = {name: weights[name].detach().requires_grad_() for name in self._learned}
+        step = Step({**weights, **leaves} if leaves else weights, rates, keys, anchor)
+        outputs = self._stacked.run(step, self._data.inputs[flat])
         losses = sample_losses(self._task, outputs, self._data.targets[flat])
         loss = losses.view(clients, size).mean(dim=1).sum()
-        gradients = torch.autograd.grad(loss, [leaves[name] for name in self._trainable], allow_unused=True)
+        gradients = torch.autograd.grad(loss, [*leaves.values(), anchor], allow_unused=True)
         with torch.no_grad():
-            for name, gradient in zip(self._trainable, gradients, strict=True):
+            for name, gradient in zip(leaves, gradients, strict=False):
                 if gradient is not None:
                     descend(weights[name], gradient, rates)
 
-    def _split(self, vectors: Tensor) -> dict[str, Tensor]:
+    def measure(self, versions: Sequence[Tensor], data: Data) -> Tensor:
+        """Mean loss and accuracy of every version, (V, 2) in float64; not a number where there are no classes."""
+        found = [self._measure(torch.stack(list(versions[i : i + 32])), data) for i in range(0, len(versions), 32)]
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def _measure(self, vectors: Tensor, data: Data) -> Tensor:
+        count = len(vectors)
+        step = Step(self.split(vectors))
+        losses = torch.zeros(count, dtype=torch.float64, device=vectors.device)
+        hits = torch.zeros_like(losses)
+        chunk = max(1, self._samples_at_once // count)
+        for first in range(0, len(data), chunk):
+            inputs, targets = data.inputs[first : first + chunk], data.targets[first : first + chunk]
+            all_inputs = inputs.expand(count, *inputs.shape).flatten(0, 1)
+            all_targets = targets.expand(count, *targets.shape).flatten(0, 1)
+            outputs = self._stacked.run(step, all_inputs)
+            losses += sample_losses(self._task, outputs, all_targets).double().view(count, -1).sum(1)
+            if self._task.classes is not None:
+                hits += (outputs.argmax(dim=1) == all_targets).view(count, -1).sum(1)
+        share = hits / len(data) if self._task.classes is not None else torch.full_like(hits, torch.nan)
+        return torch.stack([losses / len(data), share], dim=1)
+
+    def views(self, vectors: Tensor) -> dict[str, Tensor]:
+        """The parameters in vectors (C, …), in the order in which they are kept."""
         parts = torch.split(vectors, [count for *_, count in self._shapes], dim=1)
-        return {
-            name: part.reshape(len(vectors), *shape).clone(memory_format=torch.contiguous_format)
-            for (name, shape, _), part in zip(self._shapes, parts, strict=True)
-        }
+        whole = (
+            (name, part.view(len(vectors), *shape)) for (name, shape, _), part in zip(self._shapes, parts, strict=True)
+        )
+        return {name: part.permute(CHANNELS_LAST) if name in self._stacked.turned else part for name, part in whole}
 
-    def _join(self, weights: dict[str, Tensor]) -> Tensor:
-        return torch.cat([w.reshape(len(w), -1) for w in weights.values()], dim=1)
+    def split(self, vectors: Tensor) -> dict[str, Tensor]:
+        """The parameters in vectors, each with memory of its own."""
+        return {name: w.clone(memory_format=torch.contiguous_format) for name, w in self.views(vectors).items()}
 
-    def _captured(self, count: int, size: int, like: Tensor) -> _Captured:
-        width = next((w for w in WIDTHS if w >= count), count)
-        if (width, size) not in self._graphs:
-            self._graphs[width, size] = _Captured(self, width, size, like)
-        return self._graphs[width, size]
+    def join(self, weights: dict[str, Tensor]) -> Tensor:
+        """The vectors of parameters, (C, …)."""
+        first = next(iter(weights.values()))
+        vectors = first.new_empty((len(first), sum(count for *_, count in self._shapes)))
+        for name, view in self.views(vectors).items():
+            view.copy_(weights[name])
+        return vectors
+
+
+def _products(device: torch.device, dtype: torch.dtype, precision: str | None) -> Products:
+    precision = precision or DEFAULT[device.type]
+    check_precision(precision, device.type)
+    if device.type == "cpu":
+        return CpuProducts()
+    if dtype == torch.float32:
+        try:
+            from .fused import FusedProducts
+
+            return FusedProducts(precision)
+        except ImportError:  # no Triton: the same results, to rounding, from plain operations
+            pass
+    return Products(half=precision == "bf16")
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def _samples(job: Job, steps: int) -> NDArray[np.int64]:
@@ -98,39 +274,3 @@ def _samples(job: Job, steps: int) -> NDArray[np.int64]:
     whole = np.zeros((steps, job.recipe.batch_size), dtype=np.int64)
     whole[: job.update.steps] = job.recipe.samples(job.task, job.update)
     return whole
-
-
-class _Captured:
-    """One step at a fixed width as a CUDA graph; places that are not used, or have done their steps, have rate zero."""
-
-    def __init__(self, trainer: Trainer, width: int, size: int, like: Tensor) -> None:
-        self._trainer = trainer
-        self._weights = trainer._split(like[:1].expand(width, -1))
-        self._samples = torch.zeros((width, size), dtype=torch.int64, device=like.device)
-        self._rates = torch.zeros(width, dtype=like.dtype, device=like.device)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # library handles and workspaces are made before the capture
-                trainer.step(self._weights, self._samples, self._rates)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            trainer.step(self._weights, self._samples, self._rates)
-
-    def run(self, starts: Tensor, samples: Tensor, rates: Tensor, steps: NDArray[np.int64]) -> Tensor:
-        """The ends of all jobs."""
-        count = len(starts)
-        for name, own in self._trainer._split(starts).items():
-            self._weights[name][:count].copy_(own)
-        self._rates.zero_()
-        self._rates[:count].copy_(rates)
-        active = count
-        for step in range(int(steps[0])):
-            now = int((steps > step).sum())
-            if now < active:
-                self._rates[now:active].zero_()
-                active = now
-            self._samples[:count].copy_(samples[:, step])
-            self._graph.replay()
-        return self._trainer._join({name: own[:count] for name, own in self._weights.items()})

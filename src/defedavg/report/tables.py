@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from statistics import fmean, stdev
 from typing import Any
@@ -196,3 +196,21 @@ def _hits(entries: Sequence[dict[str, Any]]) -> str:
     spread = f" ± {stdev(hits):.2g}" if len(hits) > 1 else ""
     said = [f"{fmean(hits):.4g}{spread} s"] if hits else []
     return "; ".join([*said, *dict.fromkeys(notes)]) or "–"
+
+
+def bench_table(found: Mapping[str, Any]) -> Table:
+    """What ``defedavg bench`` measured."""
+    model = f"{found['model']} on {'×'.join(map(str, found['image']))}, {found['runs']} runs together"
+    rows = [
+        ("the plain loop", f"{found['reference_updates_per_s']:,.4g} updates/s"),
+        ("batched", f"{found['batched_updates_per_s']:,.4g} updates/s"),
+        ("ratio", f"{found['ratio']:,.3g}"),
+        ("mean batch", f"{found['mean_batch']:.3g} jobs, {found['batch_fill']:.0%} of the width"),
+        ("a large product", f"{found['gemm_gflops']:,.4g} GFLOP/s"),
+        ("  of it used", f"{found['gemm_share']:.1%}"),
+        ("a large copy", f"{found['bandwidth_gb_per_s']:,.4g} GB/s"),
+        ("  of it used by weights alone", f"{found['bandwidth_share']:.1%}"),
+        ("peak memory", size(found["peak_memory_bytes"])),
+    ]
+    caption = f"PyTorch {found['torch']}, {found['precision']}, {found['threads']} threads"
+    return make(f"{found['device']}: {model}", ("", "measured"), rows, caption)

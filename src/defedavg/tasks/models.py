@@ -11,12 +11,15 @@ from math import prod
 from typing import Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import UserError, unknown
 
 HIDDEN: Final = 64
 SMALLEST: Final = 16  # the least side that leaves one pixel after two 5x5 convolutions and two poolings
+GROUPS: Final = 4  # of channels, normalised together
+PATCH: Final = 7  # the largest patch: 4x4 patches of 28x28 pixels
+WIDTH: Final = 64  # of the transformer's tokens
 
 
 def cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -52,7 +55,97 @@ def softmax(input_shape: Sequence[int], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), classes))
 
 
-MODELS: Final[dict[str, Callable[[Sequence[int], int], nn.Module]]] = {"cnn": cnn, "mlp": mlp, "softmax": softmax}
+class Residual(nn.Module):
+    """Two 3x3 convolutions and a shortcut past them, each normalised over groups of channels."""
+
+    def __init__(self, enter: int, leave: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(enter, leave, 3, stride, padding=1, bias=False),
+            nn.GroupNorm(GROUPS, leave),
+            nn.ReLU(),
+            nn.Conv2d(leave, leave, 3, padding=1, bias=False),
+            nn.GroupNorm(GROUPS, leave),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or enter != leave:
+            self.shortcut = nn.Sequential(nn.Conv2d(enter, leave, 1, stride, bias=False), nn.GroupNorm(GROUPS, leave))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to images."""
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Eight layers: a 3x3 convolution, blocks of 16, 32 and 64 channels, and a linear layer; for images (C, H, W)."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < SMALLEST // 2:
+        raise UserError(
+            f"the resnet needs inputs (channels, height, width) of at least {SMALLEST // 2}x{SMALLEST // 2} pixels, "
+            f"not {tuple(input_shape)}; use 'mlp' or 'softmax'"
+        )
+    return nn.Sequential(
+        nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False),
+        nn.GroupNorm(GROUPS, 16),
+        nn.ReLU(),
+        Residual(16, 16, stride=1),
+        Residual(16, 32, stride=2),
+        Residual(32, 64, stride=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, classes),
+    )
+
+
+class Patches(nn.Module):
+    """Images (C, H, W) to one token per patch, each with the place that it came from."""
+
+    def __init__(self, channels: int, height: int, width: int, patch: int) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(channels, WIDTH, patch, patch)
+        self.place = nn.Parameter(0.02 * torch.randn(1, (height // patch) * (width // patch), WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to tokens."""
+        tokens: Tensor = self.enter(x).flatten(2).transpose(1, 2)
+        return tokens + self.place
+
+
+class Mean(nn.Module):
+    """The mean over the tokens of a sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens to one vector."""
+        return x.mean(dim=1)
+
+
+def transformer(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Two blocks with four heads over patches of at most 7x7 pixels; for images (C, H, W)."""
+    sides = input_shape[1:]
+    patch = max((size for size in range(2, PATCH + 1) if all(side % size == 0 for side in sides)), default=0)
+    if len(input_shape) != 3 or not patch:
+        raise UserError(
+            f"the transformer needs inputs (channels, height, width) that squares of 2 to {PATCH} pixels can tile, "
+            f"not {tuple(input_shape)}; pad the images, or use 'mlp' or 'softmax'"
+        )
+    blocks = [
+        nn.TransformerEncoderLayer(
+            WIDTH, 4, 2 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        for _ in range(2)
+    ]
+    channels, height, width = input_shape
+    return nn.Sequential(
+        Patches(channels, height, width, patch), *blocks, nn.LayerNorm(WIDTH), Mean(), nn.Linear(WIDTH, classes)
+    )
+
+
+MODELS: Final[dict[str, Callable[[Sequence[int], int], nn.Module]]] = {
+    "cnn": cnn,
+    "mlp": mlp,
+    "softmax": softmax,
+    "resnet": resnet,
+    "transformer": transformer,
+}
 
 
 def build(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:

@@ -61,6 +61,10 @@ class Data:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def to(self, device: str | torch.device) -> Data:
+        """The same samples on a device."""
+        return Data(self.inputs.to(device), self.targets.to(device))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
@@ -84,8 +88,7 @@ class Task:
 
     def to(self, device: str | torch.device) -> Task:
         """The same task with its data on a device."""
-        train, test = (Data(d.inputs.to(device), d.targets.to(device)) for d in (self.train, self.test))
-        return dataclasses.replace(self, train=train, test=test)
+        return dataclasses.replace(self, train=self.train.to(device), test=self.test.to(device))
 
     @property
     def num_clients(self) -> int:

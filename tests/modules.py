@@ -1,0 +1,192 @@
+"""Modules of many kinds, by name, each with the form in which it is stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from defedavg.tasks import build
+
+ENTER = 64
+
+
+class Residual(nn.Module):
+    """Functions between layers, dropout, and parameters of its own."""
+
+    def __init__(self, p: float = 0.3) -> None:
+        super().__init__()
+        self.enter, self.inner, self.leave = nn.Linear(ENTER, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.drop = nn.Dropout(p)
+        self.scale, self.heat = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.enter(x.flatten(1)))
+        out: Tensor = self.leave(hidden + (1 + self.scale) * F.gelu(self.drop(self.inner(hidden))))
+        return out * self.heat.exp()
+
+
+class Convolutions(nn.Module):
+    """Layers in sequences inside, as most people write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout2d(0.4))
+        self.classify = nn.Sequential(nn.Linear(36, 8), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classify(self.features(x).view(x.size(0), -1))
+        return out
+
+
+class Language(nn.Module):
+    """Attention by hand, with a mask of infinities and a table of positions."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(7, 8), nn.Embedding(4, 8)
+        self.norm, self.enter, self.leave = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.drop, self.last = nn.Dropout(0.1), nn.Linear(8, 3)
+        self.register_buffer("mask", torch.triu(torch.full((4, 4), float("-inf")), 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, length = x.shape
+        hidden = self.drop(self.words(x) + self.places(torch.arange(length)))
+        parts = self.enter(self.norm(hidden)).chunk(3, dim=2)
+        q, k, v = (part.view(samples, length, 2, 4).transpose(1, 2) for part in parts)
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        hidden = hidden + self.leave(seen.transpose(1, 2).reshape(samples, length, 8))
+        out: Tensor = self.last(hidden[:, -1])
+        return out
+
+
+class Tied(Language):
+    """Two layers that share a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Linear(8, 8)
+        self.again.weight = self.leave.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x) + self.again(self.words(x)).mean(1)[:, :3]
+        return out
+
+
+class Encoder(nn.Module):
+    """PyTorch's own Transformer, with a token for the class and learned positions."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(7, 8), nn.Parameter(torch.zeros(1, 5, 8))
+        self.token = nn.Parameter(torch.zeros(1, 1, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, **{"batch_first": True, **options})
+        self.turned = not layer.self_attn.batch_first
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), self.words(x)], dim=1)
+        tokens = tokens + self.places
+        tokens = self.body(tokens.transpose(0, 1)).transpose(0, 1) if self.turned else self.body(tokens)
+        out: Tensor = self.last(tokens[:, 0])
+        return out
+
+
+class Cross(nn.Module):
+    """Attention of one sequence to another."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.look = nn.MultiheadAttention(8, 2, batch_first=True, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        asks, knows = self.first(x[:, 0]), self.second(x[:, 0, :5])
+        padding = x[:, 0, :5, 0] > 1.0
+        out: Tensor = self.last(self.look(asks, knows, value=knows, key_padding_mask=padding)[0].mean(1))
+        return out
+
+
+class Around(nn.Module):
+    """A chain with something else done to what enters it."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(ENTER, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(self.change(x))
+        return out
+
+
+class Again(nn.Module):
+    """One layer used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.turn = nn.Linear(ENTER, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.turn(torch.tanh(self.turn(self.enter(x.flatten(1)))))
+        return out
+
+
+class Backwards(nn.Sequential):
+    """A sequence in name only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in reversed(self):
+            x = layer(x)
+        return x
+
+
+def hooked() -> nn.Module:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(ENTER, 8), nn.ReLU(), nn.Linear(8, 3))
+    net[2].register_forward_hook(lambda _, args, out: out + 1)
+    return net
+
+
+def frozen() -> nn.Module:
+    net = Residual()
+    net.inner.requires_grad_(False)
+    net.leave.bias.requires_grad_(False)
+    net.scale.requires_grad_(False)
+    return net
+
+
+MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "resnet": ("composed", lambda: build("resnet", (1, 8, 8), 3)),
+    "transformer": ("composed", lambda: build("transformer", (1, 8, 8), 3)),
+    "residual": ("composed", lambda: Residual(0.0)),
+    "residual with dropout": ("composed", Residual),
+    "frozen": ("composed", frozen),
+    "convolutions": ("composed", Convolutions),
+    "language": ("composed", Language),
+    "encoder": ("composed", Encoder),
+    "encoder, norm first": ("composed", lambda: Encoder(norm_first=True, activation="gelu", dropout=0.0)),
+    "cross attention": ("composed", Cross),
+    "cross attention with dropout": ("composed", lambda: Cross(dropout=0.2, bias=False)),
+    "dropout": ("chain", lambda: nn.Sequential(
+        nn.Dropout1d(0.2), nn.Flatten(), nn.Linear(ENTER, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)
+    )),
+    "batch normalisation": ("chain", lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
+    )),
+    "unusual attention": ("mapped", lambda: Cross(dropout=0.0, add_zero_attn=True)),
+    "mean of the batch": ("mapped", lambda: Around(lambda x: x - x.mean(0))),
+    "mean of all": ("mapped", lambda: Around(lambda x: x - x.mean())),
+    "largest of all": ("mapped", lambda: Around(lambda x: x / x.abs().max())),
+    "again": ("mapped", Again),
+    "hooked": ("composed", hooked),
+    "language, tied": ("mapped", Tied),
+    "encoder, samples second": ("mapped", lambda: Encoder(batch_first=False)),
+    "backwards": ("composed", lambda: Backwards(nn.Linear(8, 3), nn.Tanh(), nn.Linear(ENTER, 8), nn.Flatten())),
+    "softmax over samples": ("mapped", lambda: nn.Sequential(nn.Flatten(), nn.Linear(ENTER, 3), nn.Softmax(0))),
+}  # fmt: skip
