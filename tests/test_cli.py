@@ -272,3 +272,39 @@ def test_devices_and_executors_that_are_not_there(tiny: Path) -> None:
     refuse(call("run", tiny, "--executor", "magic", cwd=tiny.parent), "reference")
     refuse(call("run", tiny, "--device", "tpu", cwd=tiny.parent), "tpu", "cpu")
     refuse(call("run", tiny, "--executor", "batched", "--width", "0", cwd=tiny.parent), "--width")
+    refuse(call("run", tiny, "--precision", "tf32", "--device", "cpu", cwd=tiny.parent), "tf32", "CUDA", "float32")
+    refuse(call("run", tiny, "--precision", "float16", "--device", "cpu", cwd=tiny.parent), "float16", "float32")
+    refuse(call("run", tiny, "--memory", "lots", cwd=tiny.parent), "--memory", "12G")
+    refuse(call("run", tiny, "--memory", "10k", "--device", "cpu", cwd=tiny.parent), "one client", "--memory")
+
+
+SMALL = ("--model", "softmax", "--runs", "1", "--updates", "20", "--reference-updates", "10", "--repeats", "1")
+
+
+def test_bench_measures_both_executors(tmp_path: Path) -> None:
+    result = call("bench", *SMALL, "--image", "1,8,8", "--device", "cpu", "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["device"] == "cpu"
+    for name in ("reference_updates_per_s", "batched_updates_per_s", "gemm_gflops", "mean_batch", "peak_memory_bytes"):
+        assert found[name] > 0
+    assert found["ratio"] == pytest.approx(found["batched_updates_per_s"] / found["reference_updates_per_s"])
+    assert 0 < found["batch_fill"] <= 1
+    assert found["gflop_per_update"] == pytest.approx(50 * 10 * 2 * (2 * 64 * 10) / 1e9)
+    assert "turn 1 of 1" in result.stderr
+    table = call("bench", *SMALL, "--image", "1,8,8", "--device", "cpu", cwd=tmp_path)
+    assert "updates/s" in table.stdout
+    assert "GFLOP/s" in table.stdout
+
+
+def test_bench_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    refuse(call("bench", "--image", "28x28", cwd=tmp_path), "--image", "1,28,28")
+    refuse(call("bench", "--model", "magic", cwd=tmp_path), "magic", "cnn")
+    refuse(call("bench", "--repeats", "0", cwd=tmp_path), "--repeats")
+    refuse(call("bench", "--image", "1,4,4", cwd=tmp_path), "cnn", "16x16")
+
+
+def test_data_that_are_not_in_the_folder_say_how_to_get_them(tiny: Path) -> None:
+    for command in ("run", "split"):
+        words = (command, tiny, "--set", "task.data='fashionmnist'", "--data-dir", tiny.parent / "nowhere")
+        refuse(call(*words, cwd=tiny.parent), "defedavg data fetch fashionmnist", "--data-dir")

@@ -172,7 +172,7 @@ def test_standardising_is_per_channel_and_survives_a_constant_channel(monkeypatc
     pixels[:, 1] = 9.0
     targets = torch.zeros(3, dtype=torch.int64)
     monkeypatch.setitem(data.DATASETS, "tiny", lambda: (Data(pixels, targets), Data(pixels, targets), 1))
-    train, _, _ = load.__wrapped__("tiny")
+    train, _, _ = load("tiny")
     assert train.inputs[:, 0].mean() == pytest.approx(0, abs=1e-6)
     assert train.inputs[:, 0].std(correction=0) == pytest.approx(1, abs=1e-6)
     assert torch.all(train.inputs[:, 1] == 0)

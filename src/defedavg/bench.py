@@ -80,6 +80,7 @@ def bench(load: Load, means: Means, say: Say) -> dict[str, Any]:
     """Measure; ``say`` is told what goes on."""
     device, settings = means.device, load.settings
     task = load.task(device)
+    task.model()  # one that does not fit its images says so before anything else is said
     say(f"the plain loop and the batched executor on {device}, {load.repeats} turns of each")
     with computing_in(means.precision):
         try:

@@ -21,6 +21,8 @@ from rich.progress import track
 
 from . import __version__, config
 from .config import Study
+from .data_cli import DataDir
+from .data_cli import app as data_app
 from .errors import UserError, unknown
 from .plan import Plan
 from .report import tables
@@ -95,6 +97,10 @@ def settings(as_json: Json = False) -> None:
             # What the profile gives is shown, but left to the profile.
             value = ("# " if setting["by_profile"] else "") + f"{name} = {setting['toml']}"
             out.print(f"{value:<34} # {setting['help']}", markup=False)
+
+
+# Data sets: the commands of ``defedavg data``.
+app.add_typer(data_app, name="data")
 
 
 EXAMPLES = ("figure1",)
@@ -184,6 +190,7 @@ def split(
     file: Config,
     overrides: Set = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw clients × classes.")] = None,
+    data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Show which client holds which samples (first algorithm and seed of the study)."""
@@ -234,6 +241,7 @@ def run(
     width: Width = None,
     memory: Memory = None,
     precision: Precision = "auto",
+    data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Train: every algorithm × swept setting × seed of a study, into runs/NAME/."""

@@ -40,7 +40,7 @@ def _need(good: bool, word: str, value: object, what: str) -> None:
 class TaskSettings:
     """[task]: what is learned, and who holds which data."""
 
-    data: str = _key("mnist5k", "data set")
+    data: str = _key("mnist5k", "mnist5k, fashionmnist or cifar10 (see `defedavg data`), or hf:NAME from Hugging Face")
     model: str = _key("cnn", "cnn, mlp, softmax, resnet or transformer")
     split: str = _key("iid", "iid, classes, dirichlet or shards")
     classes_per_client: int = _key(2, "for split = classes")

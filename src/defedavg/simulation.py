@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import config
 from .algorithms import ALGORITHMS, Setup, algorithm
 from .config import Settings
-from .errors import UserError
+from .errors import UserError, unknown
 from .plan import Plan
 from .profiles import Fleet, Slowness, Windows
 from .timeline import Timeline
@@ -18,6 +18,9 @@ from .traces import read_trace
 if TYPE_CHECKING:
     from .execute import Evaluation, Goal, Lane, Progress, Reference
     from .tasks import Task
+
+
+EXECUTORS = ("batched", "reference")
 
 
 def make_fleet(settings: Settings, seed: int) -> Fleet:
@@ -146,6 +149,18 @@ class Simulation:
 
         return Lane(self.executor, iter(self.timeline), make_goal(self.settings), self.progress)
 
+    def batched(self) -> Iterator[Evaluation]:
+        """The same measurements from the batched executor; from the reference, if the model cannot be stacked."""
+        from .execute import CannotStack, Trainer, drive_batched
+
+        try:
+            trainer = Trainer(self.task, self.executor.module, batch_size=self.executor.recipe.batch_size)
+        except CannotStack:
+            yield from self
+            return
+        for _, evaluation in drive_batched([self.lane()], trainer):
+            yield evaluation
+
     @property
     def plan(self) -> Plan:
         """What was carried out so far: planned again, since the clock itself may have run ahead."""
@@ -179,11 +194,15 @@ def simulate(
     task: Task | None = None,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
+    executor: str = "batched",
 ) -> Result:
     """Run one algorithm from Python; ``settings`` are those of the TOML file, as ``{"training.local_steps": 20}``.
 
-    A ``task`` of your own (see ``make_task``) brings its own clients; without one the settings name it.
+    A ``task`` of your own (see ``make_task``) brings its own clients, and is computed on the device where its data are;
+    without one the settings name it. ``executor`` is "batched" or "reference".
     """
+    if executor not in EXECUTORS:
+        raise unknown("executor", executor, EXECUTORS)
     if not isinstance(seed, int):
         raise UserError(f"seed is {seed!r}; it must be a whole number")
     tables: dict[str, Any] = {"algorithms": [algorithm]}
@@ -198,7 +217,7 @@ def simulate(
     if len(points) != 1:
         raise UserError("simulate runs one setting; give single values, or use a study for a sweep")
     run = Simulation(points[0].settings, seed, task)
-    for _ in run:
+    for _ in run.batched() if executor == "batched" else run:
         pass
     done = run.progress
     return Result(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ..errors import UserError
 from ..plan import Record, Round
 from ..protocol import Update
 from .drive import Due, Evaluation, Goal, Meter, Outcome, Progress, Status
@@ -22,6 +23,7 @@ from .reference import Reference
 from .trainer import Job, Trainer
 
 LOOK_AHEAD = 256  # rounds read ahead at most
+BARREN = 32  # rounds without a job that is ready, and those behind them are not looked at either
 AT_ONCE = 64  # versions of a run that may wait to be measured
 
 
@@ -55,13 +57,16 @@ class Lane:
         if self.ended:
             return []
         found: list[Update] = []
+        barren = 0  # rounds in a row without a job that is ready
         for number in range(LOOK_AHEAD):
-            if number >= len(self.rounds) and not self._read():
+            if barren == BARREN or (number >= len(self.rounds) and not self._read()):
                 break
             free = wanted if number == 0 else min(wanted, room - len(self.deltas))
             if len(found) >= free:
                 break
-            found.extend(self._untrained(self.rounds[number])[: free - len(found)])
+            more = self._untrained(self.rounds[number])
+            barren = 0 if more else barren + 1
+            found.extend(more[: free - len(found)])
         return found
 
     def advance(self) -> Iterator[Due]:
@@ -128,6 +133,8 @@ def drive_batched(lanes: Iterable[Lane], trainer: Trainer) -> Iterator[tuple[Lan
         batch = _gather(running, trainer.width, trainer.room)
         begun = []
         while len(batch) < trainer.width and (lane := next(waiting, None)) is not None:
+            if not trainer.accepts(lane.reference.module):
+                raise UserError("the model is another each time it is built; only its first weights may differ")
             running.append(lane)
             begun.append((lane, lane.meter.start(lane.reference.versions[0])))
             batch += _gather([lane], trainer.width - len(batch), trainer.room)

@@ -21,6 +21,7 @@ class Draws:
 
     def __init__(self) -> None:
         self.key: Tensor | None = None  # a scalar
+        self.used = False  # whether the model has such layers
 
 
 def factors(keys: Tensor | None, number: int, p: float, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

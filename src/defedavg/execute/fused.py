@@ -39,6 +39,8 @@ def _parts(size: int, tile: int) -> int:
 class FusedProducts(Products):
     """One kernel for each way through a layer."""
 
+    skips = True
+
     def __init__(self, precision: str) -> None:
         super().__init__(half=precision == "bf16")
         self._precision = {"float32": "ieee"}.get(precision, precision)

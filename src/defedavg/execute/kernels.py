@@ -27,12 +27,13 @@ def _dot(a, b, acc, PRECISION: tl.constexpr):
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def conv(x, w, bias, rates, out, which, B,
          H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, IX: tl.constexpr, O: tl.constexpr, PH: tl.constexpr,
          PW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DOWN: tl.constexpr,
          ACROSS: tl.constexpr, EDGES: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
-         SKIP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+         SKIP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+         BK: tl.constexpr):  # fmt: skip
     """Rows are places of the pooled image, the four that are pooled behind each other; columns are output channels.
 
     With EDGES a patch may reach beyond its image, where all is zero.
@@ -161,7 +162,7 @@ def turn(w, rates, found, I: tl.constexpr, O: tl.constexpr, T: tl.constexpr, BI:
         tl.store(found + i[None, :] * (T * O) + (T - 1 - place) * O + o[:, None], own, mask=good)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def conv_step(grad, x, w, bias, rates, moves, B,
               H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, IX: tl.constexpr, O: tl.constexpr, OH: tl.constexpr,
               OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
@@ -251,7 +252,7 @@ def add_parts(moves, w, bias, rates, EACH: tl.constexpr, O: tl.constexpr, WEIGHT
         tl.store(level, tl.load(level, mask=good, other=0.0) - rate * total, mask=good)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def linear(x, w, bias, rates, out, R, I: tl.constexpr, O: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
            SKIP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
            BK: tl.constexpr):  # fmt: skip
@@ -277,7 +278,7 @@ def linear(x, w, bias, rates, out, R, I: tl.constexpr, O: tl.constexpr, RELU: tl
     tl.store(out + c * R * O + r[None, :] * O + o[:, None], acc, mask=(r < R)[None, :] & (o < O)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def linear_step(grad, out, x, w, bias, rates, grad_x, R,
                 I: tl.constexpr, O: tl.constexpr, RELU: tl.constexpr, INPUTS: tl.constexpr, WEIGHT: tl.constexpr,
                 BIAS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,

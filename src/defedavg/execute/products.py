@@ -54,6 +54,8 @@ Saved = tuple[Tensor, ...]
 class Products:
     """One batched product per layer, over the patches of all samples for a convolution; any device, any precision."""
 
+    skips = False  # whether a client with rate zero costs next to nothing
+
     def __init__(self, half: bool = False) -> None:
         self._half = half
 

@@ -164,7 +164,8 @@ class Reference:
             own = recipe.layer_key(update)
             torch.default_generator.manual_seed(own >> 1)
             for step, samples in enumerate(samples_of_steps):
-                flat.draws.key = torch.tensor(signed(extend(own, step)), device=flat.vector.device)
+                if flat.draws.used:
+                    flat.draws.key = torch.tensor(signed(extend(own, step)), device=flat.vector.device)
                 outputs = flat.module(self.task.train.inputs[samples])
                 loss = sample_losses(self.task, outputs, self.task.train.targets[samples]).mean()
                 gradients = torch.autograd.grad(loss, flat.trainable, allow_unused=True)

@@ -25,6 +25,7 @@ def keyed_copy(module: nn.Module) -> tuple[nn.Module, Draws]:
         if isinstance(inner, KeyedDropout | KeyedAttention):
             inner.number, inner.draws = number, draws
             number += 1
+    draws.used = number > 0
     return module, draws
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -105,18 +106,24 @@ class Trainer:
             part = jobs[len(found) : len(found) + self.width]
             try:
                 found.extend(self._train(part))
+                continue
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _out_of_memory(error):
                     raise
-                self._graphs.clear()
-                if self.asynchronous:
-                    torch.cuda.empty_cache()
-                if self.width == 1:
-                    raise UserError(
-                        "there is not enough memory to train even one client; use a smaller model or batch_size"
-                    ) from error
-                self.width = max(1, min(self.width, len(part)) // 2)
+            # Only here, where the error and all that it held are gone, can their memory be had again.
+            self._shrink(len(part))
         return found
+
+    def _shrink(self, tried: int) -> None:
+        """Half the width from now on."""
+        if min(self.width, tried) == 1:
+            raise UserError("there is not enough memory to train even one client; use a smaller model or batch_size")
+        self.width = min(self.width, tried) // 2
+        self._graphs.clear()
+        gc.collect()
+        if self.asynchronous:
+            self.pool = torch.cuda.graph_pool_handle()
+            torch.cuda.empty_cache()
 
     def _train(self, jobs: Sequence[Job]) -> list[Tensor]:
         order = sorted(range(len(jobs)), key=lambda i: -jobs[i].update.steps)  # those with fewer steps leave first
@@ -131,23 +138,22 @@ class Trainer:
         """Groups of jobs, one thread for each core: every product is small, so none is worth sharing."""
         groups = [jobs[i : i + self._group] for i in range(0, len(jobs), self._group)]
         count = torch.get_num_threads()
-        if self._at_once == 1 or len(groups) == 1:
-            torch.set_num_threads(1)  # the same sums in the same order, however many groups there are
-            try:
-                return [delta for group in groups for delta in self._group_deltas(group)]
-            finally:
-                torch.set_num_threads(count)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(
-                self._at_once, "trainer", initializer=torch.set_num_threads, initargs=(1,)
-            )
-        work = [self._threads.submit(self._group_deltas, group) for group in groups]
+        # For this thread and for MKL as a whole. A sum is then done in the same order whatever runs beside it.
+        torch.set_num_threads(1)
+        work: list[Future[list[Tensor]]] = []
         try:
+            if self._at_once == 1 or len(groups) == 1:
+                return [delta for group in groups for delta in self._group_deltas(group)]
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._at_once, "trainer", torch.set_num_threads, (1,))
+            work.extend(self._threads.submit(self._group_deltas, group) for group in groups)
             return [delta for part in work for delta in part.result()]
         except BaseException:  # Ctrl-C, too: no thread may go on with what nobody waits for
             self._stopped = True
             for part in work:
                 part.cancel()
+            wait(work)
+            self._stopped = False
             raise
         finally:
             torch.set_num_threads(count)
@@ -184,7 +190,9 @@ class Trainer:
         return list(torch._foreach_sub(list(starts.unbind()), list(ends.unbind())))
 
     def _captured(self, count: int, size: int, steps: int, like: Tensor) -> Captured:
-        width = next(w for w in (*WIDTHS, count) if w >= count)
+        # Where places that are not used cost nothing, two graphs do for all.
+        widths = (16, self.width) if self._products.skips else WIDTHS
+        width = next(w for w in (*widths, count) if w >= count)
         steps = 1 << (steps - 1).bit_length()
         if (width, size, steps) not in self._graphs:
             self._graphs[width, size, steps] = Captured(self, width, size, steps, like)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .data import DATASETS, classification_task, load
 from .least_squares import LeastSquares, Scale, least_squares
 from .models import MODELS, build, seeded
+from .places import data_dir, set_data_dir
 from .splits import SPLITS, by_classes, by_shards, class_counts, dirichlet, iid, split
 from .task import Clients, Data, Loss, Task, cross_entropy, make_task, squared_error
 
@@ -28,12 +29,14 @@ __all__ = [
     "class_counts",
     "classification_task",
     "cross_entropy",
+    "data_dir",
     "dirichlet",
     "iid",
     "least_squares",
     "load",
     "make_task",
     "seeded",
+    "set_data_dir",
     "split",
     "squared_error",
 ]
