@@ -29,6 +29,7 @@ from .report import tables
 from .report.jsons import finite
 from .simulation import make_timeline, named_task
 from .stats import PlanStats, summarise
+from .theory.command import app as theory_app
 
 app = typer.Typer(
     name="defedavg",
@@ -38,6 +39,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
+
+app.add_typer(theory_app, name="theory")
 
 out = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
 err = Console(stderr=True, highlight=False)
@@ -303,7 +306,7 @@ def bench(
 
 @app.command()
 def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
-    """Six algorithms on 5,000 real digits, 100 clients, the paper's time model: a table and curves in two minutes."""
+    """Six algorithms on 5,000 real digits, 100 clients, the paper's time model: a table and curves in half a minute."""
     from .demo import carry_out
 
     finished, entries, picture = carry_out(folder / "demo", err)

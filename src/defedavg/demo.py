@@ -1,4 +1,4 @@
-"""The demo: six algorithms on 5,000 real digits, 100 clients, the paper's time model, in about two minutes.
+"""The demo: six algorithms on 5,000 real digits, 100 clients, the paper's time model, in about half a minute.
 
 Those for data that are alike run on an IID split, those for data that differ on two classes per client; FedAvg and
 FAVANO, which the paper compares in both settings, run in both.
