@@ -78,10 +78,10 @@ class Products:
     def conv(self, x: Tensor, own: Weights, window: Window) -> tuple[Tensor, Saved]:
         """(C·B, H, W, I) images to (C·B, H', W', O), and what the way back needs."""
         columns = self._columns(x, len(own), window)
-        out = self._product(columns, own.weight.flatten(2).transpose(1, 2), own.bias)
+        late = window.pool and own.bias is not None  # the largest of four stays so when all get the same bias
+        out = self._product(columns, own.weight.flatten(2).transpose(1, 2), None if late else own.bias)
         high, wide = window.out(x.shape[1], x.shape[2])
-        out = out.view(len(x), high, wide, -1)
-        ends, more = self._after(out, window)
+        ends, more = self._after(out.view(len(x), high, wide, -1), window, own.bias if late else None)
         return ends, (columns, *more)
 
     def conv_back(
@@ -139,15 +139,17 @@ class Products:
         patches = x.as_strided((n, high, wide, kh, kw, ins), (a, sh * b, sw * c, b, c, d))
         return patches.reshape(clients, -1, kh * kw * ins)
 
-    def _after(self, out: Tensor, window: Window) -> tuple[Tensor, Saved]:
-        """ReLU and pooling, where the layer has them."""
-        if window.relu:
-            out.relu_()
+    def _after(self, out: Tensor, window: Window, bias: Tensor | None = None) -> tuple[Tensor, Saved]:
+        """Pooling, a bias that was left for here, and ReLU, where the layer has them."""
         if not window.pool:
-            return out, (out,) if window.relu else ()
+            return (out.relu_(), (out,)) if window.relu else (out, ())
         pooled, which = aten.max_pool2d_with_indices(out.permute(0, 3, 1, 2), (2, 2), (2, 2))
-        # The way back asks for the shape and the memory order of what was pooled, never for its values.
         pooled = pooled.permute(0, 2, 3, 1)
+        if bias is not None:
+            pooled.view(len(bias), -1, bias.shape[-1]).add_(bias.unsqueeze(1))
+        if window.relu:  # after pooling it is the same, and on a quarter of the values
+            pooled.relu_()
+        # The way back asks for the shape and the memory order of what was pooled, never for its values.
         return pooled, (pooled, which, out)
 
     def _before(self, grad: Tensor, saved: Saved, window: Window) -> Tensor:
