@@ -231,9 +231,7 @@ def _receive(file: File, url: str, stream: Stream, watch: Watch) -> bool:
             raise _Failed(f"{url} does not send the part that was asked for; try another mirror with --url")
         length = response.headers.get("Content-Length", "")
         if length.isdecimal() and have + int(length) != file.size:
-            raise _Failed(
-                f"{url} has {have + int(length):,} bytes, not the published {file.size:,}; use another --url"
-            )
+            raise _Failed(f"{url} has {have + int(length):,} bytes, not the published {file.size:,}; use another --url")
         _cut(stream, have)
         watch(file.name, have, file.size)
         while block := _block(url, response):
