@@ -13,7 +13,7 @@ import sys
 from functools import partial
 
 from defedavg.bench import Load, bench
-from defedavg.runs import Means
+from defedavg.sweep import Means
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ from defedavg import config
 from defedavg.algorithms import ALGORITHMS
 from defedavg.config import Settings
 from defedavg.errors import UserError
-from defedavg.execute import Recipe, Reference, positions
+from defedavg.execute import Goal, Progress, Recipe, Reference, Status, positions
+from defedavg.execute.drive import Due, Meter, Outcome
 from defedavg.execute.reference import FlatModel
 from defedavg.plan import Round
 from defedavg.simulation import Simulation, make_executor, make_plan
@@ -303,3 +304,31 @@ def test_the_last_version_is_measured_whatever_ends_the_run() -> None:
     assert found[-1].round == run.progress.rounds > 0
     assert run.plan.rounds[-1].merge.version == run.progress.rounds
     run.plan.check()
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "hits", "first", "sustained", "ends"),
+    [
+        ([0.1, 0.9, 0.2, 0.9], 1, 1.0, None, 1),
+        ([0.1, 0.9, 0.2, 0.9, 0.9, 0.9, 0.9, 0.9, 0.1], 5, 1.0, 3.0, 7),
+        ([0.9, 0.9, 0.1, 0.9, 0.9], 3, 0.0, None, None),
+        ([0.1, 0.9, 0.9, 0.9, 0.9, 0.9], 2, 1.0, None, 2),
+    ],
+)
+def test_first_and_sustained_hits(
+    accuracies: list[float], hits: int, first: float, sustained: float | None, ends: int | None
+) -> None:
+    """A sustained hit is five measurements in a row at the target; its time is that of the first of them."""
+    task = least_squares(2).task
+    progress = Progress()
+    meter = Meter(task, Goal(target_accuracy=0.8, hits=hits), progress)
+    for number, accuracy in enumerate(accuracies):
+        due = Due(number, float(number), torch.zeros(1), True, 0.0, 0, None)
+        meter.settle(due, Outcome(True, 0.5, accuracy))
+        if progress.status is not Status.RUNNING:
+            assert number == ends
+            break
+    else:
+        assert ends is None
+    assert progress.first_hit_seconds == first
+    assert progress.sustained_seconds == sustained

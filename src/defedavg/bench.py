@@ -26,8 +26,8 @@ from .execute.precision import computing_in
 from .execute.reference import sample_losses
 from .execute.trainer import Job
 from .plan import Round
-from .runs import Means
 from .simulation import make_executor, make_timeline
+from .sweep import Means
 from .tasks import Data, Task, build, cross_entropy, iid
 
 CLASSES = 10

@@ -248,15 +248,16 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train: every algorithm × swept setting × seed of a study, into runs/NAME/."""
-    from .live import watch_run
-    from .runs import Means, Run
+    from .live import watching
+    from .runs import Run
+    from .sweep import Means
 
     study = config.load(file, tuple(overrides or ()))
     means = Means.choose(executor, device, width, memory, precision)
     job = Run(study, folder / study.name, force=force, means=means)
-    with watch_run(err, job) as watch:
+    with watching(err, study.name, len(job.points) * len(study.seeds)) as watch:
         finished = job.carry_out(watch)
-    for note in job.notes:
+    for note in job.sweep.notes:
         err.print(note, markup=False, soft_wrap=True)
     job.draw()
     if as_json:
@@ -264,6 +265,62 @@ def run(
     else:
         out.print(tables.result_table(study.name, job.entries))
         out.print(f"\nresults: {job.folder}", markup=False)
+    if not finished:
+        err.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
+        raise typer.Exit(130)
+
+
+def _rates(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"{name} {text!r} are no numbers; write them as 0.01,0.1") from None
+
+
+@app.command()
+def tune(
+    file: Config,
+    overrides: Set = None,
+    global_rates: Annotated[str, typer.Option(metavar="η,…", help="Rates of the server.")] = "0.1,1",
+    local_rates: Annotated[
+        str, typer.Option(metavar="η̄,…", help="Rates of the clients.")
+    ] = "0.001,0.005,0.01,0.05,0.1",
+    keep_all: Annotated[bool, typer.Option("--keep-all", help="Run every pair to its end.")] = False,
+    folder: Out = Path("runs"),
+    force: Force = False,
+    device: Device = "auto",
+    width: Width = None,
+    memory: Memory = None,
+    precision: Precision = "auto",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Find rates: a grid of (η, η̄) × seeds for every algorithm and swept setting, into runs/NAME-tune/.
+
+    All pairs train in shared batches. At 1/8, 1/4 and 1/2 of the time the worse half is dropped; every point is kept
+    in points.jsonl. Rates that an algorithm does not have are left out of its grid.
+    """
+    from .live import watching
+    from .runs import open_folder
+    from .sweep import Means
+    from .tune import RUNGS, Tuning, pairs_of
+
+    study = config.load(file, tuple(overrides or ()))
+    pairs = pairs_of(study, _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
+    tuning = Tuning(study, pairs, Means.choose("batched", device, width, memory, precision), () if keep_all else RUNGS)
+    place = folder / f"{study.name}-tune"
+    open_folder(place, force)
+    tuning.save(place, finished=False)
+    with watching(err, study.name, len(pairs) * len(study.seeds)) as watch:
+        finished = tuning.carry_out(watch)
+    tuning.save(place, finished)
+    for note in tuning.sweep.notes:
+        err.print(note, markup=False, soft_wrap=True)
+    if as_json:
+        _print_json(tuning.records())
+    else:
+        out.print(tables.tuning_table(study.name, tuning.records(), [pair.label for pair in tuning.best()]))
+        out.print(f"\nevery point: {place / 'points.jsonl'}", markup=False)
     if not finished:
         err.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
         raise typer.Exit(130)
@@ -290,7 +347,7 @@ def bench(
     """
     from .bench import Load
     from .bench import bench as measure
-    from .runs import Means
+    from .sweep import Means
 
     if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", image):
         raise UserError(f"--image {image!r} is no shape; write it as 1,28,28")

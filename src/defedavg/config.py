@@ -113,6 +113,7 @@ class StopSettings:
 
     target_accuracy: float = _key(0.0, "stop when a measured accuracy reaches it; 0: no target")
     at_target: bool = _key(True, "false: go on after the target")
+    hits: int = _key(1, "measurements in a row at the target that end a run; 5: a sustained hit")
     max_rounds: int = _key(400, "merges at most")
     max_seconds: float = _key(math.inf, "simulated seconds at most")
     measure_rounds: int = _key(1, "rounds from one measurement to the next, at least")
@@ -121,6 +122,7 @@ class StopSettings:
 
     def __post_init__(self) -> None:
         _need(0 <= self.target_accuracy <= 1, "stop.target_accuracy", self.target_accuracy, "give a share, like 0.8")
+        _need(self.hits >= 1, "stop.hits", self.hits, "it must be at least 1")
         _need(self.max_rounds >= 1, "stop.max_rounds", self.max_rounds, "it must be at least 1")
         _need(self.max_seconds > 0, "stop.max_seconds", self.max_seconds, "it must be above zero")
         _need(self.measure_rounds >= 1, "stop.measure_rounds", self.measure_rounds, "it must be at least 1")

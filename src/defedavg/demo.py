@@ -79,7 +79,7 @@ def studies() -> dict[str, Study]:
 
 def carry_out(folder: Path, console: Console) -> tuple[bool, dict[str, list[dict[str, Any]]], Path]:
     """Run the demo into a folder; gives whether it finished, its results by setting, and where the curves are."""
-    from .live import watch_run
+    from .live import watching
     from .report.plots import accuracy_curves, save
     from .runs import Run
 
@@ -88,7 +88,7 @@ def carry_out(folder: Path, console: Console) -> tuple[bool, dict[str, list[dict
     finished = True
     for title, half in studies().items():
         run = Run(half, folder / half.name, force=True)
-        with watch_run(console, run) as watch:
+        with watching(console, half.name, len(run.points)) as watch:
             finished = run.carry_out(watch)
         run.draw()
         entries[title] = run.entries

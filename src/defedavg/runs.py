@@ -14,9 +14,8 @@ import json
 import math
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,21 +23,20 @@ import torch
 
 from . import __version__
 from .config import Point, Study
-from .errors import UserError, unknown
-from .execute import CannotStack, Evaluation, Lane, Status, Trainer, drive_batched
-from .execute.memory import parse_memory
-from .execute.precision import DEFAULT, check_precision, computing_in
+from .errors import UserError
+from .execute import Evaluation
 from .files import write_whole, writing
 from .plan import Plan
 from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
-from .simulation import EXECUTORS, Simulation, make_goal, make_timeline, named_task
+from .simulation import Simulation, make_goal, make_timeline
 from .stats import summarise
-from .tasks import Data, Task, class_counts
+from .sweep import Finished, Item, Means, Measured, Sweep
+from .tasks import class_counts
 
-OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots")
+OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots", "points.jsonl")
 
-Watch = Callable[[Point, int, Evaluation], None]
+Watch = Callable[[Measured | Finished], None]
 
 
 def open_folder(path: Path, force: bool) -> None:
@@ -57,49 +55,12 @@ def open_folder(path: Path, force: bool) -> None:
                 for name in OURS:
                     old = path / name
                     shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-        (path / "plans").mkdir(parents=True, exist_ok=True)
-        (path / "plots").mkdir(exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def file_name(label: str, seed: int) -> str:
     """A file name for a run."""
     return re.sub(r"[^A-Za-z0-9._=-]+", "_", f"{label} seed={seed}")
-
-
-def choose_device(name: str) -> str:
-    """``cpu`` or ``cuda``, from what was asked for."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise unknown("device", name, ("auto", "cpu", "cuda"))
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("there is no CUDA device here; use --device cpu")
-    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What a study is computed with."""
-
-    executor: str = "batched"
-    device: str = "cpu"
-    width: int | None = None  # jobs in a batch at most
-    memory: int | None = None  # bytes
-    precision: str = "float32"
-
-    def __post_init__(self) -> None:
-        if self.executor not in EXECUTORS:
-            raise unknown("executor", self.executor, EXECUTORS)
-        if self.width is not None and self.width < 1:
-            raise UserError(f"--width is {self.width}; it must be at least 1")
-        check_precision(self.precision, self.device)
-
-    @classmethod
-    def choose(
-        cls, executor: str, device: str, width: int | None = None, memory: str | None = None, precision: str = "auto"
-    ) -> Means:
-        """From what was asked for on the command line."""
-        device = choose_device(device)
-        precision = DEFAULT[device] if precision == "auto" else precision
-        return cls(executor, device, width, None if memory is None else parse_memory(memory), precision)
 
 
 class Run:
@@ -108,15 +69,15 @@ class Run:
     def __init__(self, study: Study, folder: Path, *, force: bool = False, means: Means | None = None) -> None:
         self.study = study
         self.folder = folder
-        self.means = means or Means()
+        self.sweep = Sweep(means or Means())
         self.points = study.points()
         self.entries: list[dict[str, Any]] = []
         self.curves: list[Curve] = []
-        self.notes: list[str] = []
-        self._tasks: dict[Any, Task] = {}
-        self._data: dict[int, tuple[Data, Data]] = {}  # by id, which stays taken while the original is kept
         self._check()
         open_folder(folder, force)
+        with writing(folder):
+            for name in ("plans", "plots"):
+                (folder / name).mkdir(exist_ok=True)
         write_whole(folder / "config.toml", study.to_toml().encode())
         self._save_summary(finished=False)
 
@@ -125,94 +86,31 @@ class Run:
         for point in self.points:
             for seed in self.study.seeds:
                 make_timeline(point.settings, seed)
-                self.task(point, seed)
-
-    def task(self, point: Point, seed: int) -> Task:
-        """The task of a run; runs that share data and split share it."""
-        key = (point.settings.task, point.settings.clients.num_clients, seed)
-        if key not in self._tasks:
-            self._tasks[key] = self._moved(named_task(point.settings, seed))
-        return self._tasks[key]
-
-    def _moved(self, task: Task) -> Task:
-        """The task on the device; data that tasks share are there once."""
-        train, test = (
-            self._data.setdefault(id(data), (data, data.to(self.means.device)))[1] for data in (task.train, task.test)
-        )
-        return replace(task, train=train, test=test)
+                self.sweep.task(point.settings, seed)
 
     def carry_out(self, watch: Watch) -> bool:
         """Run everything; False if Ctrl-C ended it, with all that was measured kept."""
         metrics = self.folder / "metrics.jsonl"
-        precise = computing_in(self.means.precision)
-        with writing(metrics), precise, metrics.open("a", encoding="utf-8") as out:
-            carry = self._together if self.means.executor == "batched" else self._each
-            if not all(carry(group, out, watch) for group in self._groups()):
+        items = [Item(point, point.settings, seed) for point in self.points for seed in self.study.seeds]
+        with writing(metrics), metrics.open("a", encoding="utf-8") as out:
+            try:
+                for event in self.sweep.events(items):
+                    self._take(event, out)
+                    watch(event)
+            except KeyboardInterrupt:
+                for event in self.sweep.interrupt():
+                    self._take(event, out)
                 return False
         self._save_summary(finished=True)
         return True
 
-    def _groups(self) -> list[list[tuple[Point, int]]]:
-        """Runs that share model and data, and so can share a batch."""
-        found: dict[Any, list[tuple[Point, int]]] = {}
-        for point in self.points:
-            for seed in self.study.seeds:
-                t = point.settings.task
-                found.setdefault((t.data, t.model, t.normalise, point.settings.training.batch_size), []).append(
-                    (point, seed)
-                )
-        return list(found.values())
-
-    def _each(self, group: list[tuple[Point, int]], out: TextIO, watch: Watch) -> bool:
-        """One run after the other; False if Ctrl-C ended it."""
-        return all(self._one(point, seed, out, watch) is not Status.INTERRUPTED for point, seed in group)
-
-    def _together(self, group: list[tuple[Point, int]], out: TextIO, watch: Watch) -> bool:
-        """All runs in shared batches; False if Ctrl-C ended it."""
-        first = self._simulation(*group[0])
-        try:
-            trainer = Trainer(
-                first.task,
-                first.executor.module,
-                batch_size=first.executor.recipe.batch_size,
-                width=self.means.width,
-                memory=self.means.memory,
-                precision=self.means.precision,
-            )
-        except CannotStack as reason:
-            self.notes.append(f"the model is trained one client at a time: {reason}")
-            return self._each(group, out, watch)
-        begun: dict[Lane, tuple[Point, int, Simulation, float]] = {}
-
-        def lanes() -> Iterator[Lane]:
-            for number, (point, seed) in enumerate(group):
-                run = self._simulation(point, seed) if number else first
-                lane = run.lane()
-                begun[lane] = point, seed, run, time.perf_counter()
-                yield lane
-
-        def finish(lane: Lane) -> None:
-            point, seed, run, began = begun.pop(lane)
-            self._finish(point, seed, run, time.perf_counter() - began)
-
-        try:
-            for lane, evaluation in drive_batched(lanes(), trainer):
-                point, seed, *_ = begun[lane]
-                self._write(out, point, seed, evaluation)
-                watch(point, seed, evaluation)
-                for done in [other for other in begun if not other.running]:
-                    finish(done)
-        except KeyboardInterrupt:
-            for lane in begun:
-                if lane.running:
-                    lane.progress.status = Status.INTERRUPTED
-        interrupted = any(lane.progress.status is Status.INTERRUPTED for lane in begun)
-        for left in list(begun):
-            finish(left)
-        return not interrupted
-
-    def _simulation(self, point: Point, seed: int) -> Simulation:
-        return Simulation(point.settings, seed, self.task(point, seed))
+    def _take(self, event: Measured | Finished, out: TextIO) -> None:
+        point, seed = event.item.name, event.item.seed
+        assert isinstance(point, Point)
+        if isinstance(event, Finished):
+            self._finish(point, seed, event.run, event.wall_seconds)
+        else:
+            self._write(out, point, seed, event.evaluation)
 
     def _write(self, out: TextIO, point: Point, seed: int, evaluation: Evaluation) -> None:
         line = {"algorithm": point.settings.algorithm, **dict(point.swept), "seed": seed, **asdict(evaluation)}
@@ -230,18 +128,6 @@ class Run:
         self.curves.sort(key=lambda curve: place[curve.label])
         self._save_summary(finished=False)
 
-    def _one(self, point: Point, seed: int, out: TextIO, watch: Watch) -> Status:
-        began = time.perf_counter()
-        run = self._simulation(point, seed)
-        try:
-            for evaluation in run:
-                self._write(out, point, seed, evaluation)
-                watch(point, seed, evaluation)
-        except KeyboardInterrupt:
-            run.progress.status = Status.INTERRUPTED
-        self._finish(point, seed, run, time.perf_counter() - began)
-        return run.progress.status
-
     def draw(self) -> None:
         """Draw what was measured: accuracy and loss over simulated seconds and over rounds, and the split."""
         plots = self.folder / "plots"
@@ -253,7 +139,7 @@ class Run:
         for against in ("seconds", "rounds"):
             save(accuracy_curves(panels, target=target, against=against), plots / f"accuracy-over-{against}")
             save(loss_curves(panels, against=against), plots / f"loss-over-{against}")
-        task = next(iter(self._tasks.values()))
+        task = self.sweep.task(self.points[0].settings, self.study.seeds[0])
         if task.classes is not None:
             counts = class_counts(task.clients, task.train.targets.cpu().numpy(), task.classes)
             save(split_map(counts, f"{task.name}, seed {self.study.seeds[0]}"), plots / "split")
@@ -287,6 +173,7 @@ def _entry(point: Point, seed: int, run: Simulation, plan: Plan, wall: float) ->
         "status": str(progress.status),
         "target_accuracy": make_goal(point.settings).target_accuracy,
         "first_hit_seconds": progress.first_hit_seconds,
+        "sustained_seconds": progress.sustained_seconds,
         "rounds": progress.rounds,
         "seconds": progress.seconds,
         "best_accuracy": progress.best_accuracy,

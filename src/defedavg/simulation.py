@@ -119,6 +119,7 @@ def make_goal(settings: Settings) -> Goal:
         max_rounds=stop.max_rounds,
         max_seconds=stop.max_seconds,
         stop_at_target=stop.at_target,
+        hits=stop.hits,
         every_rounds=stop.measure_rounds,
         every_seconds=stop.measure_seconds,
         train_samples=stop.train_samples,
@@ -159,7 +160,8 @@ class Simulation:
             yield from self
             return
         for _, evaluation in drive_batched([self.lane()], trainer):
-            yield evaluation
+            if evaluation is not None:
+                yield evaluation
 
     @property
     def plan(self) -> Plan:
@@ -182,6 +184,7 @@ class Result:
     rounds: int
     seconds: float
     first_hit_seconds: float | None
+    sustained_seconds: float | None
     diverged_at: int | None
     best_accuracy: float | None
     plan: Plan
@@ -226,6 +229,7 @@ def simulate(
         rounds=done.rounds,
         seconds=done.seconds,
         first_hit_seconds=done.first_hit_seconds,
+        sustained_seconds=done.sustained_seconds,
         diverged_at=done.diverged_at,
         best_accuracy=done.best_accuracy,
         plan=run.plan,

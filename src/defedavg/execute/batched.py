@@ -40,6 +40,7 @@ class Lane:
     newest: int = 0
     last: Record | None = None  # the record that ends the run before its rounds are full
     ended: bool = False
+    held: bool = False  # whoever reads the measurements may let a run wait for others
 
     def __post_init__(self) -> None:
         self.meter = Meter(self.reference.task, self.goal, self.progress)
@@ -54,7 +55,7 @@ class Lane:
 
         ``room`` is how many trained updates may wait for their rounds: those of the next round always may.
         """
-        if self.ended:
+        if self.ended or self.held:
             return []
         found: list[Update] = []
         barren = 0  # rounds in a row without a job that is ready
@@ -72,7 +73,7 @@ class Lane:
     def advance(self) -> Iterator[Due]:
         """Merge every round whose jobs are trained; yields the versions as they come."""
         for _ in range(AT_ONCE):
-            if self.ended or not (self.rounds or self._read()):
+            if self.ended or self.held or not (self.rounds or self._read()):
                 break
             merge = self.rounds[0].merge
             if any(update.steps and update not in self.deltas for update, _ in merge.updates):
@@ -83,7 +84,7 @@ class Lane:
             due = self.meter.round(record, self.reference.merge(record, trained))
             self.ended = due.ends is not None
             yield due
-        if self.last is not None and not self.rounds and not self.ended:
+        if self.last is not None and not self.rounds and not self.ended and not self.held:
             self.ended = True
             yield self.meter.ended(self.last, self.reference.versions[self.newest])
 
@@ -116,8 +117,10 @@ class Lane:
         return False
 
 
-def drive_batched(lanes: Iterable[Lane], trainer: Trainer) -> Iterator[tuple[Lane, Evaluation]]:
+def drive_batched(lanes: Iterable[Lane], trainer: Trainer) -> Iterator[tuple[Lane, Evaluation | None]]:
     """Compute many runs together until each has reached its goal; yields every measurement with its run.
+
+    A run that ends without one, because its weights are no numbers any more, is yielded with None.
 
     A run is begun when those before it cannot fill a batch, so that a long sweep needs no more memory than a short one.
     """
@@ -153,11 +156,11 @@ def drive_batched(lanes: Iterable[Lane], trainer: Trainer) -> Iterator[tuple[Lan
         verdict = judge.look(fresh)
 
 
-def _settle(fresh: Sequence[tuple[Lane, Due]], outcomes: Sequence[Outcome]) -> Iterator[tuple[Lane, Evaluation]]:
+def _settle(fresh: Sequence[tuple[Lane, Due]], outcomes: Sequence[Outcome]) -> Iterator[tuple[Lane, Evaluation | None]]:
     for (lane, due), outcome in zip(fresh, outcomes, strict=True):
         if lane.running:
             found = lane.settle(due, outcome)
-            if found is not None:
+            if found is not None or not lane.running:
                 yield lane, found
 
 

@@ -17,6 +17,9 @@ from ..plan import Record, Round, Stall, moment
 from ..tasks import Data, Task
 from .reference import subset
 
+SUSTAINED = 5
+"""So many measurements in a row at the target are a sustained hit; its time is that of the first of them."""
+
 
 class Status(StrEnum):
     """How a run ended, or that it did not."""
@@ -28,6 +31,7 @@ class Status(StrEnum):
     DIVERGED = "diverged"
     STALLED = "stalled"
     INTERRUPTED = "interrupted"
+    DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Goal:
     max_rounds: int = 400
     max_seconds: float = math.inf
     stop_at_target: bool = True
+    hits: int = 1  # measurements in a row at the target before the run stops
     every_rounds: int = 1
     every_seconds: float = 0.0
     train_samples: int = 0
@@ -106,6 +111,7 @@ class Progress:
     seconds: float = 0.0
     diverged_at: int | None = None
     first_hit_seconds: float | None = None
+    sustained_seconds: float | None = None
     evaluations: list[Evaluation] = field(default_factory=list)
 
     @property
@@ -131,6 +137,8 @@ class Meter:
         self._began = time.perf_counter()
         self._staleness: list[int] = []
         self._updates = 0
+        self._hits = 0  # in a row, up to now
+        self._since = 0.0
         self._newest = (0, 0.0)  # round and time
         self._measured = (0, 0.0)
         self.test = task.test
@@ -182,14 +190,27 @@ class Meter:
             progress.evaluations.append(found)
             if not math.isfinite(loss):  # the weights still are, but nothing can be learned from here
                 progress.status, progress.diverged_at = Status.DIVERGED, due.round
-            elif goal.target_accuracy and accuracy is not None and accuracy >= goal.target_accuracy:
-                if progress.first_hit_seconds is None:
-                    progress.first_hit_seconds = due.seconds
-                if goal.stop_at_target:
-                    progress.status = Status.TARGET
+            elif goal.target_accuracy and accuracy is not None:
+                self._count(due.seconds, accuracy >= goal.target_accuracy)
         if due.ends is not None and progress.status is Status.RUNNING:
             progress.status = due.ends
         return found
+
+    def _count(self, seconds: float, hit: bool) -> None:
+        """Follow the measurements in a row that are at the target."""
+        goal, progress = self._goal, self._progress
+        if not hit:
+            self._hits = 0
+            return
+        if self._hits == 0:
+            self._since = seconds
+        self._hits += 1
+        if progress.first_hit_seconds is None:
+            progress.first_hit_seconds = seconds
+        if self._hits >= SUSTAINED and progress.sustained_seconds is None:
+            progress.sustained_seconds = self._since
+        if goal.stop_at_target and self._hits >= goal.hits:
+            progress.status = Status.TARGET
 
 
 def look(executor: Executor, meter: Meter, due: Due) -> Outcome:

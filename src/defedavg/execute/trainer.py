@@ -136,7 +136,8 @@ class Trainer:
 
     def _in_threads(self, jobs: Sequence[Job]) -> list[Tensor]:
         """Groups of jobs, one thread for each core: every product is small, so none is worth sharing."""
-        groups = [jobs[i : i + self._group] for i in range(0, len(jobs), self._group)]
+        size = min(self._group, -(-len(jobs) // self._at_once))  # few jobs are shared out, too
+        groups = [jobs[i : i + size] for i in range(0, len(jobs), size)]
         count = torch.get_num_threads()
         # For this thread and for MKL as a whole. A sum is then done in the same order whatever runs beside it.
         torch.set_num_threads(1)

@@ -191,6 +191,8 @@ def _hits(entries: Sequence[dict[str, Any]]) -> str:
     for entry in entries:
         if entry["diverged_at"] is not None:
             notes.append(f"diverged at round {entry['diverged_at']}")
+        elif entry["status"] == "dropped":
+            notes.append(f"dropped at {entry['seconds']:.3g} s")
         elif entry["first_hit_seconds"] is None and entry["target_accuracy"]:
             notes.append(f"not by {entry['seconds']:.3g} s")
     spread = f" ± {stdev(hits):.2g}" if len(hits) > 1 else ""
@@ -214,3 +216,22 @@ def bench_table(found: Mapping[str, Any]) -> Table:
     ]
     caption = f"PyTorch {found['torch']}, {found['precision']}, {found['threads']} threads"
     return make(f"{found['device']}: {model}", ("", "measured"), rows, caption)
+
+
+def tuning_table(title: str, records: Sequence[dict[str, Any]], best: Sequence[str]) -> Table:
+    """One row per pair of rates, over its seeds; the best of each setting is marked."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault(record["label"], []).append(record)
+    rows = [
+        (
+            f"{label}{' ←' if label in best else ''}",
+            _hits(own),
+            share(_average(own, "best_accuracy")),
+            _mean(own, "seconds", ".4g"),
+            ", ".join(dict.fromkeys(record["status"] for record in own)),
+        )
+        for label, own in groups.items()
+    ]
+    caption = "← the best rates of a setting. dropped: was among the worse half at a part of the time."
+    return make(title, ("rates", "time to target", "best accuracy", "seconds run", "ended by"), rows, caption)
