@@ -24,6 +24,7 @@ from .config import Study
 from .data_cli import DataDir
 from .data_cli import app as data_app
 from .errors import UserError, unknown
+from .paper.command import app as paper_app
 from .plan import Plan
 from .report import tables
 from .report.jsons import finite
@@ -104,6 +105,7 @@ def settings(as_json: Json = False) -> None:
 
 # Data sets: the commands of ``defedavg data``.
 app.add_typer(data_app, name="data")
+app.add_typer(paper_app, name="paper")
 
 
 EXAMPLES = ("figure1",)

@@ -25,7 +25,6 @@ app = typer.Typer(help="What the convergence theorems say of a setting, and whet
 PLANNED = 400  # rounds of the plan in which staleness is looked up
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Given = Annotated[float | None, typer.Option(help="By hand; estimated from the task if not given.")]
 
 
 def _say(line: str) -> None:
@@ -49,11 +48,15 @@ def theory(
         typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; a list is swept. Repeatable."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="T; stop.max_rounds of the study if not given.")] = None,
-    smoothness: Given = None,
-    noise: Given = None,
-    gradient: Given = None,
-    heterogeneity: Given = None,
-    gap: Given = None,
+    smoothness: Annotated[
+        float | None, typer.Option(help="L, by hand; like the next four estimated from the task if not given.")
+    ] = None,
+    noise: Annotated[float | None, typer.Option(help="σ², variance of a mini-batch gradient.")] = None,
+    gradient: Annotated[float | None, typer.Option(help="G², squared norm of a client's gradient.")] = None,
+    heterogeneity: Annotated[
+        float | None, typer.Option(help="ν², squared distance of a client's gradient from that of all.")
+    ] = None,
+    gap: Annotated[float | None, typer.Option(help="ΔF, the first value of the objective less its least.")] = None,
     max_staleness: Annotated[
         int | None, typer.Option(help="λ; from a plan (IID) or from the chance of a draw (nIID) if not given.")
     ] = None,

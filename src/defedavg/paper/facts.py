@@ -1,0 +1,119 @@
+"""What the paper says: targets, best rates (its Table 2), and seconds to the target (its Table 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+DATASETS: Final = ("fashionmnist", "cifar10")
+SETTINGS: Final = ("iid", "non-iid")
+SIZES: Final = (10, 20, 40, 80)
+SEEDS: Final = (0, 1, 2)
+
+COMPARED: Final = {
+    "iid": ("fedavg", "favano", "asysg", "defedavg-iid"),
+    "non-iid": ("fedavg", "favano", "fedbuff", "defedavg-niid"),
+}
+"""Which algorithms the paper compares in a setting; the last is its own."""
+
+TARGETS: Final = {
+    ("fashionmnist", "iid"): 0.9,
+    ("fashionmnist", "non-iid"): 0.8,
+    ("cifar10", "iid"): 0.7,
+    ("cifar10", "non-iid"): 0.6,
+}
+
+LIMITS: Final = {
+    ("fashionmnist", "iid"): 900.0,
+    ("fashionmnist", "non-iid"): 900.0,
+    ("cifar10", "iid"): 1_500.0,
+    ("cifar10", "non-iid"): 2_500.0,
+}
+"""Simulated seconds after which a run is given up; beyond nearly all that the paper reports."""
+
+# Rows of n = 10, 20, 40, 80. None: not reached by the bound that stands in BOUNDS.
+_TABLE1: Final = {
+    ("iid", "fedavg", "fashionmnist"): (51.89, 179.1, 184.9, 179.83),
+    ("iid", "favano", "fashionmnist"): (424.25, 448.89, 556.25, None),
+    ("iid", "asysg", "fashionmnist"): (335.16, 297.57, 231.22, 215.38),
+    ("iid", "defedavg-iid", "fashionmnist"): (26.39, 49.26, 94.49, 99.72),
+    ("iid", "fedavg", "cifar10"): (302.12, 411.64, 282.51, 287.81),
+    ("iid", "favano", "cifar10"): (944.84, 994.19, 1269.1, None),
+    ("iid", "asysg", "cifar10"): (501.60, 369.08, 400.92, 345.79),
+    ("iid", "defedavg-iid", "cifar10"): (54.41, 108.52, 207.45, 154.26),
+    ("non-iid", "fedavg", "fashionmnist"): (437.57, 447.81, 211.67, 443.56),
+    ("non-iid", "favano", "fashionmnist"): (417.21, 382.01, 441.85, None),
+    ("non-iid", "fedbuff", "fashionmnist"): (198.54, 218.26, 604.93, 422.88),
+    ("non-iid", "defedavg-niid", "fashionmnist"): (103.25, 144.49, 196.98, 236.30),
+    ("non-iid", "fedavg", "cifar10"): (934.11, 983.46, 1541.2, 1495.0),
+    ("non-iid", "favano", "cifar10"): (1332.6, 1374.9, 1713.3, 4751.8),
+    ("non-iid", "fedbuff", "cifar10"): (394.16, 789.63, 2008.8, 1463.5),
+    ("non-iid", "defedavg-niid", "cifar10"): (331.60, 497.51, 684.31, 786.85),
+}
+
+BOUNDS: Final = {"fashionmnist": 880.0, "cifar10": 1400.0}
+
+_Rates = tuple[float | None, float | None]
+
+# η and η̄ for n = 10, 20, 40, 80; None where the algorithm has no such rate.
+_TABLE2: Final[dict[tuple[str, str, str], tuple[_Rates, _Rates, _Rates, _Rates]]] = {
+    ("iid", "fedavg", "fashionmnist"): ((1.0, 0.1), (1.0, 0.01), (1.0, 0.01), (1.0, 0.01)),
+    ("iid", "favano", "fashionmnist"): ((None, 0.1),) * 4,
+    ("iid", "asysg", "fashionmnist"): ((0.1, None),) * 4,
+    ("iid", "defedavg-iid", "fashionmnist"): ((0.1, 0.05), (0.1, 0.05), (0.1, 0.05), (1.0, 0.1)),
+    ("iid", "fedavg", "cifar10"): ((1.0, 0.01),) * 4,
+    ("iid", "favano", "cifar10"): ((None, 0.05),) * 4,
+    ("iid", "asysg", "cifar10"): ((0.1, None),) * 4,
+    ("iid", "defedavg-iid", "cifar10"): ((1.0, 0.05), (0.1, 0.01), (0.1, 0.05), (1.0, 0.01)),
+    ("non-iid", "fedavg", "fashionmnist"): ((0.1, 0.05), (0.1, 0.05), (1.0, 0.01), (0.1, 0.1)),
+    ("non-iid", "favano", "fashionmnist"): ((None, 0.05),) * 4,
+    ("non-iid", "fedbuff", "fashionmnist"): ((0.1, 0.005), (0.1, 0.01), (0.1, 0.01), (0.1, 0.05)),
+    ("non-iid", "defedavg-niid", "fashionmnist"): ((0.1, 0.05),) * 4,
+    ("non-iid", "fedavg", "cifar10"): ((1.0, 0.01), (1.0, 0.01), (0.1, 0.05), (0.1, 0.05)),
+    ("non-iid", "favano", "cifar10"): ((None, 0.05),) * 4,
+    ("non-iid", "fedbuff", "cifar10"): ((0.1, 0.01), (0.1, 0.01), (0.1, 0.01), (0.1, 0.05)),
+    ("non-iid", "defedavg-niid", "cifar10"): ((0.1, 0.05), (0.1, 0.1), (0.1, 0.05), (0.1, 0.05)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of Table 1."""
+
+    dataset: str
+    setting: str
+    algorithm: str
+    updates_per_round: int
+
+    @property
+    def label(self) -> str:
+        """Fit for a file name and a line of progress."""
+        return f"{self.dataset} {self.setting} {self.algorithm} n={self.updates_per_round}"
+
+    @property
+    def target(self) -> float:
+        """The accuracy to be reached."""
+        return TARGETS[self.dataset, self.setting]
+
+    @property
+    def seconds(self) -> float | None:
+        """What the paper reports; None: not reached."""
+        row = _TABLE1[self.setting, self.algorithm, self.dataset]
+        return row[SIZES.index(self.updates_per_round)]
+
+    @property
+    def rates(self) -> _Rates:
+        """The paper's best (η, η̄)."""
+        row = _TABLE2[self.setting, self.algorithm, self.dataset]
+        return row[SIZES.index(self.updates_per_round)]
+
+
+def cells() -> list[Cell]:
+    """All of Table 1, in its order."""
+    return [
+        Cell(dataset, setting, algorithm, n)
+        for setting in SETTINGS
+        for dataset in DATASETS
+        for algorithm in COMPARED[setting]
+        for n in SIZES
+    ]
