@@ -314,7 +314,7 @@ def cifar_source(url: str, archive: bytes, batches: dict[str, bytes]) -> Source:
 def test_an_archive_is_unpacked_and_only_what_is_expected(
     server: Server, tmp_path: Path, batches: dict[str, bytes]
 ) -> None:
-    outside = {"../escaped": b"x", "/tmp/escaped": b"x", "cifar-10-batches-bin/readme.html": b"x"}
+    outside = {"../escaped": b"x", "/escaped": b"x", "cifar-10-batches-bin/readme.html": b"x"}
     server.files["c.tar.gz"] = archive_of(tmp_path / "c.tar.gz", {**outside, **batches})
     root = tmp_path / "data"
     source = cifar_source(server.url, server.files["c.tar.gz"], batches)
