@@ -31,6 +31,7 @@ from .state import same_constants
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 WIDTH = {"cpu": 64, "cuda": 192}
 GROUP_BYTES = 8 << 20  # of parameters that one thread works on at once: what its cache still holds (measured)
+SMALL_GROUP = 4  # jobs; those of larger groups are so short that nobody waits long for the last
 SAMPLES_AT_ONCE = 20_000  # when versions are measured on a device
 
 
@@ -136,8 +137,7 @@ class Trainer:
 
     def _in_threads(self, jobs: Sequence[Job]) -> list[Tensor]:
         """Groups of jobs, one thread for each core: every product is small, so none is worth sharing."""
-        size = min(self._group, -(-len(jobs) // self._at_once))  # few jobs are shared out, too
-        groups = [jobs[i : i + size] for i in range(0, len(jobs), size)]
+        groups = self._groups(jobs)
         count = torch.get_num_threads()
         # For this thread and for MKL as a whole. A sum is then done in the same order whatever runs beside it.
         torch.set_num_threads(1)
@@ -158,6 +158,17 @@ class Trainer:
             raise
         finally:
             torch.set_num_threads(count)
+
+    def _groups(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
+        """Jobs for one thread at a time; few are shared out, too, and the last of large ones singly, so that all end
+        together."""
+        size = min(self._group, -(-len(jobs) // self._at_once))
+        groups = []
+        while jobs:
+            fair = size if self._group > SMALL_GROUP else min(size, -(-len(jobs) // (2 * self._at_once)))
+            groups.append(jobs[:fair])
+            jobs = jobs[fair:]
+        return groups
 
     def _group_deltas(self, jobs: Sequence[Job]) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
