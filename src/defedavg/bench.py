@@ -24,6 +24,7 @@ from .errors import UserError
 from .execute import CannotStack, Goal, Lane, Progress, Trainer, drive_batched
 from .execute.precision import computing_in
 from .execute.reference import sample_losses
+from .execute.threads import threads as using
 from .execute.trainer import Job
 from .plan import Round
 from .simulation import make_executor, make_timeline
@@ -92,7 +93,7 @@ def bench(load: Load, means: Means, say: Say) -> dict[str, Any]:
         threads = _best_threads(settings, task, device)
         slow, fast = [], []
         for turn in range(load.repeats):
-            with _threads(threads):
+            with using(threads):
                 slow.append(_reference(settings, task, load.reference_updates, device))
             fast.append(batched(load.updates))
             say(f"turn {turn + 1} of {load.repeats}: {slow[-1]:.4g} and {fast[-1]:.4g} updates/s")
@@ -172,20 +173,6 @@ def _now(task: Task) -> float:
     return time.perf_counter()
 
 
-class _threads:
-    """So many threads for a while."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __enter__(self) -> None:
-        self._kept = torch.get_num_threads()
-        torch.set_num_threads(self._count)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._kept)
-
-
 def _best_threads(settings: Settings, task: Task, device: str) -> int:
     """The number of threads with which the plain loop is fastest."""
     most = torch.get_num_threads()
@@ -193,7 +180,7 @@ def _best_threads(settings: Settings, task: Task, device: str) -> int:
         return most
     speeds = {}
     for count in sorted({1, most // 2, most} - {0}):
-        with _threads(count):
+        with using(count):
             _reference(settings, task, 1, device)
             speeds[count] = _reference(settings, task, 4, device)
     return max(speeds, key=lambda count: speeds[count])

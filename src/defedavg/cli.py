@@ -12,10 +12,9 @@ import re
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 
@@ -27,9 +26,9 @@ from .errors import UserError, unknown
 from .paper.command import app as paper_app
 from .plan import Plan
 from .report import tables
-from .report.jsons import finite
 from .simulation import make_timeline, named_task
 from .stats import PlanStats, summarise
+from .terminal import Device, Force, Json, Memory, Out, Precision, Set, Width, err, out, print_json
 from .theory.command import app as theory_app
 
 app = typer.Typer(
@@ -43,14 +42,6 @@ app = typer.Typer(
 
 app.add_typer(theory_app, name="theory")
 
-out = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
-err = Console(stderr=True, highlight=False)
-
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; a list is swept. Repeatable."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The study to run; see `defedavg settings`.")]
 
 
@@ -67,16 +58,12 @@ def _main(
     pass
 
 
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
 @app.command()
 def algorithms(as_json: Json = False) -> None:
     """List the algorithms, a line each, with their settings."""
     rows = tables.algorithm_rows()
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     for row in rows:
         out.print(f"[bold]{row['name']}[/bold]  {escape(row['summary'])}")
@@ -92,7 +79,7 @@ def settings(as_json: Json = False) -> None:
     """Show every setting with its default, as a file that can be edited and run."""
     rows = tables.setting_rows()
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     out.print('name = "first"\nalgorithms = ["fedavg", "defedavg-niid"]\nseeds = [0, 1, 2]', markup=False)
     for table, keys in rows.items():
@@ -156,7 +143,7 @@ def plan(
         save_figure(draw(firsts, until=shown), gantt)
         err.print(f"drawn: {gantt}", markup=False)
     if as_json:
-        _print_json(tables.stats_json(stats, [dict(point.swept) for point, _ in pending]))
+        print_json(tables.stats_json(stats, [dict(point.swept) for point, _ in pending]))
         return
     per = len(study.seeds)
     groups = [stats[i : i + per] for i in range(0, len(stats), per)]
@@ -213,24 +200,10 @@ def split(
         save_figure(split_map(counts, task.name), plot)
         err.print(f"drawn: {plot}", markup=False)
     if as_json:
-        _print_json([{"client": i, "samples": own.tolist()} for i, own in enumerate(task.clients)])
+        print_json([{"client": i, "samples": own.tolist()} for i, own in enumerate(task.clients)])
         return
     rows = [(str(i), str(len(own)), *map(str, counts[i])) for i, own in enumerate(task.clients)]
     out.print(tables.make(task.name, ("client", "samples", *map(str, range(classes))), rows))
-
-
-Force = Annotated[bool, typer.Option("--force", help="Replace a run of the same name.")]
-Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where run folders are made.")]
-
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Width = Annotated[int | None, typer.Option(help="Jobs in one batch at most; 64 on the CPU, 192 on CUDA.")]
-Memory = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="What may be used, as 800M or 12G; a share of what is free if not given."),
-]
-Precision = Annotated[
-    str, typer.Option(help="Of products: float32, or on CUDA tf32 or bf16; auto is tf32 on CUDA, float32 elsewhere.")
-]
 
 
 @app.command()
@@ -263,7 +236,7 @@ def run(
         err.print(note, markup=False, soft_wrap=True)
     job.draw()
     if as_json:
-        _print_json(job.entries)
+        print_json(job.entries)
     else:
         out.print(tables.result_table(study.name, job.entries))
         out.print(f"\nresults: {job.folder}", markup=False)
@@ -319,7 +292,7 @@ def tune(
     for note in tuning.sweep.notes:
         err.print(note, markup=False, soft_wrap=True)
     if as_json:
-        _print_json(tuning.records())
+        print_json(tuning.records())
     else:
         out.print(tables.tuning_table(study.name, tuning.records(), [pair.label for pair in tuning.best()]))
         out.print(f"\nevery point: {place / 'points.jsonl'}", markup=False)
@@ -358,7 +331,7 @@ def bench(
     means = Means.choose("batched", device, width, memory, precision)
     found = measure(load, means, lambda line: err.print(line, markup=False, soft_wrap=True))
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         out.print(tables.bench_table(found))
 
@@ -370,7 +343,7 @@ def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
 
     finished, entries, picture = carry_out(folder / "demo", err)
     if as_json:
-        _print_json(entries)
+        print_json(entries)
     else:
         for setting, own in entries.items():
             out.print(tables.result_table(setting, own))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .algorithms import ALGORITHMS
-from .errors import UserError, unknown
+from .errors import UserError, first_line, unknown
 from .profiles import PAPER, Slowness, Windows
 from .traces import read_trace
 
@@ -225,9 +225,9 @@ def load(path: str | Path, overrides: tuple[str, ...] = ()) -> Study:
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the configuration {path} cannot be read: {_first_line(error)}") from None
+        raise UserError(f"the configuration {path} cannot be read: {first_line(error)}") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError among them
-        raise UserError(f"{path} is not valid TOML: {_first_line(error)}") from None
+        raise UserError(f"{path} is not valid TOML: {first_line(error)}") from None
     return study(override(found, overrides), folder=path.parent, fallback_name=path.stem)
 
 
@@ -349,7 +349,3 @@ def _value(name: str, value: Any, kind: type[Any]) -> Any:
     if type(value) is not kind:
         raise wrong
     return value
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

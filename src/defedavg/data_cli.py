@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from .errors import UserError
+from .terminal import Json, err, print_json
 
 if TYPE_CHECKING:
     from .fetch import Watch
@@ -52,12 +52,12 @@ DataDir = Annotated[
 @app.command("list")
 def list_(
     data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the data sets with their sizes as published, and where they were found."""
     rows = [_row(name) for name in FACTS]
     if as_json:
-        sys.stdout.write(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+        print_json(rows)
         return
     table = Table("name", "image", "train", "test", "where", box=None, pad_edge=False)
     for row in rows:
@@ -94,7 +94,6 @@ def fetch(
     from .fetch import fetch as get
     from .tasks import data_dir as chosen
 
-    err = Console(stderr=True, highlight=False)
     try:
         with _watching(err) as watch:
             folder = get(name, chosen(), url=url, watch=watch)

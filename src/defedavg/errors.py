@@ -16,3 +16,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(names)
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .sweep import Finished, Item, Measured
+from .sweep import Event, Item, Measured, Watch
 
 QUIET_SECONDS = 10.0
-
-Watch = Callable[[Measured | Finished], None]
 
 
 def _line(event: Measured) -> str:
@@ -32,7 +30,7 @@ def watching(console: Console, title: str, runs: int) -> Iterator[Watch]:
     if not console.is_terminal:
         last = time.monotonic()
 
-        def say(event: Measured | Finished) -> None:
+        def say(event: Event) -> None:
             nonlocal last
             if isinstance(event, Measured) and time.monotonic() - last >= QUIET_SECONDS:
                 last = time.monotonic()
@@ -45,7 +43,7 @@ def watching(console: Console, title: str, runs: int) -> Iterator[Watch]:
         task = bar.add_task(title, total=runs)
         parts: dict[Item, float] = {}
 
-        def show(event: Measured | Finished) -> None:
+        def show(event: Event) -> None:
             shown: dict[str, Any] = {}
             if isinstance(event, Measured):
                 parts[event.item] = event.part

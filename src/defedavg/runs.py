@@ -14,7 +14,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,12 +31,10 @@ from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
 from .simulation import Simulation, make_goal, make_timeline
 from .stats import summarise
-from .sweep import Finished, Item, Means, Measured, Sweep
+from .sweep import Event, Finished, Item, Means, Sweep, Watch
 from .tasks import class_counts
 
 OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots", "points.jsonl")
-
-Watch = Callable[[Measured | Finished], None]
 
 
 def open_folder(path: Path, force: bool) -> None:
@@ -104,7 +102,7 @@ class Run:
         self._save_summary(finished=True)
         return True
 
-    def _take(self, event: Measured | Finished, out: TextIO) -> None:
+    def _take(self, event: Event, out: TextIO) -> None:
         point, seed = event.item.name, event.item.seed
         assert isinstance(point, Point)
         if isinstance(event, Finished):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +99,11 @@ class Finished:
     wall_seconds: float
 
 
+Event = Measured | Finished
+Watch = Callable[[Event], None]
+"""Told of everything that happens."""
+
+
 class Sweep:
     """Carries out runs and tells of them as they go; ``notes`` is what a user should know."""
 
@@ -121,7 +126,7 @@ class Sweep:
             self._tasks[key] = replace(task, train=train, test=test)
         return self._tasks[key]
 
-    def events(self, items: Sequence[Item]) -> Iterator[Measured | Finished]:
+    def events(self, items: Sequence[Item]) -> Iterator[Event]:
         """Everything that is measured, and every run that ends."""
         groups: dict[Any, list[Item]] = {}
         for item in items:
@@ -148,7 +153,7 @@ class Sweep:
         run, began = self._open.pop(item)
         return Finished(item, run, time.perf_counter() - began)
 
-    def _group(self, group: Sequence[Item]) -> Iterator[Measured | Finished]:
+    def _group(self, group: Sequence[Item]) -> Iterator[Event]:
         if self.means.executor == "batched":
             try:
                 trainer = self.means.trainer(self._begin(group[0]))
@@ -163,7 +168,7 @@ class Sweep:
                 yield Measured(item, run, evaluation, None)
             yield self._finish(item)
 
-    def _together(self, group: Sequence[Item], trainer: Trainer) -> Iterator[Measured | Finished]:
+    def _together(self, group: Sequence[Item], trainer: Trainer) -> Iterator[Event]:
         begun: dict[Lane, Item] = {}
 
         def lanes() -> Iterator[Lane]:

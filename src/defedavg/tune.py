@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -22,13 +22,11 @@ from .errors import UserError
 from .execute import Lane, Progress, Status
 from .files import write_whole
 from .report.jsons import finite
-from .sweep import Finished, Item, Means, Measured, Sweep
+from .sweep import Event, Finished, Item, Means, Sweep, Watch
 
 GLOBAL = (0.1, 1.0)
 LOCAL = (0.001, 0.005, 0.01, 0.05, 0.1)
 RUNGS = (0.125, 0.25, 0.5)  # parts of the time at which the worse half is dropped
-
-Watch = Callable[[Measured | Finished], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ class Tuning:
             return False
         return True
 
-    def _take(self, event: Measured | Finished) -> None:
+    def _take(self, event: Event) -> None:
         item, progress = event.item, event.run.progress
         self.outcomes[_pair(item)][item.seed] = _outcome(progress)
         if isinstance(event, Finished):

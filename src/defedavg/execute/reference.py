@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..keyed import extend, key
 from ..plan import Round
 from ..protocol import Update
@@ -126,8 +126,8 @@ class Reference:
                 loss = sample_losses(self.task, outputs, self.task.train.targets[samples]).mean()
                 torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise UserError(f"the model cannot be trained on these data with this loss: {reason}") from error
+            what = first_line(error)
+            raise UserError(f"the model cannot be trained on these data with this loss: {what}") from error
 
     @property
     def module(self) -> nn.Module:

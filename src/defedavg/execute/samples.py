@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..tasks import Task
@@ -15,6 +16,14 @@ from .keys import below, extend_all, signed
 
 if TYPE_CHECKING:
     from .trainer import Job
+
+
+def host_samples(jobs: Sequence[Job], steps: int) -> NDArray[np.int64]:
+    """The samples that jobs see, (C, steps, batch); after a job's own steps they mean nothing."""
+    whole = np.zeros((len(jobs), steps, jobs[0].recipe.batch_size), dtype=np.int64)
+    for place, job in enumerate(jobs):
+        whole[place, : job.update.steps] = job.recipe.samples(job.task, job.update)
+    return whole
 
 
 class Shares:
@@ -30,13 +39,10 @@ class Shares:
         return torch.tensor(values, dtype=dtype).pin_memory().to(self._device, non_blocking=True)
 
     def samples(self, jobs: Sequence[Job], steps: int) -> Tensor:
-        """The samples that jobs see, (C, steps, batch); after a job's own steps they mean nothing."""
+        """As ``host_samples``, on the device."""
         size = jobs[0].recipe.batch_size
         if any(job.recipe.sampling != "replacement" for job in jobs):
-            whole = np.zeros((len(jobs), steps, size), dtype=np.int64)
-            for place, job in enumerate(jobs):
-                whole[place, : job.update.steps] = job.recipe.samples(job.task, job.update)
-            return torch.from_numpy(whole).pin_memory().to(self._device, non_blocking=True)
+            return torch.from_numpy(host_samples(jobs, steps)).pin_memory().to(self._device, non_blocking=True)
         rows = []
         for job in jobs:
             starts, client = self._starts(job.task), job.update.client

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from ..errors import first_line
 from .attention import PlainAttention
 from .chain import chain
 from .composed import composed, shared_tables
 from .layers import CannotStack, Stacked, Step
 from .products import CpuProducts, Products
 from .state import keyed_copy, moving_buffers
-from .trial import Trial, reason_of
+from .trial import Trial
 
 
 def stack(module: nn.Module, products: Products | None = None, sample: Tensor | None = None) -> Stacked:
@@ -29,7 +30,7 @@ def stack(module: nn.Module, products: Products | None = None, sample: Tensor | 
     try:
         model, _ = keyed_copy(module)
     except RuntimeError as error:
-        raise CannotStack(f"it cannot be copied: {reason_of(error)}") from error
+        raise CannotStack(f"it cannot be copied: {first_line(error)}") from error
     if sample is None:
         if any(True for _ in module.buffers()):
             raise CannotStack("it has buffers, and there are no samples to see whether they change")

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import UserError
@@ -24,9 +22,10 @@ from .memory import Need, allowed, step_bytes
 from .precision import DEFAULT, check_precision
 from .products import CpuProducts, Products
 from .reference import Recipe, sample_losses
-from .samples import Shares
+from .samples import Shares, host_samples
 from .stacked import descend, stack
 from .state import same_constants
+from .threads import threads
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 WIDTH = {"cpu": 64, "cuda": 192}
@@ -138,26 +137,22 @@ class Trainer:
     def _in_threads(self, jobs: Sequence[Job]) -> list[Tensor]:
         """Groups of jobs, one thread for each core: every product is small, so none is worth sharing."""
         groups = self._groups(jobs)
-        count = torch.get_num_threads()
-        # For this thread and for MKL as a whole. A sum is then done in the same order whatever runs beside it.
-        torch.set_num_threads(1)
-        work: list[Future[list[Tensor]]] = []
-        try:
+        with threads(1):  # a sum is then done in the same order whatever runs beside it
             if self._at_once == 1 or len(groups) == 1:
                 return [delta for group in groups for delta in self._group_deltas(group)]
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._at_once, "trainer", torch.set_num_threads, (1,))
-            work.extend(self._threads.submit(self._group_deltas, group) for group in groups)
-            return [delta for part in work for delta in part.result()]
-        except BaseException:  # Ctrl-C, too: no thread may go on with what nobody waits for
-            self._stopped = True
-            for part in work:
-                part.cancel()
-            wait(work)
-            self._stopped = False
-            raise
-        finally:
-            torch.set_num_threads(count)
+            work: list[Future[list[Tensor]]] = []
+            try:
+                work.extend(self._threads.submit(self._group_deltas, group) for group in groups)
+                return [delta for part in work for delta in part.result()]
+            except BaseException:  # Ctrl-C, too: no thread may go on with what nobody waits for
+                self._stopped = True
+                for part in work:
+                    part.cancel()
+                wait(work)
+                self._stopped = False
+                raise
 
     def _groups(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
         """Jobs for one thread at a time; few are shared out, too, and the last of large ones singly, so that all end
@@ -173,7 +168,7 @@ class Trainer:
     def _group_deltas(self, jobs: Sequence[Job]) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
         steps = [job.update.steps for job in jobs]
-        samples = torch.from_numpy(np.stack([_samples(job, steps[0]) for job in jobs]))
+        samples = torch.from_numpy(host_samples(jobs, steps[0]))
         rates = torch.tensor([job.recipe.local_lr for job in jobs], dtype=starts.dtype)
         keys = torch.tensor([signed(job.recipe.layer_key(job.update)) for job in jobs])
         weights = self.split(starts)
@@ -287,10 +282,3 @@ def _products(device: torch.device, dtype: torch.dtype, precision: str | None) -
 
 def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
-
-
-def _samples(job: Job, steps: int) -> NDArray[np.int64]:
-    """The sample numbers of every step, (steps, batch); after the job's own steps they mean nothing."""
-    whole = np.zeros((steps, job.recipe.batch_size), dtype=np.int64)
-    whole[: job.update.steps] = job.recipe.samples(job.task, job.update)
-    return whole

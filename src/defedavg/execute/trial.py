@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ..errors import first_line
 from ..keyed import generator, key
 from .layers import CHANNELS_LAST, CannotStack, Stacked, Step
 from .products import Products
@@ -27,12 +28,6 @@ TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 Form = Callable[[nn.Module, Products, Tensor], Stacked]
 """How a module becomes stacked; it may look at a few samples."""
-
-
-def reason_of(error: Exception) -> str:
-    """The first line of what went wrong."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 class _Watch(TorchFunctionMode):
@@ -81,7 +76,7 @@ class Trial:
                 raise
             except Exception as error:  # whatever a module may raise
                 if dtype == first:
-                    raise CannotStack(f"it fails on {SAMPLES} samples: {reason_of(error)}") from error
+                    raise CannotStack(f"it fails on {SAMPLES} samples: {first_line(error)}") from error
             else:
                 self._tolerance = TOLERANCES.get(dtype, 1e-1)
                 return
@@ -147,7 +142,7 @@ class Trial:
             with torch.random.fork_rng(devices=[]):
                 found = self._together(form(self._module, Products(), self._sample))
         except Exception as error:
-            raise CannotStack(reason_of(error)) from error
+            raise CannotStack(first_line(error)) from error
         wanted = self._expected
         pairs = [(found.outputs, wanted.outputs), (found.looks, wanted.looks)]
         furthest = max(map(_largest, wanted.moves.values()))

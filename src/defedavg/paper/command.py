@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..data_cli import DataDir
 from ..errors import UserError, unknown
+from ..terminal import Device, Json, Memory, Precision, Width, err, out, print_json
 from .facts import DATASETS, SEEDS, SETTINGS, SIZES, Cell, cells
 
 app = typer.Typer(help="Repeat the experiments of the DeFedAvg paper.", no_args_is_help=True)
@@ -24,7 +24,6 @@ Datasets = Annotated[
 ]
 Settings = Annotated[list[str] | None, typer.Option("--setting", help="iid or non-iid; both if not given. Repeatable.")]
 Sizes = Annotated[list[int] | None, typer.Option("--n", help="10, 20, 40 or 80; all if not given. Repeatable.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def chosen(datasets: Sequence[str] | None, settings: Sequence[str] | None, sizes: Sequence[int] | None) -> list[Cell]:
@@ -61,11 +60,10 @@ def list_(as_json: Json = False) -> None:
         for cell in cells()
     ]
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        print_json(found)
         return
     rows = [[("–" if value is None else str(value)) for value in row.values()] for row in found]
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    console.print(tables.make("Table 1 of the paper", list(found[0]), rows))
+    out.print(tables.make("Table 1 of the paper", list(found[0]), rows))
 
 
 @app.command()
@@ -83,9 +81,10 @@ def table1(
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where results are kept.")] = Path(
         "results/paper/table1"
     ),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="What may be used, as 12G.")] = None,
-    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16; auto is tf32 on CUDA.")] = "auto",
+    device: Device = "auto",
+    width: Width = None,
+    memory: Memory = None,
+    precision: Precision = "auto",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -98,24 +97,23 @@ def table1(
     from ..sweep import Means
     from .table1 import Choices, Table1, rows, to_csv, to_markdown
 
-    err = Console(stderr=True, highlight=False, soft_wrap=True)
     if seeds < 1:
         raise UserError(f"--seeds is {seeds}; it must be at least 1")
     wanted, numbers = chosen(datasets, settings, sizes), range(seeds)
-    means = Means.choose("batched", device, None, memory, precision)
+    means = Means.choose("batched", device, width, memory, precision)
     table = Table1(folder, Choices(measure_seconds, normalise, sampling, max_time), means)
     rates = {cell: cell.rates for cell in wanted}
     table.results(wanted, numbers, rates)  # what is there must fit before hours are spent
     runs = table.missing(wanted, numbers)
     finished = True
     if runs:
-        err.print(f"{len(runs)} runs to do, {len(wanted) * seeds - len(runs)} are there", markup=False)
+        err.print(f"{len(runs)} runs to do, {len(wanted) * seeds - len(runs)} are there", markup=False, soft_wrap=True)
         with watching(err, "table 1", len(runs)) as watch:
             finished = table.carry_out(runs, rates, watch)
         _note_provenance(folder, means)
     found = rows(table.results(wanted, numbers, rates))
     if as_json:
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        print_json(found)
     elif found:
         sys.stdout.write(to_markdown(found))
     if found:
@@ -123,9 +121,9 @@ def table1(
 
         write_whole(folder / "table1.md", to_markdown(found).encode())
         write_whole(folder / "table1.csv", to_csv(found).encode())
-        err.print(f"written: {folder / 'table1.md'} and .csv", markup=False)
+        err.print(f"written: {folder / 'table1.md'} and .csv", markup=False, soft_wrap=True)
     if not finished:
-        err.print("stopped by Ctrl-C; finished runs are kept, the same command goes on", markup=False)
+        err.print("stopped by Ctrl-C; finished runs are kept, the same command goes on", markup=False, soft_wrap=True)
         raise typer.Exit(130)
 
 
@@ -146,5 +144,5 @@ def _note_provenance(folder: Path, means: Any) -> None:
         "precision": means.precision,
     }
     path = folder / "provenance.jsonl"
-    with writing(path), path.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(line) + "\n")
+    with writing(path), path.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(line) + "\n")

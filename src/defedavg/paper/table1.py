@@ -9,7 +9,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -21,11 +21,10 @@ from ..errors import UserError
 from ..files import write_whole, writing
 from ..report.jsons import finite
 from ..runs import file_name
-from ..sweep import Finished, Item, Means, Measured, Sweep
+from ..sweep import Finished, Item, Means, Sweep, Watch
 from .facts import BOUNDS, LIMITS, Cell
 
 Rates = tuple[float | None, float | None]
-Watch = Callable[[Measured | Finished], None]
 
 
 @dataclass(frozen=True, slots=True)

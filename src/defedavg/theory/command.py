@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +12,7 @@ from rich.markup import escape
 from .. import config
 from ..config import Point, Study
 from ..errors import UserError
-from ..report.jsons import finite
+from ..terminal import Json, Set, err, out, print_json
 from .formulas import THEOREMS, Constants, probable_staleness, theorem
 
 if TYPE_CHECKING:
@@ -24,17 +22,9 @@ app = typer.Typer(help="What the convergence theorems say of a setting, and whet
 
 PLANNED = 400  # rounds of the plan in which staleness is looked up
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
 
 def _say(line: str) -> None:
-    from ..cli import err
-
     err.print(escape(line), soft_wrap=True)
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 @app.callback(invoke_without_command=True)
@@ -43,10 +33,7 @@ def theory(
     file: Annotated[
         Path | None, typer.Option("--config", metavar="CONFIG.toml", help="The study; without one, the defaults.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; a list is swept. Repeatable."),
-    ] = None,
+    overrides: Set = None,
     rounds: Annotated[int | None, typer.Option(help="T; stop.max_rounds of the study if not given.")] = None,
     smoothness: Annotated[
         float | None, typer.Option(help="L, by hand; like the next four estimated from the task if not given.")
@@ -71,7 +58,6 @@ def theory(
     """Rates, conditions, bounds and rounds of Theorem 1 (DeFedAvg-nIID) and Theorem 2 (DeFedAvg-IID)."""
     if context.invoked_subcommand is not None:
         return
-    from ..cli import out
     from .sheet import sheet, sheet_table
 
     if not epsilon > 0:
@@ -92,7 +78,7 @@ def theory(
     if not made:
         raise UserError(f"the study has no algorithm that a theorem speaks of; add {' or '.join(THEOREMS)}")
     if as_json:
-        _print_json(made)
+        print_json(made)
         return
     for each in made:
         out.print(sheet_table(each))
@@ -181,13 +167,12 @@ def speedup(
     as_json: Json = False,
 ) -> None:
     """Measure rounds to a mean squared gradient norm of ε against n, with the theorems' rates; a few minutes."""
-    from ..cli import err, out
     from .study import Scope, carry_out, speedup_table
 
     scope = Scope(_words("--task", tasks), _words("--algorithm", algorithms), _numbers(ns), seeds, epsilon, tolerance)
     finished, found = carry_out(scope, folder, err, force=force, jobs=jobs)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         for each in found:
             out.print(speedup_table(each))

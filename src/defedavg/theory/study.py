@@ -16,7 +16,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UserError
+from ..execute.threads import threads
 from ..files import write_whole, writing
 from ..report.jsons import finite
 from ..report.plots import save
 from ..report.tables import make
+from ..terminal import err
 from .cases import CLIENTS, check_names, make_case
 from .figure import speedup_figure
 from .speedup import Trial, check_lists, measure, with_epsilon
@@ -101,7 +102,7 @@ def _results(orders: Sequence[_Order], jobs: int | None) -> Iterator[dict[str, A
     """What is measured, in the order in which it gets done."""
     count = min(len(orders), os.cpu_count() or 1 if jobs is None else jobs)
     if count == 1:
-        with _one_thread():
+        with threads(1):  # every product here is small: more only wait for one another
             yield from map(_measure, orders)
         return
     with multiprocessing.get_context("spawn").Pool(count, _begin) as pool:  # leaving it early ends the processes
@@ -124,7 +125,6 @@ def _measure(order: _Order) -> dict[str, Any]:
 
 def _teller(path: Path) -> Callable[[Trial], None]:
     """Keeps every run, and says one now and then."""
-    console = Console(stderr=True, highlight=False)
     last, count = 0.0, 0
 
     def tell(trial: Trial) -> None:
@@ -134,7 +134,7 @@ def _teller(path: Path) -> Callable[[Trial], None]:
             file.write(json.dumps(finite(asdict(trial))) + "\n")
         if time.monotonic() - last >= QUIET_SECONDS:
             last = time.monotonic()
-            console.print(
+            err.print(
                 f"{trial.task}, {trial.algorithm}, run {count}: n = {trial.n}, seed {trial.seed}, {trial.rounds} "
                 f"rounds, mean {trial.mean:.4g}, wanted {trial.epsilon:g}",
                 markup=False,
@@ -153,17 +153,6 @@ def _open(folder: Path, force: bool) -> None:
         for path in old:
             path.unlink()
         (folder / TRIALS).touch()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Every product here is small: more threads only wait for one another."""
-    kept = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(kept)
 
 
 def _text(found: list[dict[str, Any]]) -> bytes:

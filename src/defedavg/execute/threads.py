@@ -1,0 +1,19 @@
+"""How many threads PyTorch computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for this thread's operations, and for MKL as a whole; the caller's number comes back."""
+    kept = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(kept)
