@@ -6,7 +6,7 @@ the module itself. Layers with parameters are written anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .products import Products, Weights, Window
+from .products import Products, Weights, Window, scaled
 
 CHANNELS_LAST = (0, 1, 3, 4, 2)
-"""How stacked convolution weights (C, O, I, kh, kw) are kept: as (C, O, kh, kw, I)."""
+CHANNELS_FIRST = (0, 1, 4, 2, 3)
+"""How stacked convolution weights (C, O, I, kh, kw) are kept: as (C, O, kh, kw, I); and the way back."""
 
 
 class CannotStack(Exception):
@@ -58,6 +59,26 @@ class Stacked:
     run: Layer
     moved: frozenset[str] = frozenset()  # parameters that the way back moves; the others have gradients
     turned: frozenset[str] = frozenset()  # convolution weights, kept channels last
+
+    def learn(
+        self,
+        weights: Mapping[str, Tensor],
+        trainable: Iterable[str],
+        rates: Tensor,
+        keys: Tensor,
+        inputs: Tensor,
+        loss: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """One step of SGD for every client, in place: (C, …) weights, (C,) rates and keys; gives the outputs."""
+        anchor = rates.new_zeros((), requires_grad=True)
+        leaves = {name: weights[name].detach().requires_grad_() for name in trainable if name not in self.moved}
+        outputs = self.run(Step({**weights, **leaves} if leaves else weights, rates, keys, anchor), inputs)
+        gradients = torch.autograd.grad(loss(outputs), [*leaves.values(), anchor], allow_unused=True)
+        with torch.no_grad():
+            for name, gradient in zip(leaves, gradients, strict=False):
+                if gradient is not None:
+                    weights[name].sub_(scaled(gradient, rates.view(-1, *(1,) * (gradient.ndim - 1))))
+        return outputs
 
 
 class _Linear(torch.autograd.Function):

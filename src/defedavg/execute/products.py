@@ -111,11 +111,11 @@ class Products:
         rates = own.rates.view(-1, 1, 1)
         if own.weight[0].numel() < grad[0].numel():  # the smaller of the two is scaled
             if own.moves[0]:
-                own.weight.sub_(_scaled(self._product(grad.transpose(1, 2), x), rates))
+                own.weight.sub_(scaled(self._product(grad.transpose(1, 2), x), rates))
             if own.bias is not None and own.moves[1]:
-                own.bias.sub_(_scaled(grad.sum(1), own.rates.view(-1, 1)))
+                own.bias.sub_(scaled(grad.sum(1), own.rates.view(-1, 1)))
             return
-        step = _scaled(grad, -rates)
+        step = scaled(grad, -rates)
         if own.moves[0]:
             if self._half:
                 own.weight.add_(self._product(step.transpose(1, 2), x))
@@ -175,7 +175,8 @@ def _patches(
     return cut.permute(0, 1, 3, 4, 2).reshape(-1)
 
 
-def _scaled(values: Tensor, rates: Tensor) -> Tensor:
+def scaled(values: Tensor, rates: Tensor) -> Tensor:
+    """Gradients times rates; nothing at all where the rate is zero, even where the gradient is no number."""
     return torch.where(rates == 0, 0.0, values * rates)
 
 

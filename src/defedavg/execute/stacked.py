@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from threading import local
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -119,9 +118,3 @@ def mapped(module: nn.Module) -> Stacked:
         return out.flatten(0, 1)
 
     return Stacked(run)
-
-
-def descend(weights: Tensor, gradients: Tensor, rates: Tensor) -> None:
-    """A step of SGD in place, with a rate for each client; one with rate zero stands still."""
-    rates = rates.view(-1, *(1,) * (weights.ndim - 1))
-    weights.sub_(torch.where(rates == 0, 0.0, gradients * rates))

@@ -23,7 +23,7 @@ from .precision import DEFAULT, check_precision
 from .products import CpuProducts, Products
 from .reference import Recipe, sample_losses
 from .samples import Shares, host_samples
-from .stacked import descend, stack
+from .stacked import stack
 from .state import same_constants
 from .threads import threads
 
@@ -70,7 +70,6 @@ class Trainer:
         self.asynchronous = self._device.type == "cuda"
         self._products = _products(self._device, dtype, precision)
         self._stacked = stack(module, self._products, task.train.inputs[:3])
-        self._learned = [name for name in self._trainable if name not in self._stacked.moved]
         self._shares = Shares(self._device)
         self._graphs: dict[tuple[int, int, int], Captured] = {}
         self.pool: Any = torch.cuda.graph_pool_handle() if self.asynchronous else None
@@ -209,17 +208,12 @@ class Trainer:
         """One step of SGD for every client, in place: (C, …) weights, (C, B) samples, (C,) rates and keys."""
         clients, size = samples.shape
         flat = samples.reshape(-1)
-        anchor = rates.new_zeros((), requires_grad=True)
-        leaves = {name: weights[name].detach().requires_grad_() for name in self._learned}
-        step = Step({**weights, **leaves} if leaves else weights, rates, keys, anchor)
-        outputs = self._stacked.run(step, self._data.inputs[flat])
-        losses = sample_losses(self._task, outputs, self._data.targets[flat])
-        loss = losses.view(clients, size).mean(dim=1).sum()
-        gradients = torch.autograd.grad(loss, [*leaves.values(), anchor], allow_unused=True)
-        with torch.no_grad():
-            for name, gradient in zip(leaves, gradients, strict=False):
-                if gradient is not None:
-                    descend(weights[name], gradient, rates)
+        targets = self._data.targets[flat]
+
+        def loss(outputs: Tensor) -> Tensor:
+            return sample_losses(self._task, outputs, targets).view(clients, size).mean(dim=1).sum()
+
+        self._stacked.learn(weights, self._trainable, rates, keys, self._data.inputs[flat], loss)
 
     def measure(self, versions: Sequence[Tensor], data: Data) -> Tensor:
         """Mean loss and accuracy of every version, (V, 2) in float64; not a number where there are no classes."""

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import first_line
 from ..keyed import generator, key
-from .layers import CHANNELS_LAST, CannotStack, Stacked, Step
+from .layers import CHANNELS_FIRST, CHANNELS_LAST, CannotStack, Stacked, Step
 from .products import Products
 from .state import keyed_copy
 
@@ -167,20 +167,12 @@ class Trial:
         with torch.no_grad():
             looks = stacked.run(Step(before), inputs.clone())
         after = {name: own.clone() for name, own in before.items()}
-        learned = [name for name in self._trainable if name not in stacked.moved]
-        leaves = {name: after[name].detach().requires_grad_() for name in learned}
-        anchor = self._rates.new_zeros((), requires_grad=True)
-        outputs = stacked.run(Step({**after, **leaves}, self._rates, self._keys, anchor), inputs.clone())
-        loss = (outputs * self._slopes.flatten(0, 1)).sum()
-        slopes = torch.autograd.grad(loss, [*leaves.values(), anchor], allow_unused=True)
-        moves = {}
-        for name, own in after.items():
-            moves[name] = before[name] - own
-            if name in stacked.turned:
-                moves[name] = moves[name].permute(0, 1, 4, 2, 3)
-        for name, slope in zip(learned, slopes, strict=False):
-            if slope is not None:
-                moves[name] = slope * self._rates.view(-1, *(1,) * (slope.ndim - 1))
+        slopes = self._slopes.flatten(0, 1)
+        outputs = stacked.learn(
+            after, self._trainable, self._rates, self._keys, inputs.clone(), lambda out: (out * slopes).sum()
+        )
+        moves = {name: before[name] - own for name, own in after.items()}
+        moves.update((name, moves[name].permute(CHANNELS_FIRST)) for name in stacked.turned)
         return _Found(outputs.detach(), looks, moves)
 
 
