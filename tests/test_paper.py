@@ -54,23 +54,21 @@ def test_cells_are_chosen() -> None:
             chosen(*wrong)
 
 
-class Small(Table1):
-    """Table 1 with small runs in the place of the paper's."""
-
-    def small(self, cell: Cell, rates: Rates) -> config.Settings:
-        tables: dict[str, Any] = {
-            "algorithms": [cell.algorithm],
-            "task": {"model": "softmax"},
-            "clients": {"num_clients": 20},
-            "training": {"updates_per_round": 4, "local_steps": 5},
-            "stop": {"target_accuracy": 0.5, "hits": 5, "max_rounds": 12},
-        }
-        return config.study(tables).points()[0].settings
+def small_settings(choices: Choices, cell: Cell, rates: Rates) -> config.Settings:
+    """A small run in the place of one of the paper's."""
+    tables: dict[str, Any] = {
+        "algorithms": [cell.algorithm],
+        "task": {"model": "softmax"},
+        "clients": {"num_clients": 20},
+        "training": {"updates_per_round": 4, "local_steps": 5},
+        "stop": {"target_accuracy": 0.5, "hits": 5, "max_rounds": 12},
+    }
+    return config.study(tables).points()[0].settings
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Choices, "settings", Small.small)
+    monkeypatch.setattr(Choices, "settings", small_settings)
 
 
 def test_the_table_is_made_in_parts(small: None, tmp_path: Path) -> None:
