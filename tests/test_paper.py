@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from defedavg.paper.table1 import Choices, Rates, Table1, rows, to_csv, to_markdown
 
 from defedavg import config
 from defedavg.algorithms import ALGORITHMS
 from defedavg.errors import UserError
 from defedavg.paper.command import chosen
 from defedavg.paper.facts import Cell, cells
-from defedavg.paper.table1 import Choices, Rates, Table1, rows, to_csv, to_markdown
 from defedavg.sweep import Finished, Means, Measured
 from test_cli import call, refuse
 

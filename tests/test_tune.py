@@ -28,14 +28,17 @@ def study(**more: Any) -> config.Study:
 
 
 def tuned(chosen: config.Study, wide: tuple[float, ...], near: tuple[float, ...], *rungs: float) -> Tuning:
-    found = Tuning(chosen, pairs_of(chosen, wide, near), Means(), rungs)
+    found = Tuning(pairs_of(chosen.points(), wide, near), chosen.seeds, Means(), rungs)
     assert found.carry_out(lambda event: None) is True
     return found
 
 
 def test_the_grid_has_the_rates_that_an_algorithm_has() -> None:
     chosen = study(algorithms=["defedavg-iid", "favano", "asysg"])
-    pairs = [(p.point.settings.algorithm, p.global_lr, p.local_lr) for p in pairs_of(chosen, (0.1, 1.0), (0.01, 0.1))]
+    pairs = [
+        (p.point.settings.algorithm, p.global_lr, p.local_lr)
+        for p in pairs_of(chosen.points(), (0.1, 1.0), (0.01, 0.1))
+    ]
     assert pairs == [
         ("defedavg-iid", 0.1, 0.01), ("defedavg-iid", 0.1, 0.1),
         ("defedavg-iid", 1.0, 0.01), ("defedavg-iid", 1.0, 0.1),
@@ -101,7 +104,7 @@ def test_scores_put_reached_before_soon_before_accurate() -> None:
 
 
 def test_ctrl_c_keeps_what_is_known() -> None:
-    found = Tuning(study(), pairs_of(study(), (1.0,), (0.01, 0.05)), Means())
+    found = Tuning(pairs_of(study().points(), (1.0,), (0.01, 0.05)), (0, 1), Means())
     seen = []
 
     def watch(event: Measured | Finished) -> None:
@@ -125,13 +128,13 @@ def test_ctrl_c_keeps_what_is_known() -> None:
 )
 def test_grids_that_make_no_sense(wide: tuple[float, ...], near: tuple[float, ...], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        pairs_of(study(), wide, near)
+        pairs_of(study().points(), wide, near)
 
 
 def test_a_target_is_needed() -> None:
     chosen = study(stop={"max_rounds": 3})
     with pytest.raises(UserError, match="target_accuracy"):
-        Tuning(chosen, pairs_of(chosen, (1.0,), (0.1,)), Means())
+        Tuning(pairs_of(chosen.points(), (1.0,), (0.1,)), [0], Means())
 
 
 def test_the_command_leaves_a_folder(tmp_path: Path) -> None:

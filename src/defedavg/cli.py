@@ -114,7 +114,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Plan without training: round times, staleness, participation, idleness, bytes, and a Gantt chart."""
-    from .runs import file_name
+    from .files import file_name
 
     study = _study(file, example, tuple(overrides or ()))
     points = study.points()
@@ -272,8 +272,9 @@ def tune(
 ) -> None:
     """Find rates: a grid of (η, η̄) × seeds for every algorithm and swept setting, into runs/NAME-tune/.
 
-    All pairs train in shared batches. At 1/8, 1/4 and 1/2 of the time the worse half is dropped; every point is kept
-    in points.jsonl. Rates that an algorithm does not have are left out of its grid.
+    All pairs train in shared batches. At 1/8, 1/4 and 1/2 of the time the worse half is dropped, and whoever can no
+    longer be the soonest already before; every point is kept in points.jsonl. Rates that an algorithm does not have
+    are left out of its grid.
     """
     from .live import watching
     from .runs import open_folder
@@ -281,14 +282,15 @@ def tune(
     from .tune import RUNGS, Tuning, pairs_of
 
     study = config.load(file, tuple(overrides or ()))
-    pairs = pairs_of(study, _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
-    tuning = Tuning(study, pairs, Means.choose("batched", device, width, memory, precision), () if keep_all else RUNGS)
+    pairs = pairs_of(study.points(), _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
+    means = Means.choose("batched", device, width, memory, precision)
+    tuning = Tuning(pairs, study.seeds, means, () if keep_all else RUNGS)
     place = folder / f"{study.name}-tune"
     open_folder(place, force)
-    tuning.save(place, finished=False)
+    tuning.save(place, study, finished=False)
     with watching(err, study.name, len(pairs) * len(study.seeds)) as watch:
         finished = tuning.carry_out(watch)
-    tuning.save(place, finished)
+    tuning.save(place, study, finished)
     for note in tuning.sweep.notes:
         err.print(note, markup=False, soft_wrap=True)
     if as_json:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from . import __version__
 from .config import Point, Study
 from .errors import UserError
 from .execute import Evaluation
-from .files import write_whole, writing
+from .files import file_name, write_whole, writing
 from .plan import Plan
 from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
@@ -54,11 +53,6 @@ def open_folder(path: Path, force: bool) -> None:
                     old = path / name
                     shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
         path.mkdir(parents=True, exist_ok=True)
-
-
-def file_name(label: str, seed: int) -> str:
-    """A file name for a run."""
-    return re.sub(r"[^A-Za-z0-9._=-]+", "_", f"{label} seed={seed}")
 
 
 class Run:

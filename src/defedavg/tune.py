@@ -1,15 +1,17 @@
 """Which rates are best: a grid of pairs × seeds as one sweep in shared batches, hopeless pairs stopped on the way.
 
-Pairs of one setting compete. At a part of the time they have, all wait for each other, and the worse half is dropped
-(successive halving: Jamieson, Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter Optimization, 2016).
-A pair is judged by its seeds together: how many reached the target, how soon on average, else how accurate they got.
+Pairs of one setting compete. At certain parts of the time they have, all wait for each other. Where one has reached the
+target, those that can no longer be sooner are dropped, which costs nothing: they could not win. From an eighth of the
+time on, the worse half is dropped, too (successive halving: Jamieson, Talwalkar: Non-stochastic Best Arm Identification
+and Hyperparameter Optimization, 2016). A pair is judged by its seeds together: how many reached the target, how soon on
+average, else how accurate they got.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -24,9 +26,8 @@ from .files import write_whole
 from .report.jsons import finite
 from .sweep import Event, Finished, Item, Means, Sweep, Watch
 
-GLOBAL = (0.1, 1.0)
-LOCAL = (0.001, 0.005, 0.01, 0.05, 0.1)
-RUNGS = (0.125, 0.25, 0.5)  # parts of the time at which the worse half is dropped
+RUNGS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # parts of the time at which pairs are compared
+HALVING = 1 / 8  # from here on the worse half is dropped; before, accuracy says too little
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,15 @@ class Outcome:
     seconds: float = 0.0
 
 
-def pairs_of(study: Study, global_rates: Sequence[float], local_rates: Sequence[float]) -> list[Pair]:
-    """The grid for every point of a study, over the rates that its algorithm has."""
+def pairs_of(points: Sequence[Point], global_rates: Sequence[float], local_rates: Sequence[float]) -> list[Pair]:
+    """The grid for every point, over the rates that its algorithm has."""
     for name, rates in (("global", global_rates), ("local", local_rates)):
         if not rates or not all(0 < rate < math.inf for rate in rates):
             raise UserError(f"the {name} rates are {list(rates)}; give numbers above zero")
         if len(set(rates)) < len(rates):
             raise UserError(f"the {name} rates name one twice: {list(rates)}")
     found = []
-    for point in study.points():
+    for point in points:
         kind = ALGORITHMS[point.settings.algorithm]
         training = point.settings.training
         for wide in global_rates if kind.uses_global_lr else (None,):
@@ -80,24 +81,49 @@ def pairs_of(study: Study, global_rates: Sequence[float], local_rates: Sequence[
 
 
 class Tuning:
-    """A grid being searched; ``outcomes`` is up to date at any moment."""
+    """A grid being searched; ``outcomes`` is up to date at any moment.
 
-    def __init__(self, study: Study, pairs: Sequence[Pair], means: Means, rungs: Sequence[float] = RUNGS) -> None:
-        if not all(point.settings.stop.target_accuracy for point in study.points()):
+    ``known`` are pairs that were run before, on all the seeds. ``decided`` is told of the pairs of a setting when their
+    race is over.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        seeds: Sequence[int],
+        means: Means,
+        rungs: Sequence[float] = RUNGS,
+        *,
+        known: Mapping[Pair, Mapping[int, Outcome]] | None = None,
+        decided: Callable[[Sequence[Pair]], None] = lambda rivals: None,
+    ) -> None:
+        if not all(pair.point.settings.stop.target_accuracy for pair in pairs):
             raise UserError("rates are judged by the time to a target; set stop.target_accuracy")
-        self.study = study
         self.pairs = list(pairs)
+        self.seeds = tuple(seeds)
         self.sweep = Sweep(means)
+        self._known = dict(known or {})
         self.outcomes: dict[Pair, dict[int, Outcome]] = {
-            pair: {seed: Outcome() for seed in study.seeds} for pair in pairs
+            pair: dict(self._known.get(pair, {seed: Outcome() for seed in seeds})) for pair in pairs
         }
+        self._decided = decided
         self._rungs = tuple(rungs)
         self._at: dict[Item, int] = {}  # rungs passed
         self._held: dict[Item, Lane] = {}
+        groups: dict[Any, list[Pair]] = {}
+        for pair in pairs:
+            groups.setdefault((pair.point.settings.algorithm, pair.point.swept), []).append(pair)
+        self._rivals = list(groups.values())
+        self._racing = list(self._rivals)
 
     def carry_out(self, watch: Watch) -> bool:
         """Search; False if Ctrl-C ended it, with all that is known kept."""
-        items = [Item(pair, pair.point.settings, seed) for pair in self.pairs for seed in self.study.seeds]
+        items = [
+            Item(pair, pair.point.settings, seed)
+            for pair in self.pairs
+            if pair not in self._known
+            for seed in self.seeds
+        ]
         try:
             for event in self.sweep.events(items):
                 self._take(event)
@@ -111,7 +137,7 @@ class Tuning:
 
     def _take(self, event: Event) -> None:
         item, progress = event.item, event.run.progress
-        self.outcomes[_pair(item)][item.seed] = _outcome(progress)
+        self.outcomes[_pair(item)][item.seed] = outcome_of(progress)
         if isinstance(event, Finished):
             self._at[item] = len(self._rungs)
             self._held.pop(item, None)
@@ -122,41 +148,46 @@ class Tuning:
             self._held[item] = event.lane
 
     def _judge(self) -> None:
-        """Where all of a setting's runs stand at a rung or are over, drop the worse half and let the others go on."""
-        for rivals in self._rivals():
-            waiting = [item for item in self._held if _pair(item) in rivals]
+        """Where all of a setting's runs stand at a rung or are over, drop some and let the others go on."""
+        for rivals in list(self._racing):
             under_way = sum(o.status == "running" for pair in rivals for o in self.outcomes[pair].values())
-            if not waiting or len(waiting) < under_way:
+            if not under_way:
+                self._racing.remove(rivals)
+                self._decided(rivals)
                 continue
-            left = [pair for pair in rivals if not self._dropped(pair)]
-            left.sort(key=lambda pair: score(self.outcomes[pair].values()))
-            good = set(left[: math.ceil(len(left) / 2)])
-            for item in waiting:
-                lane = self._held.pop(item)
-                lane.held = False
-                self._at[item] = self._at.get(item, 0) + 1
-                if _pair(item) not in good:
-                    lane.progress.status = Status.DROPPED
-                    self.outcomes[_pair(item)][item.seed].status = str(Status.DROPPED)
+            waiting = [item for item in self._held if _pair(item) in rivals]
+            if len(waiting) == under_way:
+                self._rung(rivals, waiting)
+
+    def _rung(self, rivals: Sequence[Pair], waiting: Sequence[Item]) -> None:
+        left = [pair for pair in rivals if not self._dropped(pair)]
+        left.sort(key=lambda pair: score(self.outcomes[pair].values()))
+        good = left
+        if any(self._rungs[self._at.get(item, 0)] >= HALVING for item in waiting):
+            good = left[: math.ceil(len(left) / 2)]
+        missed, soonest, _ = score(self.outcomes[left[0]].values())
+        if not missed:  # its own time cannot change any more
+            good = [pair for pair in good if pair is left[0] or _at_best(self.outcomes[pair].values()) < soonest]
+        for item in waiting:
+            lane = self._held.pop(item)
+            lane.held = False
+            self._at[item] = self._at.get(item, 0) + 1
+            if _pair(item) not in good:
+                lane.progress.status = Status.DROPPED
+                self.outcomes[_pair(item)][item.seed].status = str(Status.DROPPED)
 
     def _dropped(self, pair: Pair) -> bool:
         return any(outcome.status == Status.DROPPED for outcome in self.outcomes[pair].values())
 
-    def _rivals(self) -> Iterator[list[Pair]]:
-        """The pairs of each setting."""
-        groups: dict[Any, list[Pair]] = {}
-        for pair in self.pairs:
-            groups.setdefault((pair.point.settings.algorithm, pair.point.swept), []).append(pair)
-        yield from groups.values()
-
     def best(self) -> list[Pair]:
         """The best pair of each setting; refuses a grid in which nothing stayed finite."""
-        found = []
-        for rivals in self._rivals():
-            if all(o.diverged_at is not None for pair in rivals for o in self.outcomes[pair].values()):
-                raise UserError(f"every pair of rates diverged for {rivals[0].point.label}; give smaller rates")
-            found.append(min(rivals, key=lambda pair: score(self.outcomes[pair].values())))
-        return found
+        return [self.winner(rivals) for rivals in self._rivals]
+
+    def winner(self, rivals: Sequence[Pair]) -> Pair:
+        """The best of a setting's pairs."""
+        if all(o.diverged_at is not None for pair in rivals for o in self.outcomes[pair].values()):
+            raise UserError(f"every pair of rates diverged for {rivals[0].point.label}; give smaller rates")
+        return min(rivals, key=lambda pair: score(self.outcomes[pair].values()))
 
     def records(self) -> list[dict[str, Any]]:
         """Every pair and seed, ready for JSON."""
@@ -175,20 +206,20 @@ class Tuning:
             for seed, outcome in self.outcomes[pair].items()
         ]
 
-    def save(self, folder: Path, finished: bool) -> None:
+    def save(self, folder: Path, study: Study, finished: bool) -> None:
         """Every point, and the best, into a folder."""
         best = [
             {"label": pair.point.label, "global_lr": pair.global_lr, "local_lr": pair.local_lr}
             for pair in (self.best() if finished else ())
         ]
-        summary = {"name": self.study.name, "version": __version__, "finished": finished, "best": best}
+        summary = {"name": study.name, "version": __version__, "finished": finished, "best": best}
         points = "".join(json.dumps(finite(record), allow_nan=False) + "\n" for record in self.records())
-        write_whole(folder / "config.toml", self.study.to_toml().encode())
+        write_whole(folder / "config.toml", study.to_toml().encode())
         write_whole(folder / "points.jsonl", points.encode())
         write_whole(folder / "summary.json", (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def score(outcomes: Sequence[Outcome] | Any) -> tuple[float, float, float]:
+def score(outcomes: Iterable[Outcome]) -> tuple[float, float, float]:
     """Less is better: seeds that did not reach the target, their mean time to it, and how inaccurate they were."""
     outcomes = list(outcomes)
     hits = [o.first_hit_seconds for o in outcomes if o.first_hit_seconds is not None]
@@ -196,12 +227,18 @@ def score(outcomes: Sequence[Outcome] | Any) -> tuple[float, float, float]:
     return len(outcomes) - len(hits), fmean(hits) if hits else math.inf, -fmean(accuracies)
 
 
+def _at_best(outcomes: Iterable[Outcome]) -> float:
+    """The mean time to the target if all that have not reached it did so now."""
+    return fmean(o.seconds if o.first_hit_seconds is None else o.first_hit_seconds for o in outcomes)
+
+
 def _pair(item: Item) -> Pair:
     assert isinstance(item.name, Pair)
     return item.name
 
 
-def _outcome(progress: Progress) -> Outcome:
+def outcome_of(progress: Progress) -> Outcome:
+    """How a run stands."""
     return Outcome(
         str(progress.status),
         progress.first_hit_seconds,
