@@ -96,7 +96,7 @@ def test_a_grid_with_no_finite_result_is_one_line(tmp_path: Path) -> None:
 
 
 def test_scores_put_reached_before_soon_before_accurate() -> None:
-    soon, late = Outcome(first_hit_seconds=1.0, best_accuracy=0.8), Outcome(first_hit_seconds=2.0, best_accuracy=0.9)
+    soon, late = Outcome(hit_seconds=1.0, best_accuracy=0.8), Outcome(hit_seconds=2.0, best_accuracy=0.9)
     close, far = Outcome(best_accuracy=0.7), Outcome(best_accuracy=0.2)
     wild = Outcome(best_accuracy=0.79, diverged_at=3)
     order = [[soon, soon], [soon, late], [late, late], [soon, close], [close, close], [close, far], [wild, wild]]

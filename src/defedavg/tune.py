@@ -4,7 +4,8 @@ Pairs of one setting compete. At certain parts of the time they have, all wait f
 target, those that can no longer be sooner are dropped, which costs nothing: they could not win. From an eighth of the
 time on, the worse half is dropped, too (successive halving: Jamieson, Talwalkar: Non-stochastic Best Arm Identification
 and Hyperparameter Optimization, 2016). A pair is judged by its seeds together: how many reached the target, how soon on
-average, else how accurate they got.
+average, else how accurate they got. Where a run is to hold the target (``stop.hits``), that is what counts, not a first
+lucky measurement.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Outcome:
     """How one run of a pair stands."""
 
     status: str = "running"
+    hit_seconds: float | None = None  # of the first of the measurements at the target that ended it
     first_hit_seconds: float | None = None
     sustained_seconds: float | None = None
     best_accuracy: float | None = None
@@ -110,6 +112,7 @@ class Tuning:
         self._rungs = tuple(rungs)
         self._at: dict[Item, int] = {}  # rungs passed
         self._held: dict[Item, Lane] = {}
+        self._missed: dict[Item, float] = {}  # when a run was last seen below the target
         groups: dict[Any, list[Pair]] = {}
         for pair in pairs:
             groups.setdefault((pair.point.settings.algorithm, pair.point.swept), []).append(pair)
@@ -137,7 +140,8 @@ class Tuning:
 
     def _take(self, event: Event) -> None:
         item, progress = event.item, event.run.progress
-        self.outcomes[_pair(item)][item.seed] = outcome_of(progress)
+        self.outcomes[_pair(item)][item.seed] = _outcome(progress)
+        self._missed[item] = _last_miss(progress, item.settings.stop.target_accuracy)
         if isinstance(event, Finished):
             self._at[item] = len(self._rungs)
             self._held.pop(item, None)
@@ -167,7 +171,7 @@ class Tuning:
             good = left[: math.ceil(len(left) / 2)]
         missed, soonest, _ = score(self.outcomes[left[0]].values())
         if not missed:  # its own time cannot change any more
-            good = [pair for pair in good if pair is left[0] or _at_best(self.outcomes[pair].values()) < soonest]
+            good = [pair for pair in good if pair is left[0] or self._at_best(pair) < soonest]
         for item in waiting:
             lane = self._held.pop(item)
             lane.held = False
@@ -176,18 +180,22 @@ class Tuning:
                 lane.progress.status = Status.DROPPED
                 self.outcomes[_pair(item)][item.seed].status = str(Status.DROPPED)
 
+    def _at_best(self, pair: Pair) -> float:
+        """The mean time to the target if all that do not hold it did so from their last miss on."""
+        own = ((Item(pair, pair.point.settings, seed), o) for seed, o in self.outcomes[pair].items())
+        return fmean(self._missed.get(item, o.seconds) if o.hit_seconds is None else o.hit_seconds for item, o in own)
+
     def _dropped(self, pair: Pair) -> bool:
         return any(outcome.status == Status.DROPPED for outcome in self.outcomes[pair].values())
 
     def best(self) -> list[Pair]:
         """The best pair of each setting; refuses a grid in which nothing stayed finite."""
-        return [self.winner(rivals) for rivals in self._rivals]
-
-    def winner(self, rivals: Sequence[Pair]) -> Pair:
-        """The best of a setting's pairs."""
-        if all(o.diverged_at is not None for pair in rivals for o in self.outcomes[pair].values()):
-            raise UserError(f"every pair of rates diverged for {rivals[0].point.label}; give smaller rates")
-        return min(rivals, key=lambda pair: score(self.outcomes[pair].values()))
+        found = []
+        for rivals in self._rivals:
+            if all(o.diverged_at is not None for pair in rivals for o in self.outcomes[pair].values()):
+                raise UserError(f"every pair of rates diverged for {rivals[0].point.label}; give smaller rates")
+            found.append(min(rivals, key=lambda pair: score(self.outcomes[pair].values())))
+        return found
 
     def records(self) -> list[dict[str, Any]]:
         """Every pair and seed, ready for JSON."""
@@ -222,14 +230,9 @@ class Tuning:
 def score(outcomes: Iterable[Outcome]) -> tuple[float, float, float]:
     """Less is better: seeds that did not reach the target, their mean time to it, and how inaccurate they were."""
     outcomes = list(outcomes)
-    hits = [o.first_hit_seconds for o in outcomes if o.first_hit_seconds is not None]
+    hits = [o.hit_seconds for o in outcomes if o.hit_seconds is not None]
     accuracies = [0.0 if o.diverged_at is not None or o.best_accuracy is None else o.best_accuracy for o in outcomes]
     return len(outcomes) - len(hits), fmean(hits) if hits else math.inf, -fmean(accuracies)
-
-
-def _at_best(outcomes: Iterable[Outcome]) -> float:
-    """The mean time to the target if all that have not reached it did so now."""
-    return fmean(o.seconds if o.first_hit_seconds is None else o.first_hit_seconds for o in outcomes)
 
 
 def _pair(item: Item) -> Pair:
@@ -237,10 +240,12 @@ def _pair(item: Item) -> Pair:
     return item.name
 
 
-def outcome_of(progress: Progress) -> Outcome:
-    """How a run stands."""
+def _outcome(progress: Progress) -> Outcome:
+    done = progress.status is Status.TARGET
+    held = progress.first_hit_seconds if progress.sustained_seconds is None else progress.sustained_seconds
     return Outcome(
         str(progress.status),
+        held if done else None,
         progress.first_hit_seconds,
         progress.sustained_seconds,
         progress.best_accuracy,
@@ -248,3 +253,7 @@ def outcome_of(progress: Progress) -> Outcome:
         progress.rounds,
         progress.seconds,
     )
+
+
+def _last_miss(progress: Progress, target: float) -> float:
+    return next((e.seconds for e in reversed(progress.evaluations) if (e.accuracy or 0.0) < target), 0.0)

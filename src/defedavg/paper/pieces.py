@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .. import config
@@ -37,6 +37,10 @@ class Choices:
     train_samples: int = 2000
     beyond: float = 1.5
     max_seconds: float | None = None
+
+    def open(self) -> dict[str, Any]:
+        """What the paper leaves open, without how long a run may last."""
+        return {name: value for name, value in asdict(self).items() if name not in ("beyond", "max_seconds")}
 
     def limit(self, cell: Cell) -> float:
         """Simulated seconds after which a run is given up: ``beyond`` times those of the paper, but a minute at least

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..execute import Status
 from ..files import file_name, write_whole, writing
 from ..report.jsons import finite
 from ..sweep import Finished, Item, Means, Sweep, Watch
@@ -36,9 +37,15 @@ class Store:
         return self.folder / "runs" / f"{file_name(piece.label, seed)}.json.gz"
 
     def missing(self, pieces: Iterable[Piece], seeds: Sequence[int]) -> list[Job]:
-        """Runs without a result, all of the first seed before any of the second."""
+        """Runs without a result, or given up sooner than they would be now; all of the first seed come first."""
         pieces = list(pieces)
-        return [(piece, seed) for seed in seeds for piece in pieces if not self.path(piece, seed).exists()]
+        return [(piece, seed) for seed in seeds for piece in pieces if not self._done(piece, seed)]
+
+    def _done(self, piece: Piece, seed: int) -> bool:
+        found = self.results([piece], [seed])
+        return bool(found) and (
+            found[0]["status"] != Status.SECONDS or self.choices.limit(piece.cell) <= found[0]["limit"]
+        )
 
     def keep(self, result: Result, piece: Piece) -> None:
         """Save what is known of a run."""
@@ -57,7 +64,7 @@ class Store:
     def _read(self, path: Path, piece: Piece) -> Result:
         try:
             found = json.loads(gzip.decompress(path.read_bytes()))
-            ours = _key(found) == _key(finite({"choices": asdict(self.choices), "piece": asdict(piece)}))
+            ours = _key(found) == _key(finite({"choices": self.choices.open(), "piece": asdict(piece)}))
             times = found["first_hit_seconds"], found["sustained_seconds"], found["seconds"]
             sound = all(time is None or isinstance(time, int | float) for time in times) and found["curve"]["rounds"]
         except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
@@ -80,7 +87,8 @@ def record(event: Finished, piece: Piece, choices: Choices) -> Result:
             {
                 "piece": asdict(piece),
                 "seed": event.item.seed,
-                "choices": asdict(choices),
+                "choices": choices.open(),
+                "limit": choices.limit(piece.cell),
                 "status": str(progress.status),
                 "first_hit_seconds": progress.first_hit_seconds,
                 "sustained_seconds": progress.sustained_seconds,

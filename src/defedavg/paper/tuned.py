@@ -12,13 +12,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..algorithms import ALGORITHMS
 from ..config import Point
 from ..errors import UserError
 from ..execute import Status
 from ..files import file_name, write_whole, writing
 from ..report.jsons import finite
 from ..sweep import Event, Finished, Means, Watch
-from ..tune import Outcome, Pair, Tuning, pairs_of
+from ..tune import Outcome, Pair, Tuning, pairs_of, score
 from .facts import GLOBAL_GRID, LOCAL_GRID, Cell, Rates
 from .pieces import Piece
 from .store import Result, Store, record
@@ -46,7 +47,7 @@ class TunedRates:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             wide, near = found["best"]
-            ours = found["choices"] == asdict(self._store.choices)
+            ours = found["choices"] == self._store.choices.open()
             sound = all(rate is None or 0 < rate < 1e9 for rate in (wide, near))
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(f"{path} cannot be read; delete it, and the rates are tuned again") from None
@@ -80,15 +81,17 @@ class _Race:
     def _enter(self, cell: Cell) -> None:
         before = self._before.get(cell)
         settings = self._store.choices.settings(Piece(cell, cell.rates))
-        if before is not None and before["first_hit_seconds"] is not None:
-            settings = replace(settings, stop=replace(settings.stop, max_seconds=before["first_hit_seconds"]))
+        if before is not None and before["status"] == Status.TARGET:
+            settings = replace(settings, stop=replace(settings.stop, max_seconds=before["seconds"]))
         swept = (("data", cell.dataset), ("setting", cell.setting), ("n", cell.updates_per_round))
         point = Point(swept, settings)
-        for pair in pairs_of([point], GLOBAL_GRID, LOCAL_GRID):
+        # An algorithm with a single rate may have any that the others can have.
+        wide = GLOBAL_GRID if ALGORITHMS[cell.algorithm].uses_local_lr else (*LOCAL_GRID, GLOBAL_GRID[-1])
+        for pair in pairs_of([point], wide, LOCAL_GRID):
             self._cells[pair.point] = cell
             self.pairs.append(pair)
             if before is not None and _rates(pair) == cell.rates:
-                self._known[pair] = {SEED: Outcome(**{name: before[name] for name in asdict(Outcome())})}
+                self._known[pair] = {SEED: _outcome(before)}
 
     def tuning(self, means: Means) -> Tuning:
         """The search."""
@@ -108,14 +111,16 @@ class _Race:
 
     def _decided(self, rivals: Sequence[Pair]) -> None:
         assert self._tuning is not None
-        cell, best = self._cells[rivals[0].point], self._tuning.winner(rivals)
+        # Where every pair diverged, that is the result: the best of them is run, and says so.
+        outcomes = self._tuning.outcomes
+        cell, best = self._cells[rivals[0].point], min(rivals, key=lambda pair: score(outcomes[pair].values()))
         piece = Piece(cell, _rates(best))
         if best in self._known:  # nothing is gained by doing it again
             self._store.keep(self._before[cell], piece)
         elif best in self._ended:
             self._store.keep(record(self._ended[best], piece, self._store.choices), piece)
         points = [self._point(pair) for pair in rivals]
-        found = {**asdict(cell), "choices": asdict(self._store.choices), "best": _rates(best), "points": points}
+        found = {**asdict(cell), "choices": self._store.choices.open(), "best": _rates(best), "points": points}
         path = self._rates.path(cell)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,6 +131,11 @@ class _Race:
     def _point(self, pair: Pair) -> dict[str, Any]:
         assert self._tuning is not None
         return {"rates": _rates(pair), **asdict(self._tuning.outcomes[pair][SEED]), "known": pair in self._known}
+
+
+def _outcome(before: Result) -> Outcome:
+    held = before["sustained_seconds"] if before["status"] == Status.TARGET else None
+    return Outcome(hit_seconds=held, **{name: before[name] for name in asdict(Outcome()) if name != "hit_seconds"})
 
 
 def _rates(pair: Pair) -> Rates:
