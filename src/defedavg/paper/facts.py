@@ -9,6 +9,9 @@ DATASETS: Final = ("fashionmnist", "cifar10")
 SETTINGS: Final = ("iid", "non-iid")
 SIZES: Final = (10, 20, 40, 80)
 
+SIZE_OF: Final = {2: 10, 3: 20, 4: 40, 5: 80}
+"""n of figures 2 to 5."""
+
 FIGURE6_SIZES: Final = (5, *SIZES)
 FIGURE7_STEPS: Final = (20, 50, 100)
 LOCAL_STEPS: Final = 50

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from .. import config
 from ..config import Settings
+from ..errors import UserError
 from .facts import BOUNDS, LIMITS, LOCAL_STEPS, Cell, Rates
 
 FIRST_MINUTE = 60.0
+ROUNDS = 400  # of figures 6 and 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,27 @@ class Choices:
     beyond: float = 1.5
     max_seconds: float | None = None
 
+    @classmethod
+    def checked(cls, *given: Any) -> Choices:
+        """From the command line."""
+        made = cls(*given)
+        for word, value in (("--beyond", made.beyond), ("--max-time", made.max_seconds)):
+            if value is not None and not value > 0:
+                raise UserError(f"{word} is {value:g}; it must be above zero")
+        return made
+
     def open(self) -> dict[str, Any]:
         """What the paper leaves open, without how long a run may last."""
         return {name: value for name, value in asdict(self).items() if name not in ("beyond", "max_seconds")}
 
-    def limit(self, cell: Cell) -> float:
+    def limit(self, piece: Piece) -> float:
         """Simulated seconds after which a run is given up: ``beyond`` times those of the paper, but a minute at least
         and LIMITS at most; where the paper gave up, when it did."""
+        cell = piece.cell
         if self.max_seconds is not None:
             return self.max_seconds
+        if piece.rounds is not None:
+            return math.inf
         if cell.seconds is None:
             return BOUNDS[cell.dataset]
         return min(max(self.beyond * cell.seconds, FIRST_MINUTE), LIMITS[cell.dataset, cell.setting])
@@ -79,8 +94,8 @@ class Choices:
         return point.settings
 
     def _stop(self, piece: Piece) -> dict[str, Any]:
+        limit = self.limit(piece)
         if piece.rounds is not None:
             every = max(1, piece.rounds // 100)
-            return {"at_target": False, "max_rounds": piece.rounds, "measure_rounds": every}
-        limit = self.limit(piece.cell)
+            return {"at_target": False, "max_rounds": piece.rounds, "measure_rounds": every, "max_seconds": limit}
         return {"hits": 5, "max_rounds": 10**9, "max_seconds": limit, "measure_seconds": self.measure_seconds}

@@ -43,9 +43,7 @@ class Store:
 
     def _done(self, piece: Piece, seed: int) -> bool:
         found = self.results([piece], [seed])
-        return bool(found) and (
-            found[0]["status"] != Status.SECONDS or self.choices.limit(piece.cell) <= found[0]["limit"]
-        )
+        return bool(found) and (found[0]["status"] != Status.SECONDS or self.choices.limit(piece) <= found[0]["limit"])
 
     def keep(self, result: Result, piece: Piece) -> None:
         """Save what is known of a run."""
@@ -88,7 +86,7 @@ def record(event: Finished, piece: Piece, choices: Choices) -> Result:
                 "piece": asdict(piece),
                 "seed": event.item.seed,
                 "choices": choices.open(),
-                "limit": choices.limit(piece.cell),
+                "limit": choices.limit(piece),
                 "status": str(progress.status),
                 "first_hit_seconds": progress.first_hit_seconds,
                 "sustained_seconds": progress.sustained_seconds,

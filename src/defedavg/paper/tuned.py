@@ -55,6 +55,11 @@ class TunedRates:
             raise UserError(f"{path} is of other choices; use another --out")
         return wide, near
 
+    def pairs(self, cells: Sequence[Cell]) -> int:
+        """How many runs tuning these cells takes at most."""
+        race = _Race(self, cells, self._store, self._paper)
+        return len(race.pairs) - len(race.known)
+
     def find(self, cells: Sequence[Cell], means: Means, watch: Watch) -> bool:
         """Tune cells; False if Ctrl-C ended it: cells that were decided are kept."""
         race = _Race(self, cells, self._store, self._paper)
@@ -68,7 +73,7 @@ class _Race:
         self._rates = rates
         self._store = store
         self._cells: dict[Point, Cell] = {}
-        self._known: dict[Pair, dict[int, Outcome]] = {}
+        self.known: dict[Pair, dict[int, Outcome]] = {}
         self._ended: dict[Pair, Finished] = {}
         self._before: dict[Cell, Result] = {}
         self.pairs: list[Pair] = []
@@ -91,11 +96,11 @@ class _Race:
             self._cells[pair.point] = cell
             self.pairs.append(pair)
             if before is not None and _rates(pair) == cell.rates:
-                self._known[pair] = {SEED: _outcome(before)}
+                self.known[pair] = {SEED: _outcome(before)}
 
     def tuning(self, means: Means) -> Tuning:
         """The search."""
-        self._tuning = Tuning(self.pairs, [SEED], means, known=self._known, decided=self._decided)
+        self._tuning = Tuning(self.pairs, [SEED], means, known=self.known, decided=self._decided)
         return self._tuning
 
     def watching(self, watch: Watch) -> Watch:
@@ -115,7 +120,7 @@ class _Race:
         outcomes = self._tuning.outcomes
         cell, best = self._cells[rivals[0].point], min(rivals, key=lambda pair: score(outcomes[pair].values()))
         piece = Piece(cell, _rates(best))
-        if best in self._known:  # nothing is gained by doing it again
+        if best in self.known:  # nothing is gained by doing it again
             self._store.keep(self._before[cell], piece)
         elif best in self._ended:
             self._store.keep(record(self._ended[best], piece, self._store.choices), piece)
@@ -130,7 +135,7 @@ class _Race:
 
     def _point(self, pair: Pair) -> dict[str, Any]:
         assert self._tuning is not None
-        return {"rates": _rates(pair), **asdict(self._tuning.outcomes[pair][SEED]), "known": pair in self._known}
+        return {"rates": _rates(pair), **asdict(self._tuning.outcomes[pair][SEED]), "known": pair in self.known}
 
 
 def _outcome(before: Result) -> Outcome:
