@@ -153,3 +153,44 @@ def test_the_command_leaves_a_folder(tmp_path: Path) -> None:
     again = call(*words, "--force", "--json", cwd=tmp_path)
     assert [r["seed"] for r in json.loads(again.stdout)] == [0, 0]
     refuse(call("tune", file, "--local-rates", "fast", "--force", cwd=tmp_path), "--local-rates", "0.01,0.1")
+
+
+def test_whoever_can_no_longer_be_the_soonest_is_dropped_before_halving() -> None:
+    chosen = study(seeds=[0], stop={**BASE["stop"], "max_rounds": 4000})
+    grid = (1.0,), (0.0001, 0.001, 0.05, 0.1)
+    found = tuned(chosen, *grid, 1 / 64, 1 / 32)  # both before any half is dropped
+    hits = {pair.local_lr: own[0].hit_seconds for pair, own in found.outcomes.items()}
+    best = found.best()[0]
+    assert hits[best.local_lr] == min(hit for hit in hits.values() if hit is not None)
+    dropped = [own[0] for own in found.outcomes.values() if own[0].status == "dropped"]
+    assert dropped
+    for one in dropped:
+        assert one.seconds >= (hits[best.local_lr] or 0.0)
+    whole = tuned(chosen, *grid)
+    assert whole.best() == [best]
+
+
+def test_what_is_known_is_not_run_again_and_each_race_is_told_of_once() -> None:
+    chosen = study(training={**BASE["training"], "updates_per_round": [4, 8]})
+    pairs = pairs_of(chosen.points(), (1.0,), (0.001, 0.05))
+    first = Tuning(pairs, chosen.seeds, Means(), ())
+    first.carry_out(lambda event: None)
+    known = {pair: first.outcomes[pair] for pair in pairs if pair.local_lr == 0.05}
+    told: list[list[float | None]] = []
+    seen: set[Any] = set()
+    again = Tuning(
+        pairs, chosen.seeds, Means(), (), known=known, decided=lambda rivals: told.append([p.local_lr for p in rivals])
+    )
+    again.carry_out(lambda event: seen.add(event.item.name))
+    assert told == [[0.001, 0.05], [0.001, 0.05]]
+    assert {pair.local_lr for pair in seen} == {0.001}
+    assert again.outcomes == first.outcomes
+
+
+def test_where_a_target_is_to_be_held_a_lucky_measurement_does_not_count() -> None:
+    chosen = study(seeds=[0], stop={**BASE["stop"], "hits": 5, "measure_rounds": 1, "max_rounds": 60})
+    found = tuned(chosen, (1.0,), (0.05, 0.1))
+    for own in found.outcomes.values():
+        outcome = own[0]
+        assert outcome.first_hit_seconds is not None
+        assert outcome.hit_seconds == (outcome.sustained_seconds if outcome.status == "target" else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .. import config
@@ -55,8 +55,9 @@ class Choices:
         return {name: value for name, value in asdict(self).items() if name not in ("beyond", "max_seconds")}
 
     def limit(self, piece: Piece) -> float:
-        """Simulated seconds after which a run is given up: ``beyond`` times those of the paper, but a minute at least
-        and LIMITS at most; where the paper gave up, when it did."""
+        """Simulated seconds after which a run is given up: ``beyond`` times the paper's, but no sooner than the paper's
+        FedAvg of the same n, so that it is known who comes first; at most LIMITS. Where the paper gave up, when it did.
+        """
         cell = piece.cell
         if self.max_seconds is not None:
             return self.max_seconds
@@ -64,7 +65,9 @@ class Choices:
             return math.inf
         if cell.seconds is None:
             return BOUNDS[cell.dataset]
-        return min(max(self.beyond * cell.seconds, FIRST_MINUTE), LIMITS[cell.dataset, cell.setting])
+        fedavg = replace(cell, algorithm="fedavg").seconds
+        assert fedavg is not None
+        return min(max(self.beyond * cell.seconds, fedavg, FIRST_MINUTE), LIMITS[cell.dataset, cell.setting])
 
     def settings(self, piece: Piece) -> Settings:
         """The run of a piece."""

@@ -40,20 +40,24 @@ class TunedRates:
 
     def known(self, cells: Sequence[Cell]) -> dict[Cell, Rates]:
         """The cells that have been tuned."""
-        return {cell: self._best(cell) for cell in cells if self.path(cell).exists()}
+        found = {cell: self._best(cell) for cell in cells if self.path(cell).exists()}
+        return {cell: best for cell, best in found.items() if best is not None}
 
-    def _best(self, cell: Cell) -> Rates:
+    def _best(self, cell: Cell) -> Rates | None:
+        """None where all pairs were given up sooner than they would be now."""
         path = self.path(cell)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             wide, near = found["best"]
             ours = found["choices"] == self._store.choices.open()
             sound = all(rate is None or 0 < rate < 1e9 for rate in (wide, near))
+            held = any(point["hit_seconds"] is not None for point in found["points"])
+            too_soon = not held and found["limit"] < self._store.choices.limit(Piece(cell, cell.rates))
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(f"{path} cannot be read; delete it, and the rates are tuned again") from None
         if not ours or not sound:
             raise UserError(f"{path} is of other choices; use another --out")
-        return wide, near
+        return None if too_soon else (wide, near)
 
     def pairs(self, cells: Sequence[Cell]) -> int:
         """How many runs tuning these cells takes at most."""
@@ -125,7 +129,9 @@ class _Race:
         elif best in self._ended:
             self._store.keep(record(self._ended[best], piece, self._store.choices), piece)
         points = [self._point(pair) for pair in rivals]
-        found = {**asdict(cell), "choices": self._store.choices.open(), "best": _rates(best), "points": points}
+        limit = self._store.choices.limit(Piece(cell, cell.rates))
+        choices = self._store.choices.open()
+        found = {**asdict(cell), "choices": choices, "limit": limit, "best": _rates(best), "points": points}
         path = self._rates.path(cell)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
