@@ -33,6 +33,7 @@ class Header:
     seed: int
     repeats: bool
     interruptible: bool
+    lean: bool = False  # jobs that were never uploaded are left out, and a job is recorded when it is uploaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,10 @@ def encode(item: Header | Record) -> str:
 
 def _plain(item: Header | Record) -> Any:
     if isinstance(item, Header):
-        return {"format": FORMAT, "format_version": VERSION, **asdict(item)}
+        said = asdict(item)
+        if not item.lean:  # so that a plan that leaves nothing out has the lines and the hash it always had
+            del said["lean"]
+        return {"format": FORMAT, "format_version": VERSION, **said}
     if isinstance(item, Job):
         return ["job", item.client, item.index, item.version, item.steps, item.start, item.end, item.fate]
     if isinstance(item, Uploaded):
@@ -95,6 +98,7 @@ def _header(found: Any) -> Header:
     version = found.pop("format_version", None)
     if type(version) is not int or version != VERSION:
         raise ValueError(f"format version {_short(version)}, but this program reads {VERSION}")
+    found.setdefault("lean", False)
     if set(found) != {f.name for f in fields(Header)}:
         raise ValueError("wrong fields")
     if not isinstance(found["algorithm"], str):
@@ -102,7 +106,7 @@ def _header(found: Any) -> Header:
     for name in ("num_clients", "updates_per_round", "local_steps"):
         found[name] = _count(found[name])
     found["seed"] = _whole(found["seed"])
-    for name in ("repeats", "interruptible"):
+    for name in ("repeats", "interruptible", "lean"):
         if not isinstance(found[name], bool):
             raise TypeError(f"{name} is not true or false")
     return Header(**found)
