@@ -1,7 +1,7 @@
 """Clocks for very many clients: what no merge depends on is neither followed nor recorded.
 
-The law of this file: the rounds are those of ``Timeline``, and so are the jobs and uploads, but for those that the server
-never sees. A job is recorded when it is uploaded. Three kinds of clients are left alone in three ways:
+The law of this file: the rounds are those of ``Timeline``, and so are the jobs and uploads, but for those that the
+server never sees. A job is recorded when it is uploaded. Three kinds of clients are left alone in three ways:
 
 * those that send unasked all begin with a job from version 0: the ends of these are sorted at once, and a client enters
   the books when its first job ends;
@@ -32,11 +32,14 @@ MOST_SIGMAS = 8.6
 """A keyed normal deviate is never farther from zero."""
 
 
-def choose(server: Server, fleet: Fleet, jobs: str = "all") -> Timeline:
-    """The clock that records ``all`` jobs, the ``used`` ones, or as many as is fit (``auto``)."""
-    if jobs == "used" and fleet.lossy:
-        raise UserError("clients.jobs is 'used', but clients can be lost here, so all must be followed; set it to 'all'")
-    if jobs == "all" or fleet.lossy or (jobs == "auto" and fleet.num_clients < FROM):
+RECORD_JOBS = ("auto", "all", "used")
+
+
+def choose(server: Server, fleet: Fleet, record_jobs: str = "all") -> Timeline:
+    """The clock that records ``all`` jobs, only the ``used`` ones, or as many as is fit (``auto``)."""
+    if record_jobs == "used" and fleet.lossy:
+        raise UserError("clients.record_jobs is 'used', but clients can be lost, so all are followed; make it 'all'")
+    if record_jobs == "all" or fleet.lossy or (record_jobs == "auto" and fleet.num_clients < FROM):
         return Timeline(server, fleet)
     rule = server.client_rule(server.settings)
     if not rule.holds:
@@ -132,9 +135,9 @@ class Resting(Lean):
             self._push(reached, Happens.MODEL, client)
 
     def _started(self, client: int) -> None:
-        """Its end concerns nobody until somebody asks; the first jobs were counted at the beginning."""
+        """Its end concerns nobody until somebody asks."""
         job = self._running[client]
-        if job.index == 0 and self._together:
+        if job.index == 0 and self._together and self.server.broadcasts:  # it was counted at the beginning
             self._versions.release(job.version)
         if self._clients[client].wanted:
             super()._started(client)

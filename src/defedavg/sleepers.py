@@ -41,32 +41,29 @@ class Sleepers:
 
     def advance(self, clients: Ints, now: float) -> None:
         """Bring different clients to this moment: what ends at it has ended, what starts at it has not started."""
-        places = clients
-        jobs, trained, start, end = (a[places] for a in (self.jobs, self._trained, self.start, self.end))
-        before = self._trained_before[places], self._start_before[places], self._end_before[places]
-        links, lengths = self._links(places), self._lengths(places)
-        while True:
-            coming = np.maximum(end, self._arrival(trained, links))
+        own = clients
+        jobs, trained, trained_before = self.jobs[own], self._trained[own], self._trained_before[own]
+        start, end = self.start[own], self.end[own]
+        start_before, end_before = self._start_before[own], self._end_before[own]
+        links, lengths = self._links(own), self._lengths(own)
+        while len(own):
+            coming = np.maximum(end, self._times[trained] + links)
             if self._fleet.availability is not None:
-                coming = self._open(places, end, trained, links)
+                coming = self._open(own, end, trained, links)
             goes = coming < now
             if not goes.all():
                 stay = ~goes
-                own = places[stay]
-                self.jobs[own], self._trained[own], self.start[own], self.end[own] = (
-                    a[stay] for a in (jobs, trained, start, end)
-                )
-                self._trained_before[own], self._start_before[own], self._end_before[own] = (a[stay] for a in before)
-                if not goes.any():
-                    return
-                places, jobs, trained, start, end, coming, lengths = (
-                    a[goes] for a in (places, jobs, trained, start, end, coming, lengths)
-                )
+                done = own[stay]
+                self.jobs[done], self._trained[done] = jobs[stay], trained[stay]
+                self.start[done], self.end[done] = start[stay], end[stay]
+                self._trained_before[done] = trained_before[stay]
+                self._start_before[done], self._end_before[done] = start_before[stay], end_before[stay]
+                own, jobs, trained = own[goes], jobs[goes], trained[goes]
+                start, end, coming, lengths = start[goes], end[goes], coming[goes], lengths[goes]
                 links = links if self._alike else links[goes]
-            before = trained, start, end
-            trained = self._reached(coming, links)
-            start = coming
-            end = start + (lengths if self._fleet.jitter == 0.0 else self._paced(places, jobs))
+            trained_before, start_before, end_before = trained, start, end
+            trained, start = self._reached(coming, links), coming
+            end = start + (lengths if self._fleet.jitter == 0.0 else self._paced(own, jobs))
             jobs = jobs + 1
 
     def outbox(self, client: int, now: float) -> tuple[int, int, float, float] | None:
@@ -117,7 +114,7 @@ class Sleepers:
         """Lengths with jitter, by the keys of the plain clock (NumPy's cosine may differ from C's in the last bit)."""
         sigma = self._fleet.jitter
         z = normal_all(extend_all(extend_all(self._jitter, clients), jobs))
-        return self._usual(clients) * np.exp(sigma * z - 0.5 * sigma**2) * self._steps
+        return np.asarray(self._usual(clients) * np.exp(sigma * z - 0.5 * sigma**2) * self._steps)
 
     def _arrival(self, version: Ints, links: Floats) -> Floats:
         return self._times[version] + links

@@ -64,7 +64,7 @@ class Running:
 
 def _seconds(times: Floats) -> list[float]:
     """As a list; where all are the same value it is there once."""
-    return [float(times[0])] * len(times) if times.strides == (0,) else times.tolist()  # type: ignore[no-any-return]
+    return [float(times[0])] * len(times) if times.strides == (0,) else times.tolist()
 
 
 class Timeline:
