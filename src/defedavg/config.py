@@ -43,10 +43,11 @@ class TaskSettings:
 
     data: str = _key("mnist5k", "mnist5k, fashionmnist or cifar10 (see `defedavg data`), or hf:NAME from Hugging Face")
     model: str = _key("cnn", "cnn, mlp, softmax, resnet or transformer")
-    split: str = _key("iid", "iid, classes, dirichlet or shards")
-    classes_per_client: int = _key(2, "for split = classes")
+    split: str = _key("iid", "iid, classes, dirichlet, shards; for any number of clients: sampled, sampled-classes")
+    classes_per_client: int = _key(2, "for split = classes or sampled-classes")
     alpha: float = _key(0.5, "for split = dirichlet: smaller is more uneven")
     shards_per_client: int = _key(2, "for split = shards")
+    samples_per_client: int = _key(100, "for split = sampled or sampled-classes: drawn when a client trains")
     normalise: str = _key("standard", "standard (mean 0, deviation 1) or unit (0 to 1)")
 
 

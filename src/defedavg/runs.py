@@ -34,6 +34,7 @@ from .stats import summarise
 from .sweep import Event, Finished, Item, Means, Sweep, Watch
 from .tasks import class_counts
 
+SHOWN = 1_000  # clients in the drawing of a split
 OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots", "points.jsonl")
 
 
@@ -139,8 +140,10 @@ class Run:
             save(loss_curves(panels, against=against), plots / f"loss-over-{against}")
         task = self.sweep.task(self.points[0].settings, self.study.seeds[0])
         if task.classes is not None:
-            counts = class_counts(task.clients, task.train.targets.cpu().numpy(), task.classes)
-            save(split_map(counts, f"{task.name}, seed {self.study.seeds[0]}"), plots / "split")
+            shown = task.clients[:SHOWN]
+            counts = class_counts(shown, task.train.targets.cpu().numpy(), task.classes)
+            part = "" if len(shown) == task.num_clients else f", the first {len(shown)} of {task.num_clients} clients"
+            save(split_map(counts, f"{task.name}, seed {self.study.seeds[0]}{part}"), plots / "split")
 
     def _save_summary(self, *, finished: bool) -> None:
         whole = {"name": self.study.name, "version": __version__, "finished": finished, "runs": self.entries}

@@ -87,6 +87,7 @@ def named_task(settings: Settings, seed: int) -> Task:
         classes_per_client=t.classes_per_client,
         alpha=t.alpha,
         shards_per_client=t.shards_per_client,
+        samples_per_client=t.samples_per_client,
     )
 
 
