@@ -24,6 +24,7 @@ from .errors import UserError
 from .paper.command import app as paper_app
 from .plan_cli import plan as plan_command
 from .report import tables
+from .runs_cli import app as runs_app
 from .simulation import named_task
 from .terminal import Device, Force, Json, Memory, Out, Precision, Set, Width, err, out, print_json
 from .theory.command import app as theory_app
@@ -90,6 +91,7 @@ def settings(as_json: Json = False) -> None:
 # Data sets: the commands of ``defedavg data``.
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
+app.add_typer(runs_app, name="runs")
 
 
 app.command()(plan_command)
@@ -142,6 +144,7 @@ def run(
 ) -> None:
     """Train: every algorithm × swept setting × seed of a study, into runs/NAME/."""
     from .live import watching
+    from .parquet import write_beside
     from .runs import Run
     from .sweep import Means
 
@@ -153,6 +156,7 @@ def run(
     for note in job.sweep.notes:
         err.print(note, markup=False, soft_wrap=True)
     job.draw()
+    write_beside(job.folder)
     if as_json:
         print_json(job.entries)
     else:

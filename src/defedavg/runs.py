@@ -3,6 +3,7 @@
 runs/NAME/
   config.toml        the study, every key written out
   metrics.jsonl      one line per measurement, appended as it is made
+  metrics.parquet    the same as a table, at the end, where pyarrow is installed
   summary.json       one entry per algorithm × swept point × seed, rewritten whole after every run
   plans/*.jsonl.gz   one plan per run
   plots/*            PNG and PDF
@@ -31,11 +32,11 @@ from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
 from .simulation import Simulation, make_goal, make_timeline
 from .stats import summarise
+from .store import OURS
 from .sweep import Event, Finished, Item, Means, Sweep, Watch
 from .tasks import class_counts
 
 SHOWN = 1_000  # clients in the drawing of a split
-OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots", "points.jsonl")
 
 
 def open_folder(path: Path, force: bool) -> None:
