@@ -190,7 +190,7 @@ def test_a_damaged_run_is_listed_with_what_is_wrong(runs: Path, file: str, how: 
     call("compare", "one", "deep/two", "--out", runs)
 
 
-@bounded(60)
+@bounded(30)
 @given(st.binary(max_size=200) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3)

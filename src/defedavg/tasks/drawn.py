@@ -52,7 +52,6 @@ class Drawn(Sequence[Share]):
             if len(self._kept) >= KEPT:
                 del self._kept[next(iter(self._kept))]
             found = self._kept[place] = self._make(place)
-            found.flags.writeable = False
         return found
 
     def __iter__(self) -> Iterator[Share]:
