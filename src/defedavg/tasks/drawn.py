@@ -26,8 +26,6 @@ class Drawn(Sequence[Share]):
     """The shares of ``num_clients`` clients, each made by ``make(client)`` when it is asked for."""
 
     def __init__(self, num_clients: int, make: Callable[[int], Share]) -> None:
-        if num_clients < 1:
-            raise UserError(f"the number of clients is {num_clients}; use at least 1")
         self._number = num_clients
         self._make = make
         self._kept: dict[int, Share] = {}
@@ -72,7 +70,9 @@ def some(k: int, total: int, count: int) -> Share:
             return np.sort(values[np.sort(first)[:count]]).astype(np.int64)
 
 
-def _check(labels: Labels, samples_per_client: int) -> None:
+def _check(labels: Labels, num_clients: int, samples_per_client: int) -> None:
+    if num_clients < 1:
+        raise UserError(f"the number of clients is {num_clients}; use at least 1")
     if labels.ndim != 1:
         raise UserError(f"labels have shape {labels.shape}; pass one label per sample")
     if not 1 <= samples_per_client <= len(labels):
@@ -109,7 +109,7 @@ class _Classes:
 
 def sampled(labels: Labels, num_clients: int, seed: int, samples_per_client: int = 100) -> Drawn:
     """``samples_per_client`` samples of the whole set for every client, drawn when they are needed."""
-    _check(labels, samples_per_client)
+    _check(labels, num_clients, samples_per_client)
     return Drawn(num_clients, _Alike(seed, len(labels), samples_per_client))
 
 
@@ -117,7 +117,7 @@ def sampled_classes(
     labels: Labels, num_clients: int, seed: int, samples_per_client: int = 100, classes_per_client: int = 2
 ) -> Drawn:
     """The same from ``classes_per_client`` classes of the client's own, with fewer samples where a class has fewer."""
-    _check(labels, samples_per_client)
+    _check(labels, num_clients, samples_per_client)
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     most = min(len(members), samples_per_client)
     if not 1 <= classes_per_client <= most:
