@@ -88,13 +88,13 @@ def plan(
 def _plan(
     point: Point, seed: int, rounds: int, save: Path | None, keep: bool, tell: Tell
 ) -> tuple[PlanStats, Plan | None]:
-    from .runs import file_name
-
     timeline = make_timeline(point.settings, seed)
     header = timeline.header
     counting = Counting(header, timeline.fleet)
     stream: Iterator[Record] = checked(header, records(timeline, rounds))
     if save:
+        from .runs import file_name  # which brings PyTorch with it
+
         stream = saved(save / (file_name(point.label, seed) + ".jsonl.gz"), header, stream)
     held: list[Record] = []
     name, done = f"{point.label} seed {seed}", 0
