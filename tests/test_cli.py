@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from defedavg.plan import Plan
@@ -87,6 +88,10 @@ def test_run_leaves_a_complete_folder(tiny: Path) -> None:
     for entry in summary["runs"]:
         own = [m for m in metrics if (m["algorithm"], m["seed"]) == (entry["algorithm"], entry["seed"])]
         assert [m["round"] for m in own] == [0, 1, 2, 3]
+    table = pq.read_table(folder / "metrics.parquet").to_pylist()
+    assert [(row["run"], row["seed"], row["round"], row["loss"]) for row in table] == [
+        ("tiny", m["seed"], m["round"], m["loss"]) for m in metrics
+    ]
     plans = sorted((folder / "plans").iterdir())
     assert len(plans) == 4
     for path in plans:

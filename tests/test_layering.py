@@ -19,6 +19,8 @@ PLANNING = {
     "traces",
     "versions",
     "timeline",
+    "lean",
+    "sleepers",
     "plan",
     "planfile",
     "invariants",

@@ -3,6 +3,7 @@
 runs/NAME/
   config.toml        the study, every key written out
   metrics.jsonl      one line per measurement, appended as it is made
+  metrics.parquet    the same as a table, at the end, where pyarrow is installed
   summary.json       one entry per algorithm × swept point × seed, rewritten whole after every run
   plans/*.jsonl.gz   one plan per run
   plots/*            PNG and PDF
@@ -30,10 +31,11 @@ from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
 from .simulation import Simulation, make_goal, make_timeline
 from .stats import summarise
+from .store import OURS
 from .sweep import Event, Finished, Item, Means, Sweep, Watch
 from .tasks import class_counts
 
-OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots", "points.jsonl")
+SHOWN = 1_000  # clients in the drawing of a split
 
 
 def open_folder(path: Path, force: bool) -> None:
@@ -133,8 +135,10 @@ class Run:
             save(loss_curves(panels, against=against), plots / f"loss-over-{against}")
         task = self.sweep.task(self.points[0].settings, self.study.seeds[0])
         if task.classes is not None:
-            counts = class_counts(task.clients, task.train.targets.cpu().numpy(), task.classes)
-            save(split_map(counts, f"{task.name}, seed {self.study.seeds[0]}"), plots / "split")
+            shown = task.clients[:SHOWN]
+            counts = class_counts(shown, task.train.targets.cpu().numpy(), task.classes)
+            part = "" if len(shown) == task.num_clients else f", the first {len(shown)} of {task.num_clients} clients"
+            save(split_map(counts, f"{task.name}, seed {self.study.seeds[0]}{part}"), plots / "split")
 
     def _save_summary(self, *, finished: bool) -> None:
         whole = {"name": self.study.name, "version": __version__, "finished": finished, "runs": self.entries}

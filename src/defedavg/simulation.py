@@ -10,6 +10,7 @@ from . import config
 from .algorithms import ALGORITHMS, Setup, algorithm
 from .config import Settings
 from .errors import UserError, unknown
+from .lean import choose
 from .plan import Plan
 from .profiles import Fleet, Slowness, Windows
 from .timeline import Timeline
@@ -63,7 +64,7 @@ def make_timeline(settings: Settings, seed: int) -> Timeline:
         seed=seed,
         timeout_seconds=timeout,
     )
-    return Timeline(kind(setup, settings.own_settings), fleet)
+    return choose(kind(setup, settings.own_settings), fleet, settings.clients.record_jobs)
 
 
 def make_plan(settings: Settings, seed: int, rounds: int) -> Plan:
@@ -86,6 +87,7 @@ def named_task(settings: Settings, seed: int) -> Task:
         classes_per_client=t.classes_per_client,
         alpha=t.alpha,
         shards_per_client=t.shards_per_client,
+        samples_per_client=t.samples_per_client,
     )
 
 
