@@ -28,7 +28,7 @@ from .plan import Plan
 from .report import tables
 from .simulation import make_timeline, named_task
 from .stats import PlanStats, summarise
-from .terminal import Device, Force, Json, Memory, Out, Precision, Set, Width, err, out, print_json
+from .terminal import Device, Every, Force, Json, Memory, Out, Precision, Resume, Set, Width, err, out, print_json
 from .theory.command import app as theory_app
 
 app = typer.Typer(
@@ -212,6 +212,8 @@ def run(
     overrides: Set = None,
     folder: Out = Path("runs"),
     force: Force = False,
+    resume: Resume = False,
+    checkpoint_every: Every = None,
     executor: Annotated[
         str, typer.Option(help="batched: many clients in one step; reference: one job after the other.")
     ] = "batched",
@@ -229,10 +231,14 @@ def run(
 
     study = config.load(file, tuple(overrides or ()))
     means = Means.choose(executor, device, width, memory, precision)
-    job = Run(study, folder / study.name, force=force, means=means)
+    place = folder / study.name
+    job = Run(study, place, force=force, means=means, resume=resume, every=checkpoint_every)
+    for note in job.notes:
+        err.print(note, markup=False, soft_wrap=True)
+    job.notes.clear()
     with watching(err, study.name, len(job.points) * len(study.seeds)) as watch:
         finished = job.carry_out(watch)
-    for note in job.sweep.notes:
+    for note in job.notes:
         err.print(note, markup=False, soft_wrap=True)
     job.draw()
     if as_json:
@@ -241,7 +247,7 @@ def run(
         out.print(tables.result_table(study.name, job.entries))
         out.print(f"\nresults: {job.folder}", markup=False)
     if not finished:
-        err.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
+        err.print("stopped by Ctrl-C; everything measured so far is kept, and --resume goes on", markup=False)
         raise typer.Exit(130)
 
 

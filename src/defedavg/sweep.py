@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from .config import Settings
 from .errors import UserError, unknown
-from .execute import CannotStack, Evaluation, Lane, Status, Trainer, drive_batched
+from .execute import CannotStack, Evaluation, Lane, Rest, Standing, Status, Trainer, drive_batched
 from .execute.memory import parse_memory
 from .execute.precision import DEFAULT, check_precision, computing_in
 from .simulation import EXECUTORS, Simulation, named_task
@@ -103,13 +103,25 @@ Event = Measured | Finished
 Watch = Callable[[Event], None]
 """Told of everything that happens."""
 
+Resumed = tuple[Standing, Sequence[Evaluation]]
+"""Where a run stood at the end of an earlier sitting, and what it had measured."""
+
 
 class Sweep:
-    """Carries out runs and tells of them as they go; ``notes`` is what a user should know."""
+    """Carries out runs and tells of them as they go; ``notes`` is what a user should know.
 
-    def __init__(self, means: Means) -> None:
+    ``rest`` is called wherever all that was computed has been told of: ``standings`` is then where every run under way
+    stands, and ``fit`` is the width and the room of its batches.
+    """
+
+    def __init__(self, means: Means, rest: Rest = lambda: None) -> None:
         self.means = means
         self.notes: list[str] = []
+        self._rest = rest
+        self._resumed: Mapping[Item, Resumed] = {}
+        self._fit: tuple[int, int] | None = None
+        self._trainer: Trainer | None = None
+        self._lanes: dict[Item, Lane] = {}
         self._tasks: dict[Any, Task] = {}
         self._data: dict[int, tuple[Data, Data]] = {}  # by id, which stays taken while the original is kept
         self._open: dict[Item, tuple[Simulation, float]] = {}
@@ -126,8 +138,11 @@ class Sweep:
             self._tasks[key] = replace(task, train=train, test=test)
         return self._tasks[key]
 
-    def events(self, items: Sequence[Item]) -> Iterator[Event]:
-        """Everything that is measured, and every run that ends."""
+    def events(
+        self, items: Sequence[Item], resumed: Mapping[Item, Resumed] | None = None, fit: tuple[int, int] | None = None
+    ) -> Iterator[Event]:
+        """Everything that is measured, and every run that ends; ``resumed`` are those that were under way before."""
+        self._resumed, self._fit = resumed or {}, fit
         groups: dict[Any, list[Item]] = {}
         for item in items:
             t = item.settings.task
@@ -135,6 +150,21 @@ class Sweep:
         with computing_in(self.means.precision):
             for group in groups.values():
                 yield from self._group(group)
+
+    def standings(self) -> dict[Item, Standing]:
+        """Where every run under way stands, in the order in which they were begun; to be asked at a rest."""
+        found = {}
+        for item, (run, _) in self._open.items():
+            if item in self._lanes and self._trainer is not None:
+                found[item] = Standing.of_lane(self._lanes[item], self._trainer)
+            elif run.meter is not None:
+                found[item] = Standing.of(run.executor, run.meter, run.progress)
+        return found
+
+    @property
+    def fit(self) -> tuple[int, int] | None:
+        """Jobs in a batch, and trained updates that may wait, of the runs under way."""
+        return (self._trainer.width, self._trainer.room) if self._trainer and self._lanes else None
 
     def interrupt(self) -> list[Finished]:
         """Break off what is under way; gives it as it stands."""
@@ -145,12 +175,17 @@ class Sweep:
 
     def _begin(self, item: Item) -> Simulation:
         if item not in self._open:
-            run = Simulation(item.settings, item.seed, self.task(item.settings, item.seed))
-            self._open[item] = run, time.perf_counter()
+            run, before = Simulation(item.settings, item.seed, self.task(item.settings, item.seed)), 0.0
+            if item in self._resumed:
+                standing, evaluations = self._resumed[item]
+                run.resume(standing, evaluations)
+                before = standing.tally.wall_seconds
+            self._open[item] = run, time.perf_counter() - before
         return self._open[item][0]
 
     def _finish(self, item: Item) -> Finished:
         run, began = self._open.pop(item)
+        self._lanes.pop(item, None)
         return Finished(item, run, time.perf_counter() - began)
 
     def _group(self, group: Sequence[Item]) -> Iterator[Event]:
@@ -164,20 +199,26 @@ class Sweep:
                 return
         for item in group:
             run = self._begin(item)
-            for evaluation in run:
+            for evaluation in run.drive(self._rest):
                 yield Measured(item, run, evaluation, None)
             yield self._finish(item)
 
     def _together(self, group: Sequence[Item], trainer: Trainer) -> Iterator[Event]:
         begun: dict[Lane, Item] = {}
+        self._trainer = trainer
 
-        def lanes() -> Iterator[Lane]:
-            for item in group:
-                lane = self._begin(item).lane()
-                begun[lane] = item
-                yield lane
+        def begin(item: Item) -> Lane:
+            lane = self._lanes[item] = self._begin(item).lane()
+            begun[lane] = item
+            return lane
 
-        for lane, evaluation in drive_batched(lanes(), trainer):
+        resumed = [begin(item) for item in self._resumed if item in group]
+        if resumed and self._fit is not None:
+            trainer.width, trainer.room = self._fit
+        for lane in resumed:
+            self._resumed[begun[lane]][0].restore_lane(lane, trainer)
+        others = (begin(item) for item in group if item not in self._resumed)
+        for lane, evaluation in drive_batched(others, trainer, resumed, self._rest):
             item = begun[lane]
             if evaluation is not None:
                 yield Measured(item, self._open[item][0], evaluation, lane)
