@@ -28,7 +28,23 @@ from .plan import Plan
 from .report import tables
 from .simulation import make_timeline, named_task
 from .stats import PlanStats, summarise
-from .terminal import Device, Every, Force, Json, Memory, Out, Precision, Resume, Set, Width, err, out, print_json
+from .terminal import (
+    Device,
+    Every,
+    Executor,
+    Force,
+    Json,
+    Memory,
+    Out,
+    Precision,
+    RayAddress,
+    Resume,
+    Set,
+    Width,
+    err,
+    out,
+    print_json,
+)
 from .theory.command import app as theory_app
 
 app = typer.Typer(
@@ -214,9 +230,8 @@ def run(
     force: Force = False,
     resume: Resume = False,
     checkpoint_every: Every = None,
-    executor: Annotated[
-        str, typer.Option(help="batched: many clients in one step; reference: one job after the other.")
-    ] = "batched",
+    executor: Executor = "batched",
+    ray_address: RayAddress = None,
     device: Device = "auto",
     width: Width = None,
     memory: Memory = None,
@@ -230,7 +245,7 @@ def run(
     from .sweep import Means
 
     study = config.load(file, tuple(overrides or ()))
-    means = Means.choose(executor, device, width, memory, precision)
+    means = Means.choose(executor, device, width, memory, precision, ray_address)
     place = folder / study.name
     job = Run(study, place, force=force, means=means, resume=resume, every=checkpoint_every)
     for note in job.notes:
@@ -269,6 +284,8 @@ def tune(
     keep_all: Annotated[bool, typer.Option("--keep-all", help="Run every pair to its end.")] = False,
     folder: Out = Path("runs"),
     force: Force = False,
+    executor: Executor = "batched",
+    ray_address: RayAddress = None,
     device: Device = "auto",
     width: Width = None,
     memory: Memory = None,
@@ -288,7 +305,8 @@ def tune(
 
     study = config.load(file, tuple(overrides or ()))
     pairs = pairs_of(study, _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
-    tuning = Tuning(study, pairs, Means.choose("batched", device, width, memory, precision), () if keep_all else RUNGS)
+    means = Means.choose(executor, device, width, memory, precision, ray_address)
+    tuning = Tuning(study, pairs, means, () if keep_all else RUNGS)
     place = folder / f"{study.name}-tune"
     open_folder(place, force)
     tuning.save(place, finished=False)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 
-EXECUTORS = ("batched", "reference")
+LOCAL = ("batched", "reference")
+EXECUTORS = (*LOCAL, "ray")
 
 
 def make_fleet(settings: Settings, seed: int) -> Fleet:
@@ -226,8 +227,8 @@ def simulate(
     A ``task`` of your own (see ``make_task``) brings its own clients, and is computed on the device where its data are;
     without one the settings name it. ``executor`` is "batched" or "reference".
     """
-    if executor not in EXECUTORS:
-        raise unknown("executor", executor, EXECUTORS)
+    if executor not in LOCAL:
+        raise unknown("executor", executor, LOCAL)
     if not isinstance(seed, int):
         raise UserError(f"seed is {seed!r}; it must be a whole number")
     tables: dict[str, Any] = {"algorithms": [algorithm]}

@@ -48,3 +48,13 @@ Every = Annotated[
         help="Real seconds from one checkpoint to the next; a minute, or more if they are large. inf: none.",
     ),
 ]
+Executor = Annotated[
+    str,
+    typer.Option(help="batched: many clients in one step; reference: one job after the other; ray: over a cluster."),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Of a Ray cluster, or auto; RAY_ADDRESS if not given, else this machine alone."
+    ),
+]

@@ -19,10 +19,10 @@ from . import __version__
 from .algorithms import ALGORITHMS
 from .config import Point, Study
 from .errors import UserError
-from .execute import Lane, Progress, Status
+from .execute import Progress, Status
 from .files import write_whole
 from .report.jsons import finite
-from .sweep import Event, Finished, Item, Means, Sweep, Watch
+from .sweep import Event, Finished, Holdable, Item, Means, Sweep, Watch
 
 GLOBAL = (0.1, 1.0)
 LOCAL = (0.001, 0.005, 0.01, 0.05, 0.1)
@@ -87,13 +87,13 @@ class Tuning:
             raise UserError("rates are judged by the time to a target; set stop.target_accuracy")
         self.study = study
         self.pairs = list(pairs)
-        self.sweep = Sweep(means)
+        self.sweep = Sweep(means, pauses=rungs)
         self.outcomes: dict[Pair, dict[int, Outcome]] = {
             pair: {seed: Outcome() for seed in study.seeds} for pair in pairs
         }
         self._rungs = tuple(rungs)
         self._at: dict[Item, int] = {}  # rungs passed
-        self._held: dict[Item, Lane] = {}
+        self._held: dict[Item, Holdable] = {}
 
     def carry_out(self, watch: Watch) -> bool:
         """Search; False if Ctrl-C ended it, with all that is known kept."""

@@ -152,7 +152,8 @@ def drive_batched(
             if not trainer.accepts(lane.reference.module):
                 raise UserError("the model is another each time it is built; only its first weights may differ")
             running.append(lane)
-            begun.append((lane, lane.meter.start(lane.reference.versions[0])))
+            if not lane.meter.begun:
+                begun.append((lane, lane.meter.start(lane.reference.versions[0])))
             batch += _gather([lane], trainer.width - len(batch), trainer.room)
         # On a device the next batch is under way before anyone waits for what is known of the last one.
         for (lane, update), delta in zip(
