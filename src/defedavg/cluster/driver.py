@@ -34,6 +34,7 @@ class _Hand:
 
     handle: Any
     place: Place
+    pid: int = 0  # on its node
     open: dict[Item, None] = field(default_factory=dict)
     hungry: bool = True
     helpers: tuple[Any, ...] = ()
@@ -46,9 +47,19 @@ class _Mirror:
     number: int
     run: Simulation
     hand: _Hand | None = None
-    held: bool = False
-    waits: bool = False  # it was held when it was last looked at
-    passed: int = 0  # pauses
+    released: int = 0  # pauses that it was let go from
+    passed: int = 0  # those of them that its worker was told of
+    _held: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Whether it is let wait; perhaps only for a moment."""
+        return self._held
+
+    @held.setter
+    def held(self, held: bool) -> None:
+        self.released += self._held and not held
+        self._held = held
 
     @property
     def progress(self) -> Progress:
@@ -71,6 +82,7 @@ class Crew:
         self._waiting: deque[Item] = deque()
         self._kept: dict[int, tuple[Any, Any]] = {}  # what is in the object store, by id of what is kept with it
         self.lost = 0  # workers
+        self.helped = 0  # jobs of one worker's runs that another trained
 
     def events(
         self,
@@ -137,7 +149,8 @@ class Crew:
         limit = time.monotonic() + START
         for hand, about in hired:
             try:
-                self._check(hand.place, ray.get(about, timeout=max(0.1, limit - time.monotonic())))
+                hand.pid, theirs = ray.get(about, timeout=max(0.1, limit - time.monotonic()))
+                self._check(hand.place, theirs)
             except ray.exceptions.RayError as error:
                 ray.kill(hand.handle)
                 if first and isinstance(error, ray.exceptions.GetTimeoutError):
@@ -201,6 +214,8 @@ class Crew:
         if item not in self.stood:
             self.stood[item] = Standing(Tally(), 0, None, None, dict(mirror.run.executor.versions))
         mirror.hand, hand.hungry, hand.open[item] = hand, False, None
+        if mirror.progress.status is Status.DROPPED:
+            mirror.passed -= 1  # its next worker is to be told, too
         standing = self.stood[item]
         known = tuple(e for e in mirror.progress.evaluations if e.round <= standing.tally.newest[0])
         task = self._task(mirror.run.task)
@@ -208,8 +223,6 @@ class Crew:
         hand.handle.give.remote(
             Order(mirror.number, group, item.settings, item.seed, task, standing, known, mirror.passed)
         )
-        if mirror.progress.status is Status.DROPPED:
-            self._tell(hand, mirror)
 
     def _task(self, task: Task) -> Any:
         """Into the object store, once; data that tasks share are there once, too."""
@@ -241,6 +254,8 @@ class Crew:
                 elif what == "note":
                     if rest[0] not in self._notes:
                         self._notes.append(rest[0])
+                elif what == "helped":
+                    self.helped += rest[0]
                 elif what == "failed":
                     raise UserError(rest[0])
                 else:
@@ -257,14 +272,15 @@ class Crew:
             executor.versions = {newest: standing.versions[newest]}
         elif what == "measured":
             evaluation, (progress.first_hit_seconds, progress.sustained_seconds) = rest
-            if not progress.evaluations or evaluation.round > progress.evaluations[-1].round:
+            dropped = progress.status is Status.DROPPED  # its worker may not have heard of it
+            if not dropped and (not progress.evaluations or evaluation.round > progress.evaluations[-1].round):
                 progress.evaluations.append(evaluation)
                 progress.rounds, progress.seconds = evaluation.round, evaluation.seconds
                 yield Measured(item, mirror.run, evaluation, mirror)
         else:
             done, executor.updates_trained, wall, weights = rest
             done.evaluations = progress.evaluations
-            mirror.run.progress = done
+            mirror.run.progress = done = progress if progress.status is Status.DROPPED else done
             executor.versions = {done.rounds: weights}
             del hand.open[item], self._mirrors[item], self.stood[item]
             yield Finished(item, mirror.run, wall)
@@ -272,13 +288,9 @@ class Crew:
     def _answer(self) -> None:
         """Tell the workers what became of runs that were let wait."""
         for mirror in self._mirrors.values():
-            if mirror.held:
-                mirror.waits = True
-            elif mirror.waits:
-                mirror.waits = False
-                mirror.passed += mirror.progress.status is not Status.DROPPED
-                if mirror.hand is not None:
-                    self._tell(mirror.hand, mirror)
-
-    def _tell(self, hand: _Hand, mirror: _Mirror) -> None:
-        hand.handle.tell.remote(mirror.number, "drop" if mirror.progress.status is Status.DROPPED else "go")
+            if mirror.hand is None:
+                continue
+            word = "drop" if mirror.progress.status is Status.DROPPED else "go"
+            while mirror.passed < mirror.released:
+                mirror.passed += 1
+                mirror.hand.handle.tell.remote(mirror.number, word)

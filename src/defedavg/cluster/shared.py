@@ -39,16 +39,17 @@ class Shared(Trainer):
         parts = [jobs[place :: len(helpers) + 1] for place in range(len(helpers) + 1)]
         asked = [(part, self._ask(helper, part)) for helper, part in zip(helpers, parts[1:], strict=True) if part]
         began = time.perf_counter()
-        deltas = dict(zip(map(id, parts[0]), self._here(parts[0]), strict=True))
+        deltas = dict(zip(map(id, parts[0]), self.alone(parts[0]), strict=True))
         if parts[0]:
             self._each = (time.perf_counter() - began) / len(parts[0])
         for part, answer in asked:
             found = self._answer(answer)
             self.helped += len(part) if found is not None else 0
-            deltas.update(zip(map(id, part), self._here(part) if found is None else found, strict=True))
+            deltas.update(zip(map(id, part), self.alone(part) if found is None else found, strict=True))
         return [deltas[id(job)] for job in jobs]
 
-    def _here(self, jobs: Sequence[Job]) -> list[Tensor]:
+    def alone(self, jobs: Sequence[Job]) -> list[Tensor]:
+        """Without asking anybody: two who ask each other would wait for ever."""
         with self._busy:
             return super().train(jobs)
 

@@ -6,6 +6,7 @@ runs that wait whether they go on. Other workers ask it to train when it has not
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections import deque
@@ -91,14 +92,15 @@ class Worker:
         self._data: dict[Any, Data] = {}
         self._trainers: dict[Any, Shared] = {}
         self._helpers: list[Any] = []
+        self._told = 0  # of the jobs that others trained
         self._busy = RLock()
         Thread(target=self._live, daemon=True).start()
 
     # What others call.
 
-    def about(self) -> dict[str, str]:
-        """Versions of what it computes with."""
-        return versions()
+    def about(self) -> tuple[int, dict[str, str]]:
+        """Its process, and versions of what it computes with."""
+        return os.getpid(), versions()
 
     def news(self) -> list[tuple[Any, ...]]:
         """What happened since it was last asked; waits a little for something to happen."""
@@ -134,11 +136,7 @@ class Worker:
             device = torch.device(self._terms.device)
             starts = {ref: fetch(ref, device) for _, _, ref, _ in share}
             jobs = [Job(recipe, self._task(task), starts[ref], update) for recipe, task, ref, update in share]
-            helpers, trainer.helpers = trainer.helpers, []
-            try:
-                return [delta.cpu() for delta in trainer.train(jobs)]
-            finally:
-                trainer.helpers = helpers
+            return [delta.cpu() for delta in trainer.alone(jobs)]
 
     # What it does by itself.
 
@@ -237,6 +235,9 @@ class Worker:
 
     def _finished(self, work: _Work) -> None:
         done = replace(work.run.progress, evaluations=[])
+        helped = sum(trainer.helped for trainer in self._trainers.values())
+        self._say("helped", helped - self._told)
+        self._told = helped
         wall, trained = time.perf_counter() - work.began, work.run.executor.updates_trained
         self._say("finished", work.order.number, done, trained, wall, work.run.weights.cpu())
 
@@ -274,7 +275,7 @@ class Worker:
 
         def where() -> None:
             for lane, work in under_way.items():
-                if lane.meter.begun:
+                if lane.meter.begun and not lane.later:
                     self._stands(work, Standing.of_lane(lane, trainer))
 
         rest = _Seldom(self._terms.every, where)

@@ -41,6 +41,7 @@ class Lane:
     last: Record | None = None  # the record that ends the run before its rounds are full
     ended: bool = False
     held: bool = False  # whoever reads the measurements may let a run wait for others
+    later: deque[tuple[Due, Outcome]] = field(default_factory=deque)  # what was seen while it waits
 
     def __post_init__(self) -> None:
         self.meter = Meter(self.reference.task, self.goal, self.progress, self.tally)
@@ -138,6 +139,9 @@ def drive_batched(
     batch: list[tuple[Lane, Update]] | None = None
     while True:
         rest()
+        for waited in [lane for lane in running if lane.later and not lane.held]:
+            batch = None  # whoever hears of it may let others go on
+            yield from _catch_up(waited)
         fresh = begun + [(lane, due) for lane in running if lane.running for due in lane.advance()]
         if batch == [] and not fresh:
             return
@@ -166,10 +170,16 @@ def drive_batched(
 
 def _settle(fresh: Sequence[tuple[Lane, Due]], outcomes: Sequence[Outcome]) -> Iterator[tuple[Lane, Evaluation | None]]:
     for (lane, due), outcome in zip(fresh, outcomes, strict=True):
-        if lane.running:
-            found = lane.settle(due, outcome)
-            if found is not None or not lane.running:
-                yield lane, found
+        lane.later.append((due, outcome))
+        yield from _catch_up(lane)
+
+
+def _catch_up(lane: Lane) -> Iterator[tuple[Lane, Evaluation | None]]:
+    """Take in what was seen of a run, up to where it is let wait: how far ahead it was computed changes nothing."""
+    while lane.later and lane.running and not lane.held:
+        found = lane.settle(*lane.later.popleft())
+        if found is not None or not lane.running:
+            yield lane, found
 
 
 def _gather(lanes: Sequence[Lane], width: int, room: int) -> list[tuple[Lane, Update]]:
