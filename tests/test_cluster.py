@@ -19,6 +19,7 @@ from defedavg.cluster import connect, driver
 from defedavg.cluster import connect as connecting
 from defedavg.errors import UserError
 from defedavg.runs import Run
+from defedavg.simulation import Simulation
 from defedavg.sweep import Event, Finished, Item, Means, Measured, Sweep
 from defedavg.tune import Tuning, pairs_of
 from test_resume import Broken, assert_same, breaks, quiet, whole
@@ -173,19 +174,18 @@ def test_workers_without_a_run_help_with_the_jobs_of_others(machines: Machines) 
     assert_equal(found, carried_out(chosen, Means("batched"))[0])
 
 
-def test_tuning_on_a_cluster_finds_the_same(machines: Machines) -> None:
+def test_tuning_on_a_cluster_finds_the_same(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs are judged at the very measurement at which they come to wait, whoever computes them."""
     chosen = study(seeds=[0, 1], stop={"target_accuracy": 0.8, "max_rounds": 40, "measure_rounds": 2})
     pairs = pairs_of(chosen, (0.1, 1.0), (0.0001, 0.001, 0.05, 0.1))
     there = Tuning(chosen, pairs, Means("ray", ray_address=machines.address))
     assert there.carry_out(quiet)
-    here = Tuning(chosen, pairs, Means("batched"))
+    make = Simulation.lane
+    monkeypatch.setattr(Simulation, "lane", lambda run: replace(make(run), exact=True))
+    here = Tuning(chosen, pairs, Means("batched", width=7))
     assert here.carry_out(quiet)
-    assert [r["label"] for r in there.records() if r["status"] == "dropped"]
-    assert there.best() == here.best()
-    ends = {(r["label"], r["seed"]): r for r in here.records() if r["status"] != "dropped"}
-    both = [r for r in there.records() if r["status"] != "dropped" and (r["label"], r["seed"]) in ends]
-    assert both
-    assert all(record == ends[record["label"], record["seed"]] for record in both)
+    assert there.records() == here.records()
+    assert sum(record["status"] == "dropped" for record in there.records()) >= 8
 
 
 def test_a_study_on_a_cluster_is_taken_up_again(machines: Machines, tmp_path: Path) -> None:

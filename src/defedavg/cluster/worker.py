@@ -268,6 +268,7 @@ class Worker:
             with self._busy:
                 self._trainer(order)
             work.lane = lane = work.run.lane()
+            lane.exact = True  # how far ahead it is when it has to wait depends on what else is computed here
             under_way[lane] = work
             if order.standing is not None:
                 order.standing.restore_lane(lane, trainer)

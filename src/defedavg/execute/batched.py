@@ -41,7 +41,8 @@ class Lane:
     last: Record | None = None  # the record that ends the run before its rounds are full
     ended: bool = False
     held: bool = False  # whoever reads the measurements may let a run wait for others
-    later: deque[tuple[Due, Outcome]] = field(default_factory=deque)  # what was seen while it waits
+    exact: bool = False  # while it waits nothing is told of it, though it may have been computed further
+    later: deque[tuple[Due, Outcome]] = field(default_factory=deque)  # so this was seen meanwhile
 
     def __post_init__(self) -> None:
         self.meter = Meter(self.reference.task, self.goal, self.progress, self.tally)
@@ -175,8 +176,8 @@ def _settle(fresh: Sequence[tuple[Lane, Due]], outcomes: Sequence[Outcome]) -> I
 
 
 def _catch_up(lane: Lane) -> Iterator[tuple[Lane, Evaluation | None]]:
-    """Take in what was seen of a run, up to where it is let wait: how far ahead it was computed changes nothing."""
-    while lane.later and lane.running and not lane.held:
+    """Take in what was seen of a run."""
+    while lane.later and lane.running and not (lane.held and lane.exact):
         found = lane.settle(*lane.later.popleft())
         if found is not None or not lane.running:
             yield lane, found
