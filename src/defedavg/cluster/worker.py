@@ -288,7 +288,8 @@ class Worker:
                     self._pause(under_way[lane], evaluation)
                 self._heed(under_way)
             self._heed(under_way)
-            self._await({work.order.number for work in under_way.values()}, group)
+            if all(lane.held for lane in under_way):
+                self._await({work.order.number for work in under_way.values()}, group)
 
     def _await(self, numbers: set[int], group: Any) -> None:
         """All runs that are left wait to be told."""
