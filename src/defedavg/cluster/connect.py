@@ -29,7 +29,10 @@ class Place:
 
 def versions() -> dict[str, str]:
     """What must be the same on every node."""
-    return {"Python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy", "defedavg")}}
+    return {
+        "Python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numpy", "ray", "defedavg")},
+    }
 
 
 def connect(address: str | None) -> None:
