@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +140,7 @@ class Blow:
                 self.strike(hands[0])
 
 
-LONG = {"seeds": [0, 1, 2, 3], "stop": {"max_rounds": 150, "measure_rounds": 2}}
+LONG = {"seeds": [0, 1, 2, 3], "stop": {"max_rounds": 100, "measure_rounds": 2}}
 
 
 def test_a_worker_that_is_killed_changes_no_number(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +167,7 @@ def test_workers_without_a_run_help_with_the_jobs_of_others(machines: Machines) 
     heavy = {
         "task": {"model": "cnn"},
         "training": {"updates_per_round": 6, "local_steps": 8},
-        "stop": {"max_rounds": 12},
+        "stop": {"max_rounds": 5},
     }
     chosen = study(**heavy)
     found, sweep = carried_out(chosen, Means("ray", ray_address=machines.address))
@@ -214,6 +216,10 @@ def test_what_cannot_be_joined_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(UserError, match=r"no Ray cluster at 127.0.0.1:1.*ray start --head"):
         Means.choose("ray", "auto", ray_address="127.0.0.1:1")
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: other.accept()[0].sendall(b"220 some other service\r\n"))
+        with pytest.raises(UserError, match="is no Ray cluster"):
+            Means.choose("ray", "auto", ray_address=f"127.0.0.1:{other.getsockname()[1]}")
     with pytest.raises(UserError, match="HOST:PORT"):
         Means.choose("ray", "auto", ray_address="somewhere")
     with pytest.raises(UserError, match="--executor ray"):

@@ -16,6 +16,9 @@ from ..errors import UserError, first_line, unknown
 CORES = 4  # of a worker without a GPU, at most: beyond, what is not shared between threads begins to count
 SECONDS = 10.0  # to answer
 
+# Ray speaks HTTP/2, whose server answers the client's first words, and a frame of no settings, with its own settings.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -67,11 +70,15 @@ def _knock(address: str) -> None:
     if not colon or not port.isdecimal() or "/" in host:
         raise UserError(f"--ray-address {address!r} cannot be read; write it as HOST:PORT, or auto")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS) as line:
+            line.sendall(GREETING)
+            answer = line.recv(9, socket.MSG_WAITALL)
     except (OSError, OverflowError) as error:
         raise UserError(
             f"there is no Ray cluster at {address}: {first_line(error)}; start one with `ray start --head`"
         ) from None
+    if answer[3:4] != b"\x04":
+        raise UserError(f"what answers at {address} is no Ray cluster; give the port of `ray start --head`")
 
 
 def nodes() -> list[dict[str, Any]]:
