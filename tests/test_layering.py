@@ -29,7 +29,7 @@ PLANNING = {
     "algorithms",
 }
 COMPUTING = {"execute", "tasks"}
-OUTER = {"execute", "tasks", "report", "cli", "deploy", "config", "simulation", "runs", "stats", "theory"}
+OUTER = {"execute", "tasks", "report", "cli", "deploy", "config", "simulation", "runs", "stats", "theory", "cluster"}
 GENERATORS = {"Generator", "Philox", "PCG64", "SeedSequence", "BitGenerator"}  # of numpy.random: no hidden state
 
 
@@ -120,6 +120,14 @@ def test_computing_knows_no_algorithm_and_no_clock(path: Path) -> None:
         "profiles",
         "traces",
     }
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_ray_and_safetensors_have_their_places(path: Path) -> None:
+    allowed = {"ray"} if path.parent.name == "cluster" else set()
+    allowed |= {"safetensors"} if path.name in ("checkpoints.py", "runs.py") else set()
+    assert packages_of(path) & {"ray", "safetensors"} <= allowed
+    assert not {"pickle", "cloudpickle", "dill"} & {name.split(".")[0] for name in imports_of(path)}
 
 
 @pytest.mark.parametrize("module", ["timeline", "plan", "simulation", "algorithms", "config"])

@@ -26,7 +26,23 @@ from .plan_cli import plan as plan_command
 from .report import tables
 from .runs_cli import app as runs_app
 from .simulation import named_task
-from .terminal import Device, Force, Json, Memory, Out, Precision, Set, Width, err, out, print_json
+from .terminal import (
+    Device,
+    Every,
+    Executor,
+    Force,
+    Json,
+    Memory,
+    Out,
+    Precision,
+    RayAddress,
+    Resume,
+    Set,
+    Width,
+    err,
+    out,
+    print_json,
+)
 from .theory.command import app as theory_app
 
 app = typer.Typer(
@@ -133,9 +149,10 @@ def run(
     overrides: Set = None,
     folder: Out = Path("runs"),
     force: Force = False,
-    executor: Annotated[
-        str, typer.Option(help="batched: many clients in one step; reference: one job after the other.")
-    ] = "batched",
+    resume: Resume = False,
+    checkpoint_every: Every = None,
+    executor: Executor = "batched",
+    ray_address: RayAddress = None,
     device: Device = "auto",
     width: Width = None,
     memory: Memory = None,
@@ -150,11 +167,15 @@ def run(
     from .sweep import Means
 
     study = config.load(file, tuple(overrides or ()))
-    means = Means.choose(executor, device, width, memory, precision)
-    job = Run(study, folder / study.name, force=force, means=means)
+    means = Means.choose(executor, device, width, memory, precision, ray_address)
+    place = folder / study.name
+    job = Run(study, place, force=force, means=means, resume=resume, every=checkpoint_every)
+    for note in job.notes:
+        err.print(note, markup=False, soft_wrap=True)
+    job.notes.clear()
     with watching(err, study.name, len(job.points) * len(study.seeds)) as watch:
         finished = job.carry_out(watch)
-    for note in job.sweep.notes:
+    for note in job.notes:
         err.print(note, markup=False, soft_wrap=True)
     job.draw()
     write_beside(job.folder)
@@ -164,7 +185,7 @@ def run(
         out.print(tables.result_table(study.name, job.entries))
         out.print(f"\nresults: {job.folder}", markup=False)
     if not finished:
-        err.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
+        err.print("stopped by Ctrl-C; everything measured so far is kept, and --resume goes on", markup=False)
         raise typer.Exit(130)
 
 
@@ -186,6 +207,8 @@ def tune(
     keep_all: Annotated[bool, typer.Option("--keep-all", help="Run every pair to its end.")] = False,
     folder: Out = Path("runs"),
     force: Force = False,
+    executor: Executor = "batched",
+    ray_address: RayAddress = None,
     device: Device = "auto",
     width: Width = None,
     memory: Memory = None,
@@ -206,7 +229,7 @@ def tune(
 
     study = config.load(file, tuple(overrides or ()))
     pairs = pairs_of(study.points(), _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
-    means = Means.choose("batched", device, width, memory, precision)
+    means = Means.choose(executor, device, width, memory, precision, ray_address)
     tuning = Tuning(pairs, study.seeds, means, () if keep_all else RUNGS)
     place = folder / f"{study.name}-tune"
     open_folder(place, force)

@@ -18,7 +18,17 @@ from typing import Any
 from .errors import UserError, first_line
 from .files import writing
 
-OURS = ("config.toml", "metrics.jsonl", "metrics.parquet", "summary.json", "plans", "plots", "points.jsonl")
+OURS = (
+    "config.toml",
+    "metrics.jsonl",
+    "metrics.parquet",
+    "summary.json",
+    "plans",
+    "weights",
+    "checkpoints",
+    "plots",
+    "points.jsonl",
+)
 SIGNS = ("config.toml", "summary.json")
 """A folder with one of them is a run, perhaps a damaged one; with both, it can be replaced or removed."""
 

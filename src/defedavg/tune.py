@@ -22,10 +22,10 @@ from . import __version__
 from .algorithms import ALGORITHMS
 from .config import Point, Study
 from .errors import UserError
-from .execute import Lane, Progress, Status
+from .execute import Progress, Status
 from .files import write_whole
 from .report.jsons import finite
-from .sweep import Event, Finished, Item, Means, Sweep, Watch
+from .sweep import Event, Finished, Holdable, Item, Means, Sweep, Watch
 
 RUNGS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # parts of the time at which pairs are compared
 HALVING = 1 / 8  # from here on the worse half is dropped; before, accuracy says too little
@@ -103,7 +103,7 @@ class Tuning:
             raise UserError("rates are judged by the time to a target; set stop.target_accuracy")
         self.pairs = list(pairs)
         self.seeds = tuple(seeds)
-        self.sweep = Sweep(means)
+        self.sweep = Sweep(means, pauses=rungs)
         self._known = dict(known or {})
         self.outcomes: dict[Pair, dict[int, Outcome]] = {
             pair: dict(self._known.get(pair, {seed: Outcome() for seed in seeds})) for pair in pairs
@@ -111,7 +111,7 @@ class Tuning:
         self._decided = decided
         self._rungs = tuple(rungs)
         self._at: dict[Item, int] = {}  # rungs passed
-        self._held: dict[Item, Lane] = {}
+        self._held: dict[Item, Holdable] = {}
         self._missed: dict[Item, float] = {}  # when a run was last seen below the target
         groups: dict[Any, list[Pair]] = {}
         for pair in pairs:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..data_cli import DataDir
-from ..terminal import Device, Json, Memory, Precision, Width, err, out, print_json
+from ..terminal import Device, Executor, Json, Memory, Precision, RayAddress, Width, err, out, print_json
 from .facts import FIGURE6_SIZES, SIZE_OF, cells
 from .pieces import Choices, Piece
 from .request import Request, chosen, rates_or_refuse, seeds_or_refuse
@@ -190,6 +190,8 @@ def _register(name: str, help_: str, action: Callable[[Request], bool]) -> None:
         normalise: Normalise = _C.normalise,
         sampling: Sampling = _C.sampling,
         folder: Folder = OUT,
+        executor: Executor = "batched",
+        ray_address: RayAddress = None,
         device: Device = "auto",
         width: Width = None,
         memory: Memory = None,
@@ -206,7 +208,7 @@ def _register(name: str, help_: str, action: Callable[[Request], bool]) -> None:
             rates=rates_or_refuse(rates),
             choices=Choices.checked(measure_seconds, normalise, sampling, train_samples, beyond, max_time),
             folder=folder,
-            means=Means.choose("batched", device, width, memory, precision),
+            means=Means.choose(executor, device, width, memory, precision, ray_address),
             show=show,
             as_json=as_json,
         )
