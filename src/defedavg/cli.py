@@ -26,6 +26,8 @@ from .errors import UserError, unknown
 from .paper.command import app as paper_app
 from .plan import Plan
 from .report import tables
+from .report.command import close_with_page
+from .report.command import register as register_pages
 from .simulation import make_timeline, named_task
 from .stats import PlanStats, summarise
 from .terminal import Device, Force, Json, Memory, Out, Precision, Set, Width, err, out, print_json
@@ -93,6 +95,7 @@ def settings(as_json: Json = False) -> None:
 # Data sets: the commands of ``defedavg data``.
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
+register_pages(app)  # report, view
 
 
 EXAMPLES = ("figure1",)
@@ -114,7 +117,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Plan without training: round times, staleness, participation, idleness, bytes, and a Gantt chart."""
-    from .runs import file_name
+    from .files import file_name
 
     study = _study(file, example, tuple(overrides or ()))
     points = study.points()
@@ -240,6 +243,7 @@ def run(
     else:
         out.print(tables.result_table(study.name, job.entries))
         out.print(f"\nresults: {job.folder}", markup=False)
+    close_with_page([job.folder], job.folder, as_json)
     if not finished:
         err.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
         raise typer.Exit(130)
@@ -287,7 +291,7 @@ def tune(
     open_folder(place, force)
     tuning.save(place, finished=False)
     with watching(err, study.name, len(pairs) * len(study.seeds)) as watch:
-        finished = tuning.carry_out(watch)
+        finished = tuning.carry_out(watch, place / "metrics.jsonl")
     tuning.save(place, finished)
     for note in tuning.sweep.notes:
         err.print(note, markup=False, soft_wrap=True)
@@ -296,6 +300,7 @@ def tune(
     else:
         out.print(tables.tuning_table(study.name, tuning.records(), [pair.label for pair in tuning.best()]))
         out.print(f"\nevery point: {place / 'points.jsonl'}", markup=False)
+    close_with_page([place], place, as_json)
     if not finished:
         err.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
         raise typer.Exit(130)
@@ -349,6 +354,7 @@ def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
             out.print(tables.result_table(setting, own))
             out.print()
         out.print(f"curves: {picture}.png and .pdf", markup=False)
+    close_with_page([folder / "demo"], folder / "demo", as_json, "Six algorithms on 5,000 digits")
     if not finished:
         raise typer.Exit(130)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,3 +25,8 @@ def write_whole(path: Path, data: bytes) -> None:
         scratch = path.with_name(path.name + ".part")
         scratch.write_bytes(data)
         scratch.replace(path)
+
+
+def file_name(label: str, seed: int) -> str:
+    """A file name for a run."""
+    return re.sub(r"[^A-Za-z0-9._=-]+", "_", f"{label} seed={seed}")

@@ -77,7 +77,7 @@ def read(path: str | Path) -> tuple[Header, list[Record]]:
     if not lines:
         raise UserError(f"the plan {path} is empty")
     try:
-        header = _header(json.loads(lines[0]))
+        head = read_header(json.loads(lines[0]))
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path}, line 1: not the header of a plan ({error})") from None
     records = []
@@ -86,10 +86,11 @@ def read(path: str | Path) -> tuple[Header, list[Record]]:
             records.append(_record(json.loads(line)))
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not a record of a plan ({error})") from None
-    return header, records
+    return head, records
 
 
-def _header(found: Any) -> Header:
+def read_header(found: Any) -> Header:
+    """The first line of a file, checked."""
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
         raise ValueError("not a plan")
     version = found.pop("format_version", None)

@@ -5,17 +5,19 @@ runs/NAME/
   metrics.jsonl      one line per measurement, appended as it is made
   summary.json       one entry per algorithm × swept point × seed, rewritten whole after every run
   plans/*.jsonl.gz   one plan per run
+  split.json         samples of every client by class, of the first setting and seed
   plots/*            PNG and PDF
+  report.html        the page, where Plotly is installed
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,8 +27,10 @@ from . import __version__
 from .config import Point, Study
 from .errors import UserError
 from .execute import Evaluation
+from .files import file_name as file_name
 from .files import write_whole, writing
 from .plan import Plan
+from .provenance import provenance
 from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
 from .simulation import Simulation, make_goal, make_timeline
@@ -34,7 +38,10 @@ from .stats import summarise
 from .sweep import Event, Finished, Item, Means, Sweep, Watch
 from .tasks import class_counts
 
-OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots", "points.jsonl")
+OURS = (
+    "config.toml", "metrics.jsonl", "summary.json", "plans", "plots", "points.jsonl", "split.json", "report.html",
+    "tensorboard",
+)  # fmt: skip
 
 
 def open_folder(path: Path, force: bool) -> None:
@@ -56,11 +63,6 @@ def open_folder(path: Path, force: bool) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def file_name(label: str, seed: int) -> str:
-    """A file name for a run."""
-    return re.sub(r"[^A-Za-z0-9._=-]+", "_", f"{label} seed={seed}")
-
-
 class Run:
     """A study being carried out in its folder."""
 
@@ -72,11 +74,14 @@ class Run:
         self.entries: list[dict[str, Any]] = []
         self.curves: list[Curve] = []
         self._check()
+        means = self.sweep.means
+        self._provenance = provenance(executor=means.executor, device=means.device, precision=means.precision)
         open_folder(folder, force)
         with writing(folder):
             for name in ("plans", "plots"):
                 (folder / name).mkdir(exist_ok=True)
         write_whole(folder / "config.toml", study.to_toml().encode())
+        self._save_split()
         self._save_summary(finished=False)
 
     def _check(self) -> None:
@@ -111,7 +116,8 @@ class Run:
             self._write(out, point, seed, event.evaluation)
 
     def _write(self, out: TextIO, point: Point, seed: int, evaluation: Evaluation) -> None:
-        line = {"algorithm": point.settings.algorithm, **dict(point.swept), "seed": seed, **asdict(evaluation)}
+        what = {"algorithm": point.settings.algorithm, "label": point.label, **dict(point.swept), "seed": seed}
+        line = {**what, **asdict(evaluation)}
         out.write(json.dumps(finite(line), allow_nan=False) + "\n")
         out.flush()
 
@@ -137,13 +143,27 @@ class Run:
         for against in ("seconds", "rounds"):
             save(accuracy_curves(panels, target=target, against=against), plots / f"accuracy-over-{against}")
             save(loss_curves(panels, against=against), plots / f"loss-over-{against}")
+        if self._split is not None:
+            save(split_map(*self._split), plots / "split")
+
+    @cached_property
+    def _split(self) -> tuple[Any, str] | None:
+        """Samples of clients by classes, and a title; None where there are no classes."""
         task = self.sweep.task(self.points[0].settings, self.study.seeds[0])
-        if task.classes is not None:
-            counts = class_counts(task.clients, task.train.targets.cpu().numpy(), task.classes)
-            save(split_map(counts, f"{task.name}, seed {self.study.seeds[0]}"), plots / "split")
+        if task.classes is None:
+            return None
+        counts = class_counts(task.clients, task.train.targets.cpu().numpy(), task.classes)
+        return counts, f"{task.name}, seed {self.study.seeds[0]}"
+
+    def _save_split(self) -> None:
+        if self._split is not None:
+            counts, title = self._split
+            whole = {"title": title, "counts": counts.tolist()}
+            write_whole(self.folder / "split.json", (json.dumps(whole) + "\n").encode())
 
     def _save_summary(self, *, finished: bool) -> None:
-        whole = {"name": self.study.name, "version": __version__, "finished": finished, "runs": self.entries}
+        head = {"name": self.study.name, "version": __version__, "finished": finished, "provenance": self._provenance}
+        whole = {**head, "runs": self.entries}
         text = json.dumps(whole, indent=1, allow_nan=False) + "\n"
         write_whole(self.folder / "summary.json", text.encode())
 
