@@ -7,7 +7,7 @@ runs/NAME/
   plans/*.jsonl.gz   one plan per run
   split.json         samples of every client by class, of the first setting and seed
   plots/*            PNG and PDF
-  report.html        the page, where Plotly is installed
+  report.html        the page of all this
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def close_with_page(paths: Sequence[Path], folder: Path, as_json: bool, title: str | None = None) -> None:
-    """Write the page of runs into a folder and say in one line where it is, or how to get it."""
+    """Write the page of runs into a folder and say in one line where it is."""
     from .page import closing_line
 
     line = closing_line(paths, folder / PAGE, title)
@@ -69,7 +69,8 @@ def view(
     The page is served to this machine only. It lists every run below RUNS_DIR, finds them by algorithm and setting,
     draws those that are ticked together, and links to the report of each.
     """
-    from ..view.server import Views, serve
+    from ..view.runs import Views
+    from ..view.server import serve
 
     with serve(Views(runs), host, port) as server:
         out.print(f"open in a browser: {server.address}   (Ctrl-C ends it)", markup=False, soft_wrap=True)

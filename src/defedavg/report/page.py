@@ -19,21 +19,12 @@ from .jsons import finite
 from .payload import payload
 from .read import Folder, find_runs, of_records, read_folder
 
-EXTRA = "pip install 'defedavg[report]'"
+PLOTLY = "vendor/plotly-cartesian.min.js"
 
 
 def asset(name: str) -> str:
     """A file of the page."""
     return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
-
-
-def plotly() -> str:
-    """The charting library, as it comes with its Python package."""
-    try:
-        place = resources.files("plotly") / "package_data" / "plotly.min.js"
-    except ModuleNotFoundError:
-        raise UserError(f"the page is drawn with Plotly, which is not installed; get it with: {EXTRA}") from None
-    return place.read_text(encoding="utf-8")
 
 
 def in_script(value: Any) -> str:
@@ -59,7 +50,6 @@ def gather(paths: Sequence[Path]) -> list[Path]:
 
 def build(paths: Sequence[Path], title: str | None = None) -> str:
     """The page of these runs, as text."""
-    plotly()  # what is missing is said before anything is read
     folders = [read_folder(path) for path in gather(paths)]
     names = list(dict.fromkeys(folder.name for folder in folders))
     return page(folders, title or ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
@@ -71,7 +61,7 @@ def page(folders: Sequence[Folder], title: str) -> str:
         "TITLE": html.escape(f"{title} · defedavg"),
         "STYLE": asset("look.css"),
         "DATA": in_script(payload(folders, title)),
-        "PLOTLY": plotly(),
+        "PLOTLY": asset(PLOTLY),
         "SCRIPT": asset("charts.js") + asset("page.js"),
     }
     return _fill(asset("page.html"), parts)
@@ -105,12 +95,10 @@ def _write(text: str, to: Path) -> int:
     return len(data)
 
 
-def closing_line(paths: Iterable[Path], to: Path, title: str | None = None) -> str:
+def closing_line(paths: Sequence[Path], to: Path, title: str | None = None) -> str:
     """Write the page; gives the line that names it, or that says what prevents it: the runs are not lost by it."""
-    paths = list(paths)
     try:
         write(paths, to, title)
     except UserError as error:
-        again = f"; then: defedavg report {' '.join(map(str, paths))}" if EXTRA in str(error) else ""
-        return f"no page: {error}{again}"
+        return f"no page: {error}"
     return f"open in a browser: {to}"

@@ -87,8 +87,10 @@ def payload(folders: Sequence[Folder], title: str) -> dict[str, Any]:
         raise UserError("there is nothing to show: no run has a measurement yet")
     groups: dict[tuple[Any, ...], list[Series]] = {}
     for series in found:
-        _read_plans(series)
         groups.setdefault(series.key(), []).append(series)
+    for own in groups.values():
+        for place, series in enumerate(sorted(own, key=Series.rank)):
+            _read_plans(series, chart=place < MOST_CHARTS)
     every = _thinning(found)
     titles = _titles(list(groups.values()))
     return {
@@ -101,12 +103,12 @@ def payload(folders: Sequence[Folder], title: str) -> dict[str, Any]:
     }
 
 
-def _read_plans(series: Series) -> None:
+def _read_plans(series: Series, *, chart: bool) -> None:
     for run in series.runs:
         path = series.folder.plan_path(run)
         if path is not None:
             try:
-                series.digests[run.seed] = digest(path)
+                series.digests[run.seed] = digest(path, bars=chart and not series.digests)
             except UserError as error:
                 series.notes.append(str(error))
 
@@ -400,3 +402,26 @@ def _folder(folder: Folder, found: Iterable[Series]) -> dict[str, Any]:
             {"label": each.label, "seed": run.seed, "plan": run.plan} for each in own for run in each.runs if run.plan
         ],
     }
+
+
+# The live view.
+
+MOST_LIVE = 400  # measurements of a run
+
+
+def live(folder: Folder) -> list[dict[str, Any]]:
+    """What is known of a run while it runs: its measurements, without its plans."""
+    found = []
+    for label in dict.fromkeys(run.label for run in folder.runs):
+        own = [run for run in folder.runs if run.label == label]
+        longest = max(len(run.trail.rounds) for run in own)
+        every = max(1, math.ceil(longest / MOST_LIVE))
+        found.append(
+            {
+                "name": label,
+                "algorithm": own[0].algorithm,
+                "target": next((t for run in own if (t := run.numbers["target_accuracy"])), None),
+                "runs": [_run(run, None, None, every) for run in own],
+            }
+        )
+    return found
