@@ -30,7 +30,7 @@ from .report.command import close_with_page
 from .report.command import register as register_pages
 from .simulation import make_timeline, named_task
 from .stats import PlanStats, summarise
-from .terminal import Device, Force, Json, Memory, Out, Precision, Set, Width, err, out, print_json
+from .terminal import Device, Force, Json, Memory, Out, Precision, Set, TensorBoard, Width, err, out, print_json
 from .theory.command import app as theory_app
 
 app = typer.Typer(
@@ -223,18 +223,25 @@ def run(
     memory: Memory = None,
     precision: Precision = "auto",
     data_dir: DataDir = None,
+    tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
     """Train: every algorithm × swept setting × seed of a study, into runs/NAME/."""
+    from . import tensorboard as boards
     from .live import watching
     from .runs import Run
     from .sweep import Means
 
     study = config.load(file, tuple(overrides or ()))
+    if tensorboard:
+        boards.check()
     means = Means.choose(executor, device, width, memory, precision)
     job = Run(study, folder / study.name, force=force, means=means)
-    with watching(err, study.name, len(job.points) * len(study.seeds)) as watch:
-        finished = job.carry_out(watch)
+    with (
+        watching(err, study.name, len(job.points) * len(study.seeds)) as watch,
+        boards.logging(job.folder, watch, tensorboard) as told,
+    ):
+        finished = job.carry_out(told)
     for note in job.sweep.notes:
         err.print(note, markup=False, soft_wrap=True)
     job.draw()
@@ -272,6 +279,7 @@ def tune(
     memory: Memory = None,
     precision: Precision = "auto",
     data_dir: DataDir = None,
+    tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
     """Find rates: a grid of (η, η̄) × seeds for every algorithm and swept setting, into runs/NAME-tune/.
@@ -279,6 +287,7 @@ def tune(
     All pairs train in shared batches. At 1/8, 1/4 and 1/2 of the time the worse half is dropped; every point is kept
     in points.jsonl. Rates that an algorithm does not have are left out of its grid.
     """
+    from . import tensorboard as boards
     from .live import watching
     from .runs import open_folder
     from .sweep import Means
@@ -288,10 +297,15 @@ def tune(
     pairs = pairs_of(study, _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
     tuning = Tuning(study, pairs, Means.choose("batched", device, width, memory, precision), () if keep_all else RUNGS)
     place = folder / f"{study.name}-tune"
+    if tensorboard:
+        boards.check()
     open_folder(place, force)
     tuning.save(place, finished=False)
-    with watching(err, study.name, len(pairs) * len(study.seeds)) as watch:
-        finished = tuning.carry_out(watch, place / "metrics.jsonl")
+    with (
+        watching(err, study.name, len(pairs) * len(study.seeds)) as watch,
+        boards.logging(place, watch, tensorboard) as told,
+    ):
+        finished = tuning.carry_out(told, place / "metrics.jsonl")
     tuning.save(place, finished)
     for note in tuning.sweep.notes:
         err.print(note, markup=False, soft_wrap=True)

@@ -37,3 +37,6 @@ Memory = Annotated[
 Precision = Annotated[
     str, typer.Option(help="Of products: float32, or on CUDA tf32 or bf16; auto is tf32 on CUDA, float32 elsewhere.")
 ]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also write logs for TensorBoard, beside the other results.")
+]

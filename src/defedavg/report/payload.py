@@ -420,7 +420,7 @@ def live(folder: Folder) -> list[dict[str, Any]]:
             {
                 "name": label,
                 "algorithm": own[0].algorithm,
-                "target": next((t for run in own if (t := run.numbers["target_accuracy"])), None),
+                "target": Series(folder, label, own).target or None,
                 "runs": [_run(run, None, None, every) for run in own],
             }
         )
