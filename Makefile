@@ -39,7 +39,7 @@ test-browser: .venv/browser
 	$(BIN)/python -m pytest -n 1 -rs tests/test_browser.py
 
 docs: .venv/dev
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open in a browser: site/index.html"
 
 bench: .venv/user

@@ -17,7 +17,7 @@ from defedavg import config, live, tensorboard
 from defedavg.errors import UserError
 from defedavg.execute import Evaluation
 from defedavg.runs import Run
-from defedavg.sweep import Finished, Item, Measured
+from defedavg.sweep import Event, Finished, Item, Measured
 
 STUDY = config.study(
     {
@@ -104,7 +104,8 @@ def events(path: Path) -> list[Any]:
 
 
 def test_logs_for_tensorboard_hold_every_measurement_at_its_simulated_time(tmp_path: Path) -> None:
-    run, told = Run(STUDY, tmp_path / "small"), []
+    run = Run(STUDY, tmp_path / "small")
+    told: list[Event] = []
     with tensorboard.logging(run.folder, told.append, True) as watch:
         assert run.carry_out(watch)
     assert len([event for event in told if isinstance(event, Measured)]) == 2 * 11

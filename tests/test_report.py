@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from defedavg.errors import UserError
-from defedavg.plan import Plan
+from defedavg.plan import Plan, Sent, Uploaded
 from defedavg.report import payload as payloads
 from defedavg.report.digest import digest, gantt, participation
 from defedavg.report.page import PLOTLY, asset, build, closing_line, in_script, write, write_records
@@ -83,12 +83,9 @@ def test_figures_of_a_plan_are_those_of_the_plan(tmp_path: Path, algorithm: str,
     late = np.arange(len(found.staleness))
     assert (late * found.staleness).sum() / found.staleness.sum() == pytest.approx(stats.staleness_mean)
     assert found.merged.sum() == found.staleness.sum() == stats.jobs_merged
-    sent_later = sum(1 for r in plan.records[plan.records.index(plan.rounds[-1]) :] if type(r).__name__ == "Uploaded")
-    down_later = sum(
-        9 if r.client is None else 1  # type: ignore[union-attr]
-        for r in plan.records[plan.records.index(plan.rounds[-1]) :]
-        if type(r).__name__ == "Sent"
-    )
+    after = plan.records[plan.records.index(plan.rounds[-1]) :]  # on its way when the plan ends: part of no round
+    sent_later = sum(isinstance(record, Uploaded) for record in after)
+    down_later = sum([9 if record.client is None else 1 for record in after if isinstance(record, Sent)])
     total = (stats.uplink_bytes + stats.downlink_bytes) / size
     assert found.traffic[-1] == total - sent_later - down_later
     assert found.traffic == sorted(found.traffic)
