@@ -7,6 +7,7 @@ they can be ranked. Everything here is plain data, ready for JSON.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,13 +20,17 @@ from .. import __version__
 from ..errors import UserError
 from ..simulation import make_fleet
 from .digest import Digest, digest, gantt, participation
-from .plots import PALETTE, look, tint
+from .plots import look, tint
 from .read import Entry, Folder, Trail, flat, number
 
 MOST_POINTS = 60_000  # measurements on one page; beyond, every second, third, … is shown
 MOST_CHARTS = 12  # series of a group with a chart of clients over time
 MOST_SHOWN = 8  # series of a group that are ticked at first
+MOST_SHADES = 3  # settings of an algorithm that are told apart by shades of its colour
 MOST_SPLIT = 1000  # clients in the chart of the split
+
+WHEEL = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C6D31")
+"""Okabe and Ito's colours without black and yellow, and two that are as safe."""
 
 SYMBOLS = {
     "s": "square", "^": "triangle-up", "v": "triangle-down", "D": "diamond", "o": "circle", "X": "x", "P": "cross",
@@ -139,8 +144,8 @@ def _titles(groups: Sequence[Sequence[Series]]) -> list[str]:
 
 def _group(own: list[Series], title: str, every: int, groups: Mapping[Any, Sequence[Series]]) -> dict[str, Any]:
     names = _names(own)
-    looks = _looks(own)
     order = sorted(range(len(own)), key=lambda i: own[i].rank())
+    looks = _looks(own, order)
     charted = set(order[:MOST_CHARTS])
     series = [
         {
@@ -157,7 +162,7 @@ def _group(own: list[Series], title: str, every: int, groups: Mapping[Any, Seque
         "title": title,
         "about": _about(own),
         "target": target or None,
-        "verdict": _verdict([(names[i], own[i]) for i in order], target),
+        "verdict": _verdict([(shorten(names[i]), own[i]) for i in order], target),
         "winner": order[0] if _decided(own[order[0]], target) and len(own) > 1 else None,
         "series": series,
         "split": _split(own),
@@ -166,36 +171,46 @@ def _group(own: list[Series], title: str, every: int, groups: Mapping[Any, Seque
     }
 
 
+def shorten(text: str, most: int = 60) -> str:
+    """A name fit for a sentence."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def _names(own: Sequence[Series]) -> list[str]:
     """Labels, with the study in front where two would be the same."""
     labels = [each.label for each in own]
     return [f"{each.folder.name}: {each.label}" if labels.count(each.label) > 1 else each.label for each in own]
 
 
-def _looks(own: Sequence[Series]) -> list[dict[str, Any]]:
-    """A colour for light and for dark, a dash and a symbol; series of a single algorithm get a colour each."""
-    alone = len({each.algorithm for each in own}) == 1
-    seen: dict[str, int] = {}
+def _looks(own: Sequence[Series], order: Sequence[int]) -> list[dict[str, Any]]:
+    """A colour for light and for dark, a dash and a symbol: an algorithm's own, as in every other figure.
+
+    Where an algorithm has many settings their shades could not be told apart: then looks go by rank, so that those
+    that are ticked at first differ as much as they can.
+    """
+    counts = Counter(each.algorithm for each in own)
+    if max(counts.values()) > MOST_SHADES or (len(counts) == 1 and len(own) > 1):
+        return [_ranked(order.index(i)) for i in range(len(own))]
+    seen: Counter[str] = Counter()
     found = []
-    for place, each in enumerate(own):
-        variant = seen.get(each.algorithm, 0)
-        seen[each.algorithm] = variant + 1
-        how = look(each.algorithm, 0 if alone else min(variant, 6))
-        colour = how["color"]
-        if alone and len(own) > 1:
-            colour = PALETTE[(4 + place) % len(PALETTE)]
-            colour = tint(colour, -0.25) if colour == "#F0E442" else colour
-        dash = (
-            how["linestyle"]
-            if isinstance(how["linestyle"], str)
-            else ",".join(f"{2.2 * part:.3g}px" for part in how["linestyle"][1])
-        )
-        symbol = list(SYMBOLS.values())[place % len(SYMBOLS)] if alone else SYMBOLS[how["marker"]]
-        if how["markerfacecolor"] == "white":
-            symbol += "-open"
-        dark = tint(colour, 0.3) if colour != "#000000" else "#e6e6e6"
-        found.append({"light": colour, "dark": dark, "dash": "solid" if dash == "-" else dash, "symbol": symbol})
+    for each in own:
+        how = look(each.algorithm, seen[each.algorithm])
+        seen[each.algorithm] += 1
+        dash = how["linestyle"]
+        pixels = "solid" if dash == "-" else ",".join(f"{2.2 * part:.3g}px" for part in dash[1])
+        symbol = SYMBOLS[how["marker"]] + ("-open" if how["markerfacecolor"] == "white" else "")
+        found.append(_look(how["color"], pixels, symbol))
     return found
+
+
+def _ranked(place: int) -> dict[str, Any]:
+    dash = ("solid", "9px,4px", "3px,3px", "10px,3px,3px,3px")[place // len(WHEEL) % 4]
+    return _look(WHEEL[place % len(WHEEL)], dash, list(SYMBOLS.values())[place % len(SYMBOLS)])
+
+
+def _look(colour: str, dash: str, symbol: str) -> dict[str, Any]:
+    dark = "#e6e6e6" if colour == "#000000" else tint(colour, 0.3)
+    return {"light": colour, "dark": dark, "dash": dash, "symbol": symbol}
 
 
 def _about(own: Sequence[Series]) -> str:
@@ -236,7 +251,8 @@ def _verdict(ranked: Sequence[tuple[str, Series]], target: float | None) -> str:
     said = f"{name} reached {100 * target:g} % first: after {seconds:.3g} simulated seconds{count}"
     hit = [(other, s.rank()) for other, s in ranked[1:] if s.rank()[0] < len(s.runs)]
     if hit and hit[0][1][0] == missed and seconds > 0:
-        said += f", {hit[0][1][1] / seconds:.2g} times as fast as {hit[0][0]}"
+        ratio = hit[0][1][1] / seconds
+        said += f", {ratio:.2g} times as fast as {hit[0][0]}" if ratio >= 1.05 else f", just ahead of {hit[0][0]}"
     late = [other for other, s in ranked[1:] if s.rank()[0] == len(s.runs) and not _running(s)]
     if late:
         shown = ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")

@@ -131,6 +131,17 @@ const Charts = (() => {
     return ends.length > 1 && Math.max(...ends) > 8 * Math.min(...ends);
   }
 
+  /* Ticks of a logarithmic axis as plain numbers: 1, 2, 5, 10, or only 1, 10, 100 where there are many. */
+  function ticks(values) {
+    const [low, high] = values.reduce(([a, b], v) => (v > 0 ? [Math.min(a, v), Math.max(b, v)] : [a, b]), [Infinity, 0]);
+    if (!(high > 0)) return {};
+    const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+    const steps = Math.log10(high / low) > (narrow() ? 1.2 : 2.2) ? [1] : [1, 2, 5];
+    const tickvals = [];
+    for (let k = first; k <= last; k += 1) tickvals.push(...steps.map((step) => step * 10 ** k));
+    return { tickvals, ticktext: tickvals.map((value) => String(+value.toPrecision(3))) };
+  }
+
   function curves(place, series, measure, options) {
     const { axis, log, spread, target } = options;
     const traces = [];
@@ -161,7 +172,7 @@ const Charts = (() => {
       xaxis: { title: { text: AXES[axis], standoff: 8 }, type: log ? "log" : "linear", rangemode: "tozero" },
       yaxis: { title: { text: MEASURES[measure], standoff: 8 } },
     };
-    if (log) Object.assign(more.xaxis, { dtick: "D2", exponentformat: "none" });
+    if (log) Object.assign(more.xaxis, ticks(bands.flatMap((b) => b.x)));
     if (measure === "accuracy") {
       Object.assign(more.yaxis, { tickformat: ".0%", rangemode: "tozero" });
       if (target) {
@@ -170,12 +181,13 @@ const Charts = (() => {
           line: { color: css("--soft"), width: 1.5, dash: "dash" },
         }];
         more.annotations = [{
-          xref: "paper", x: 0, y: target, xanchor: "left", yanchor: "bottom", showarrow: false,
-          text: `target ${+(100 * target).toPrecision(4)} %`, font: { color: css("--soft"), size: 12 },
+          xref: "paper", x: 1, y: target, xanchor: "left", yanchor: "middle", showarrow: false, align: "left",
+          text: `target<br>${+(100 * target).toPrecision(4)} %`, font: { color: css("--soft"), size: 12 },
         }];
+        more.margin = { r: 58 };  // beside the axes, where no curve runs through it
       }
     } else if (least > 0 && most > 20 * least) {
-      Object.assign(more.yaxis, { type: "log", dtick: "D2", exponentformat: "none" });
+      Object.assign(more.yaxis, { type: "log" }, ticks(values));
     }
     place.setAttribute("aria-label", `${MEASURES[measure]} over ${AXES[axis]} of ${known.length} settings`);
     return draw(place, traces, more);

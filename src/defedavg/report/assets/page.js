@@ -57,7 +57,7 @@
       bar.style.width = `calc(var(--reach) * ${value(s) === null ? 1 : Math.max(0.008, value(s) / longest)})`;
       const medal = best ? element("span", { class: "medal" }, target ? "★ fastest" : "★ best") : null;
       const chosen = s.chosen ? element("span", { class: "medal" }, "← chosen") : null;
-      const name = element("span", { class: "named" }, box, swatch(s.look), element("span", {}, s.name), medal, chosen);
+      const name = element("span", { class: "named" }, box, swatch(s.look), element("span", { title: s.name }, s.name), medal, chosen);
       return element("tr", best ? { class: "best" } : {}, element("th", { scope: "row" }, name),
         element("td", { class: "bars" }, element("span", { class: "track" }, bar, element("span", {}, outcome(s)))),
         ...COLUMNS.map(([key, , format]) => element("td", { class: "number" }, format(s[key]))));
