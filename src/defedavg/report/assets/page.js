@@ -394,12 +394,13 @@
     const mine = ++turn;
     const steps = [staleness, participation, ganttChart, split, settings, origin,
       () => { document.documentElement.dataset.ready = "yes"; }];
+    const soon = (step) => requestAnimationFrame(() => setTimeout(step, 0));  // what was drawn is shown first
     const next = () => {
       if (mine !== turn || !steps.length) return;
       steps.shift()();
-      setTimeout(next, 0);
+      soon(next);
     };
-    requestAnimationFrame(() => setTimeout(next, 0));
+    soon(next);
   }
 
   function all() {
