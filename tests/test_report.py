@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from defedavg.errors import UserError
 from defedavg.plan import Plan, Sent, Uploaded
 from defedavg.report import payload as payloads
+from defedavg.report.command import close_with_page, close_with_records
 from defedavg.report.digest import digest, gantt, participation
-from defedavg.report.page import PLOTLY, asset, build, closing_line, in_script, write, write_records
+from defedavg.report.page import PLOTLY, asset, build, in_script, write, write_records
 from defedavg.report.payload import payload
 from defedavg.report.read import find_runs, read_folder
 from defedavg.simulation import make_fleet
@@ -295,6 +296,18 @@ def test_folders_are_found_below_folders_and_what_is_none_is_said(tmp_path: Path
         build([tmp_path / "nowhere"])
     with pytest.raises(UserError, match="holds no run"):
         build([inner / "plans"])
-    assert closing_line([tmp_path / "nowhere"], tmp_path / "x.html").startswith("no page: ")
-    assert closing_line([inner], tmp_path / "no" / "x.html").startswith("no page: ")
-    assert closing_line([inner], tmp_path / "x.html") == f"open in a browser: {tmp_path / 'x.html'}"
+
+
+def test_a_page_that_cannot_be_made_is_one_line_and_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_folder(tmp_path)
+    close_with_page([folder], folder, as_json=False)
+    assert capsys.readouterr().out == f"open in a browser: {folder / 'report.html'}\n"
+    close_with_page([tmp_path / "nowhere"], folder, as_json=False)
+    assert capsys.readouterr().out.startswith("no page: there is no folder")
+    close_with_page([folder], tmp_path / "nowhere", as_json=True)
+    captured = capsys.readouterr()
+    assert captured.out == "", "standard output is for the JSON"
+    assert captured.err.startswith("no page: ")
+    record = {"label": "fedavg", "algorithm": "fedavg", "seed": 0, "first_hit_seconds": 3.0}
+    close_with_records({"iid": [record]}, tmp_path, False, "Table 1")
+    assert capsys.readouterr().out == f"open in a browser: {tmp_path / 'report.html'}\n"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,9 +24,27 @@ def register(app: typer.Typer) -> None:
 
 def close_with_page(paths: Sequence[Path], folder: Path, as_json: bool, title: str | None = None) -> None:
     """Write the page of runs into a folder and say in one line where it is."""
-    from .page import closing_line
+    from .page import write
 
-    line = closing_line(paths, folder / PAGE, title)
+    _close(lambda to: write(paths, to, title), folder / PAGE, as_json)
+
+
+def close_with_records(
+    groups: Mapping[str, Iterable[Mapping[str, Any]]], folder: Path, as_json: bool, title: str
+) -> None:
+    """The same for results that are no run folders; see ``write_records``."""
+    from .page import write_records
+
+    _close(lambda to: write_records(groups, to, title), folder / PAGE, as_json)
+
+
+def _close(make: Callable[[Path], object], to: Path, as_json: bool) -> None:
+    """What prevents a page is said, and no more: the runs are not lost by it."""
+    try:
+        make(to)
+        line = f"open in a browser: {to}"
+    except UserError as error:
+        line = f"no page: {error}"
     (err if as_json else out).print(line, markup=False, soft_wrap=True)
 
 
@@ -49,7 +68,8 @@ def report(
     if to.is_dir():
         raise UserError(f"{to} is a folder; name a file, such as {to / PAGE}")
     began = time.perf_counter()
-    size = write(runs, to, title)
+    with err.status("reading runs …") if err.is_terminal else nullcontext():
+        size = write(runs, to, title)
     spent = time.perf_counter() - began
     if as_json:
         print_json({"page": str(to), "bytes": size, "seconds": spent})

@@ -93,12 +93,3 @@ def _write(text: str, to: Path) -> int:
     data = text.encode("utf-8")
     write_whole(to, data)
     return len(data)
-
-
-def closing_line(paths: Sequence[Path], to: Path, title: str | None = None) -> str:
-    """Write the page; gives the line that names it, or that says what prevents it: the runs are not lost by it."""
-    try:
-        write(paths, to, title)
-    except UserError as error:
-        return f"no page: {error}"
-    return f"open in a browser: {to}"
