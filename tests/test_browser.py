@@ -343,4 +343,11 @@ def test_the_live_view_can_be_read(server: Server, tmp_path: Path, open_page: Op
     assert page.evaluate(OVERLAPS) == []
     assert page.evaluate(CONTRAST) == []
     assert page.locator("main img").count() == 0
+    page.focus("tr[data-run=alpha] input")
+    page.keyboard.press("Space")
+    tab.until("document.getElementById('accuracy').data.filter(t => t.meta === 'mean').length === 3")
+    assert page.evaluate("document.activeElement.dataset.key") == "box alpha", "the focus outlives a new table"
+    page.focus("#axis input:checked")
+    page.keyboard.press("ArrowRight")
+    assert tab.axis("accuracy").startswith("rounds")
     assert tab.said == []

@@ -22,7 +22,9 @@
     .toLowerCase().replace(/\s*=\s*/g, "=").replace(/["']/g, "");
   const ago = (moment) => {
     const gone = Math.max(0, Date.now() / 1000 - moment);
-    const [size, unit] = gone < 90 ? [1, "s"] : gone < 5400 ? [60, "min"] : gone < 129600 ? [3600, "h"] : [86400, "days"];
+    if (gone < 10) return "now";
+    if (gone < 90) return `${10 * Math.round(gone / 10)} s ago`;  // a table that changes every second cannot be read
+    const [size, unit] = gone < 5400 ? [60, "min"] : gone < 129600 ? [3600, "h"] : [86400, "days"];
     return `${Math.round(gone / size)} ${unit} ago`;
   };
 
