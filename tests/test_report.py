@@ -21,7 +21,7 @@ from defedavg.report.command import close_with_page, close_with_records
 from defedavg.report.digest import digest, gantt, participation
 from defedavg.report.page import PLOTLY, asset, build, in_script, write, write_records
 from defedavg.report.payload import payload
-from defedavg.report.read import find_runs, read_folder
+from defedavg.report.read import find_runs, of_records, read_folder
 from defedavg.simulation import make_fleet
 from defedavg.stats import summarise
 from pages import HOSTILE, make_folder, make_hostile, measurement, write_summary
@@ -128,6 +128,23 @@ def test_settings_that_learn_another_task_or_to_another_target_are_never_ranked_
     assert len({group["title"] for group in groups}) == 3
     looks = [(s["look"]["light"], s["look"]["symbol"]) for s in groups[0]["series"]]
     assert len(set(looks)) == len(looks)
+
+
+def test_a_lead_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
+    def verdict(name: str, hits: dict[str, list[float]]) -> str:
+        records = [
+            {"label": label, "algorithm": label, "seed": seed, "target_accuracy": 0.5, "first_hit_seconds": hit}
+            for label, own in hits.items()
+            for seed, hit in enumerate(own)
+        ]
+        (group,) = payload([of_records(name, records)], name)["groups"]
+        return str(group["verdict"])
+
+    clear = verdict("clear", {"a": [1.0, 1.1], "b": [3.0, 3.1]})
+    assert clear == "a reached 50 % first: after 1.05 simulated seconds, 2.9 times as fast as b."
+    assert "may be chance" in verdict("close", {"a": [1.0, 3.0], "b": [2.0, 2.6]})
+    assert "one seed only" in verdict("single", {"a": [1.0], "b": [3.0]})
+    assert "chance" not in verdict("alone", {"a": [1.0, 3.0]})
 
 
 def test_what_differs_is_told_from_what_is_shared(tmp_path: Path) -> None:

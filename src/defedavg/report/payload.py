@@ -257,7 +257,19 @@ def _verdict(ranked: Sequence[tuple[str, Series]], target: float | None) -> str:
     if late:
         shown = ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
         said += f". {shown} did not reach it"
-    return said + "."
+    return f"{said}. {_caution(best, [s for _, s in ranked[1:] if s.rank()[0] < len(s.runs)])}".strip()
+
+
+def _caution(best: Series, others: Sequence[Series]) -> str:
+    """How far the ranking can be trusted."""
+    if not others:
+        return ""
+    if min(len(best.runs), len(others[0].runs)) == 1:
+        return "With one seed only, another might rank them otherwise."
+    spreads = [stdev(hits) for s in (best, others[0]) if len(hits := _known(s.runs, "first_hit_seconds")) > 1]
+    if spreads and others[0].rank()[1] - best.rank()[1] < max(spreads):
+        return "The lead over the second is smaller than the spread over seeds, so it may be chance."
+    return ""
 
 
 def _running(series: Series) -> bool:

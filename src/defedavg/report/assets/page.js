@@ -286,7 +286,7 @@
         color: [0], colorscale: STALE(), cmin: 0, cmax: most, showscale: true,
         colorbar: {
           orientation: "h", y: 1.0, yanchor: "bottom", x: 1, xanchor: "right", len: narrow() ? 0.9 : 0.35, thickness: 10,
-          lenmode: "fraction", outlinewidth: 0, tickformat: "d", nticks: 6, ticklabelposition: "outside top",
+          lenmode: "fraction", outlinewidth: 0, tick0: 0, dtick: Math.ceil(most / 5), ticklabelposition: "outside top",
           title: { text: "staleness when merged", side: "top", font: { size: 12 } },
         },
       },
