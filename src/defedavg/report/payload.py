@@ -7,9 +7,7 @@ they can be ranked. Everything here is plain data, ready for JSON.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import fmean, stdev
 from typing import Any
@@ -20,65 +18,13 @@ from .. import __version__
 from ..errors import UserError
 from ..simulation import make_fleet
 from .digest import Digest, digest, gantt, participation
-from .plots import look, tint
-from .read import Entry, Folder, Trail, flat, number
+from .read import Entry, Folder, Trail
+from .series import Series, decided, known, looks_of, names_of, shorten, verdict
 
 MOST_POINTS = 60_000  # measurements on one page; beyond, every second, third, … is shown
 MOST_CHARTS = 12  # series of a group with a chart of clients over time
 MOST_SHOWN = 8  # series of a group that are ticked at first
-MOST_SHADES = 3  # settings of an algorithm that are told apart by shades of its colour
 MOST_SPLIT = 1000  # clients in the chart of the split
-
-WHEEL = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C6D31")
-"""Okabe and Ito's colours without black and yellow, and two that are as safe."""
-
-SYMBOLS = {
-    "s": "square", "^": "triangle-up", "v": "triangle-down", "D": "diamond", "o": "circle", "X": "x", "P": "cross",
-    "<": "triangle-left", ">": "triangle-right", "p": "pentagon", "h": "hexagon", "*": "star", "d": "diamond-tall",
-}  # fmt: skip
-
-
-@dataclass
-class Series:
-    """A setting of one folder, with its runs."""
-
-    folder: Folder
-    label: str
-    runs: list[Entry]
-    digests: dict[int, Digest] = field(default_factory=dict)  # by seed
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def algorithm(self) -> str:
-        return self.runs[0].algorithm
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        found = self.folder.settings(self.label)
-        return {"algorithm": self.algorithm} if found is None else flat(found)
-
-    @property
-    def target(self) -> float | None:
-        return next((t for run in self.runs if (t := run.numbers["target_accuracy"])), None) or number(
-            self.settings.get("stop.target_accuracy")
-        )
-
-    def key(self) -> tuple[Any, ...]:
-        """What must be equal for two series to be compared."""
-        task = tuple((name, value) for name, value in self.settings.items() if name.startswith("task."))
-        if not task:
-            task = (("folder", str(self.folder.path)),)
-        return (*task, self.target or 0.0)
-
-    def rank(self) -> tuple[float, float, float]:
-        """Less is better: seeds that missed the target, the mean time to it, and how inaccurate they were."""
-        hits = _known(self.runs, "first_hit_seconds")
-        best = _known(self.runs, "best_accuracy")
-        return len(self.runs) - len(hits), fmean(hits) if hits else math.inf, -(fmean(best) if best else 0.0)
-
-
-def _known(runs: Iterable[Entry], name: str) -> list[float]:
-    return [value for run in runs if (value := run.numbers[name]) is not None]
 
 
 def payload(folders: Sequence[Folder], title: str) -> dict[str, Any]:
@@ -103,7 +49,7 @@ def payload(folders: Sequence[Folder], title: str) -> dict[str, Any]:
         "made": datetime.now(UTC).isoformat(timespec="minutes"),
         "version": __version__,
         "every": every,
-        "groups": [_group(own, name, every, groups) for name, own in zip(titles, groups.values(), strict=True)],
+        "groups": [_group(own, name, every) for name, own in zip(titles, groups.values(), strict=True)],
         "folders": [_folder(folder, found) for folder in folders],
     }
 
@@ -142,10 +88,10 @@ def _titles(groups: Sequence[Sequence[Series]]) -> list[str]:
     return found
 
 
-def _group(own: list[Series], title: str, every: int, groups: Mapping[Any, Sequence[Series]]) -> dict[str, Any]:
-    names = _names(own)
+def _group(own: list[Series], title: str, every: int) -> dict[str, Any]:
+    names = names_of(own)
     order = sorted(range(len(own)), key=lambda i: own[i].rank())
-    looks = _looks(own, order)
+    looks = looks_of(own, order)
     charted = set(order[:MOST_CHARTS])
     series = [
         {
@@ -162,55 +108,13 @@ def _group(own: list[Series], title: str, every: int, groups: Mapping[Any, Seque
         "title": title,
         "about": _about(own),
         "target": target or None,
-        "verdict": _verdict([(shorten(names[i]), own[i]) for i in order], target),
-        "winner": order[0] if _decided(own[order[0]], target) and len(own) > 1 else None,
+        "verdict": verdict([(shorten(names[i]), own[i]) for i in order], target),
+        "winner": order[0] if decided(own[order[0]], target) and len(own) > 1 else None,
         "series": series,
         "split": _split(own),
         "differences": _differences(own, names),
         "notes": list(dict.fromkeys(note for each in own for note in each.notes)),
     }
-
-
-def shorten(text: str, most: int = 60) -> str:
-    """A name fit for a sentence."""
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _names(own: Sequence[Series]) -> list[str]:
-    """Labels, with the study in front where two would be the same."""
-    labels = [each.label for each in own]
-    return [f"{each.folder.name}: {each.label}" if labels.count(each.label) > 1 else each.label for each in own]
-
-
-def _looks(own: Sequence[Series], order: Sequence[int]) -> list[dict[str, Any]]:
-    """A colour for light and for dark, a dash and a symbol: an algorithm's own, as in every other figure.
-
-    Where an algorithm has many settings their shades could not be told apart: then looks go by rank, so that those
-    that are ticked at first differ as much as they can.
-    """
-    counts = Counter(each.algorithm for each in own)
-    if max(counts.values()) > MOST_SHADES or (len(counts) == 1 and len(own) > 1):
-        return [_ranked(order.index(i)) for i in range(len(own))]
-    seen: Counter[str] = Counter()
-    found = []
-    for each in own:
-        how = look(each.algorithm, seen[each.algorithm])
-        seen[each.algorithm] += 1
-        dash = how["linestyle"]
-        pixels = "solid" if dash == "-" else ",".join(f"{2.2 * part:.3g}px" for part in dash[1])
-        symbol = SYMBOLS[how["marker"]] + ("-open" if how["markerfacecolor"] == "white" else "")
-        found.append(_look(how["color"], pixels, symbol))
-    return found
-
-
-def _ranked(place: int) -> dict[str, Any]:
-    dash = ("solid", "9px,4px", "3px,3px", "10px,3px,3px,3px")[place // len(WHEEL) % 4]
-    return _look(WHEEL[place % len(WHEEL)], dash, list(SYMBOLS.values())[place % len(SYMBOLS)])
-
-
-def _look(colour: str, dash: str, symbol: str) -> dict[str, Any]:
-    dark = "#e6e6e6" if colour == "#000000" else tint(colour, 0.3)
-    return {"light": colour, "dark": dark, "dash": dash, "symbol": symbol}
 
 
 def _about(own: Sequence[Series]) -> str:
@@ -231,49 +135,6 @@ def _about(own: Sequence[Series]) -> str:
         f"{settings['task.data']}, model {settings['task.model']}; {' or '.join(map(str, clients))} clients, {how}; "
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
     )
-
-
-def _decided(best: Series, target: float | None) -> bool:
-    return best.rank()[0] < len(best.runs) if target else bool(_known(best.runs, "best_accuracy"))
-
-
-def _verdict(ranked: Sequence[tuple[str, Series]], target: float | None) -> str:
-    """What came out, in a sentence or two."""
-    name, best = ranked[0]
-    if not _decided(best, target):
-        goal = f"{100 * target:g} %" if target else "any accuracy"
-        return f"Nothing reached {goal} yet." if any(_running(s) for _, s in ranked) else f"Nothing reached {goal}."
-    if not target:
-        value = fmean(_known(best.runs, "best_accuracy"))
-        return f"{name} was the most accurate: {100 * value:.1f} %. No target accuracy was set, so nothing was timed."
-    missed, seconds, _ = best.rank()
-    count = "" if not missed else f" in {len(best.runs) - missed:g} of {len(best.runs)} seeds"
-    said = f"{name} reached {100 * target:g} % first: after {seconds:.3g} simulated seconds{count}"
-    hit = [(other, s.rank()) for other, s in ranked[1:] if s.rank()[0] < len(s.runs)]
-    if hit and hit[0][1][0] == missed and seconds > 0:
-        ratio = hit[0][1][1] / seconds
-        said += f", {ratio:.2g} times as fast as {hit[0][0]}" if ratio >= 1.05 else f", just ahead of {hit[0][0]}"
-    late = [other for other, s in ranked[1:] if s.rank()[0] == len(s.runs) and not _running(s)]
-    if late:
-        shown = ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
-        said += f". {shown} did not reach it"
-    return f"{said}. {_caution(best, [s for _, s in ranked[1:] if s.rank()[0] < len(s.runs)])}".strip()
-
-
-def _caution(best: Series, others: Sequence[Series]) -> str:
-    """How far the ranking can be trusted."""
-    if not others:
-        return ""
-    if min(len(best.runs), len(others[0].runs)) == 1:
-        return "With one seed only, another might rank them otherwise."
-    spreads = [stdev(hits) for s in (best, others[0]) if len(hits := _known(s.runs, "first_hit_seconds")) > 1]
-    if spreads and others[0].rank()[1] - best.rank()[1] < max(spreads):
-        return "The lead over the second is smaller than the spread over seeds, so it may be chance."
-    return ""
-
-
-def _running(series: Series) -> bool:
-    return not series.folder.finished and any(run.status == "running" for run in series.runs)
 
 
 def _differences(own: Sequence[Series], names: Sequence[str]) -> dict[str, Any]:
@@ -324,7 +185,7 @@ def _series(series: Series, every: int, *, chart: bool) -> dict[str, Any]:
             series.notes.append(f"speeds of clients are not known: {error}")
     fits = {s: t for s, t in speeds.items() if len(t) == series.digests[s].num_clients}
     first = next(iter(series.digests), None)
-    hits = _known(series.runs, "first_hit_seconds")
+    hits = known(series.runs, "first_hit_seconds")
     return {
         "algorithm": series.algorithm,
         "folder": series.folder.name,
@@ -345,8 +206,8 @@ def _series(series: Series, every: int, *, chart: bool) -> dict[str, Any]:
 
 
 def _average(runs: Sequence[Entry], name: str) -> float | None:
-    known = _known(runs, name)
-    return fmean(known) if known else None
+    values = known(runs, name)
+    return fmean(values) if values else None
 
 
 def _staleness(found: Iterable[Digest]) -> list[int] | None:
