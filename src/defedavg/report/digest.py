@@ -10,7 +10,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Digest:
     num_clients: int
     seconds: float  # of the last merge
     rounds: list[float]  # when each merge happened
-    traffic: list[int]  # models sent, up and down, by the end of each round; [0] is before the first
+    traffic: list[int]  # models sent, up and down, by the end of each round; [0] is before the first; empty: not known
     staleness: NDArray[np.int64]  # how many merged updates had each
     merged: NDArray[np.int64]  # updates of each client
     jobs: Floats  # client, index, version, start, end
@@ -51,7 +51,9 @@ def digest(path: Path, *, bars: bool) -> Digest:
         data = path.read_bytes()
         lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
         head = read_header(json.loads(lines[0] if lines else "null"))
-        return _digest(head.num_clients, _rows(lines[1:], bars))
+        found = _digest(head.num_clients, _rows(lines[1:], bars))
+        # A lean plan leaves out jobs and messages that no merge needs: what was sent cannot be counted from it.
+        return replace(found, traffic=[], jobs=found.jobs[:0]) if getattr(head, "lean", False) else found
     except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise UserError(f"the plan {path.name} cannot be read: {first_line(error)}") from None
 

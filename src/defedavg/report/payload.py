@@ -200,7 +200,9 @@ def _series(series: Series, every: int, *, chart: bool) -> dict[str, Any]:
         "runs": [_run(run, series.digests.get(run.seed), megabytes, every) for run in series.runs],
         "staleness": _staleness(series.digests.values()),
         "participation": _participation(series.digests, fits),
-        "gantt": _rounded(gantt(series.digests[first], fits.get(first))) if chart and first is not None else None,
+        "gantt": None
+        if not chart or first is None or not len(series.digests[first].jobs)
+        else _rounded(gantt(series.digests[first], fits.get(first))),
         "gantt_seed": first,
     }  # fmt: skip
 
@@ -258,7 +260,7 @@ def _run(run: Entry, found: Digest | None, megabytes: float | None, every: int) 
 
 def _sent(trail: Trail, found: Digest | None, megabytes: float | None) -> list[float] | None:
     """Megabytes up and down, by all clients, at every measurement."""
-    if found is None or megabytes is None:
+    if found is None or megabytes is None or not found.traffic:
         return None
     last = len(found.traffic) - 1
     return [megabytes * found.traffic[min(int(done), last)] for done in trail.rounds]
