@@ -24,6 +24,8 @@ from .errors import UserError
 from .paper.command import app as paper_app
 from .plan_cli import plan as plan_command
 from .report import tables
+from .report.command import close_with_page
+from .report.command import register as register_pages
 from .runs_cli import app as runs_app
 from .simulation import named_task
 from .terminal import (
@@ -38,6 +40,7 @@ from .terminal import (
     RayAddress,
     Resume,
     Set,
+    TensorBoard,
     Width,
     err,
     out,
@@ -108,6 +111,7 @@ def settings(as_json: Json = False) -> None:
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
 app.add_typer(runs_app, name="runs")
+register_pages(app)  # report, view
 
 
 app.command()(plan_command)
@@ -158,23 +162,30 @@ def run(
     memory: Memory = None,
     precision: Precision = "auto",
     data_dir: DataDir = None,
+    tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
     """Train: every algorithm × swept setting × seed of a study, into runs/NAME/."""
+    from . import tensorboard as boards
     from .live import watching
     from .parquet import write_beside
     from .runs import Run
     from .sweep import Means
 
     study = config.load(file, tuple(overrides or ()))
+    if tensorboard:
+        boards.check()
     means = Means.choose(executor, device, width, memory, precision, ray_address)
     place = folder / study.name
     job = Run(study, place, force=force, means=means, resume=resume, every=checkpoint_every)
     for note in job.notes:
         err.print(note, markup=False, soft_wrap=True)
     job.notes.clear()
-    with watching(err, study.name, len(job.points) * len(study.seeds)) as watch:
-        finished = job.carry_out(watch)
+    with (
+        watching(err, study.name, len(job.points) * len(study.seeds)) as watch,
+        boards.logging(job.folder, watch, tensorboard) as told,
+    ):
+        finished = job.carry_out(told)
     for note in job.notes:
         err.print(note, markup=False, soft_wrap=True)
     job.draw()
@@ -184,6 +195,7 @@ def run(
     else:
         out.print(tables.result_table(study.name, job.entries))
         out.print(f"\nresults: {job.folder}", markup=False)
+    close_with_page([job.folder], job.folder, as_json)
     if not finished:
         err.print("stopped by Ctrl-C; everything measured so far is kept, and --resume goes on", markup=False)
         raise typer.Exit(130)
@@ -214,6 +226,7 @@ def tune(
     memory: Memory = None,
     precision: Precision = "auto",
     data_dir: DataDir = None,
+    tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
     """Find rates: a grid of (η, η̄) × seeds for every algorithm and swept setting, into runs/NAME-tune/.
@@ -222,6 +235,7 @@ def tune(
     longer be the soonest already before; every point is kept in points.jsonl. Rates that an algorithm does not have
     are left out of its grid.
     """
+    from . import tensorboard as boards
     from .live import watching
     from .runs import open_folder
     from .sweep import Means
@@ -232,10 +246,15 @@ def tune(
     means = Means.choose(executor, device, width, memory, precision, ray_address)
     tuning = Tuning(pairs, study.seeds, means, () if keep_all else RUNGS)
     place = folder / f"{study.name}-tune"
+    if tensorboard:
+        boards.check()
     open_folder(place, force)
     tuning.save(place, study, finished=False)
-    with watching(err, study.name, len(pairs) * len(study.seeds)) as watch:
-        finished = tuning.carry_out(watch)
+    with (
+        watching(err, study.name, len(pairs) * len(study.seeds)) as watch,
+        boards.logging(place, watch, tensorboard) as told,
+    ):
+        finished = tuning.carry_out(told, place / "metrics.jsonl")
     tuning.save(place, study, finished)
     for note in tuning.sweep.notes:
         err.print(note, markup=False, soft_wrap=True)
@@ -244,6 +263,7 @@ def tune(
     else:
         out.print(tables.tuning_table(study.name, tuning.records(), [pair.label for pair in tuning.best()]))
         out.print(f"\nevery point: {place / 'points.jsonl'}", markup=False)
+    close_with_page([place], place, as_json)
     if not finished:
         err.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
         raise typer.Exit(130)
@@ -297,6 +317,7 @@ def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
             out.print(tables.result_table(setting, own))
             out.print()
         out.print(f"curves: {picture}.png and .pdf", markup=False)
+    close_with_page([folder / "demo"], folder / "demo", as_json, "Six algorithms on 5,000 digits")
     if not finished:
         raise typer.Exit(130)
 

@@ -110,7 +110,7 @@ def stream(path: str | Path) -> tuple[Header, Iterator[Record]]:
     if first is None:
         raise UserError(f"the plan {path} is empty")
     try:
-        header = _header(json.loads(first))
+        header = read_header(json.loads(first))
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path}, line 1: not the header of a plan ({error})") from None
     return header, _records(path, lines)
@@ -133,7 +133,8 @@ def _records(path: Path, lines: Iterator[str]) -> Iterator[Record]:
             raise UserError(f"{path}, line {number}: not a record of a plan ({error})") from None
 
 
-def _header(found: Any) -> Header:
+def read_header(found: Any) -> Header:
+    """The first line of a file, checked."""
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
         raise ValueError("not a plan")
     version = found.pop("format_version", None)

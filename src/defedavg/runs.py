@@ -8,7 +8,9 @@ runs/NAME/
   plans/*.jsonl.gz   one plan per run
   weights/*          the last version of every run
   checkpoints/*      while it is under way: where it can be taken up
+  split.json         samples of every client by class, of the first setting and seed
   plots/*            PNG and PDF
+  report.html        the page of all this
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from .execute import Evaluation
 from .files import Claim, file_name, read_text, write_whole, writing
 from .journal import Journal, Mark, read
 from .plan import Plan
+from .provenance import provenance
 from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
 from .resume import Keeper, Sitting, check_study, evaluation, finished_entries, load
@@ -98,6 +102,8 @@ class Run:
         self._sitting = Sitting(Mark(), [], {}, None)
         self._measured: dict[str, list[Evaluation]] = {}
         self._check()
+        means = self.sweep.means
+        self._provenance = provenance(executor=means.executor, device=means.device, precision=means.precision)
         self._claim = Claim(folder)
         try:
             if resume and any(folder.iterdir()):
@@ -111,6 +117,7 @@ class Run:
             for name in ("plans", "weights", "plots"):
                 (folder / name).mkdir(exist_ok=True)
         write_whole(folder / "config.toml", study.to_toml().encode())
+        self._save_split()
         if not self.finished:
             self._save_summary(finished=False)
 
@@ -224,15 +231,29 @@ class Run:
         for against in ("seconds", "rounds"):
             save(accuracy_curves(panels, target=target, against=against), plots / f"accuracy-over-{against}")
             save(loss_curves(panels, against=against), plots / f"loss-over-{against}")
+        if self._split is not None:
+            save(split_map(*self._split), plots / "split")
+
+    @cached_property
+    def _split(self) -> tuple[Any, str] | None:
+        """Samples of clients by classes, and a title; None where there are no classes."""
         task = self.sweep.task(self.points[0].settings, self.study.seeds[0])
-        if task.classes is not None:
-            shown = task.clients[:SHOWN]
-            counts = class_counts(shown, task.train.targets.cpu().numpy(), task.classes)
-            part = "" if len(shown) == task.num_clients else f", the first {len(shown)} of {task.num_clients} clients"
-            save(split_map(counts, f"{task.name}, seed {self.study.seeds[0]}{part}"), plots / "split")
+        if task.classes is None:
+            return None
+        shown = task.clients[:SHOWN]
+        counts = class_counts(shown, task.train.targets.cpu().numpy(), task.classes)
+        part = "" if len(shown) == task.num_clients else f", the first {len(shown)} of {task.num_clients} clients"
+        return counts, f"{task.name}, seed {self.study.seeds[0]}{part}"
+
+    def _save_split(self) -> None:
+        if self._split is not None:
+            counts, title = self._split
+            whole = {"title": title, "counts": counts.tolist()}
+            write_whole(self.folder / "split.json", (json.dumps(whole) + "\n").encode())
 
     def _save_summary(self, *, finished: bool) -> None:
-        whole = {"name": self.study.name, "version": __version__, "finished": finished, "runs": self.entries}
+        head = {"name": self.study.name, "version": __version__, "finished": finished, "provenance": self._provenance}
+        whole = {**head, "runs": self.entries}
         text = json.dumps(whole, indent=1, allow_nan=False) + "\n"
         write_whole(self.folder / "summary.json", text.encode())
 
@@ -244,7 +265,7 @@ def _point(item: Item) -> Point:
 
 def _head(point: Point, seed: int) -> dict[str, Any]:
     """What a line of the metrics says of its run."""
-    return {"algorithm": point.settings.algorithm, **dict(point.swept), "seed": seed}
+    return {"algorithm": point.settings.algorithm, "label": point.label, **dict(point.swept), "seed": seed}
 
 
 def _key(line: Mapping[str, Any]) -> str:

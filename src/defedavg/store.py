@@ -28,6 +28,9 @@ OURS = (
     "checkpoints",
     "plots",
     "points.jsonl",
+    "split.json",
+    "report.html",
+    "tensorboard",
 )
 SIGNS = ("config.toml", "summary.json")
 """A folder with one of them is a run, perhaps a damaged one; with both, it can be replaced or removed."""

@@ -58,3 +58,6 @@ RayAddress = Annotated[
         metavar="HOST:PORT", help="Of a Ray cluster, or auto; RAY_ADDRESS if not given, else this machine alone."
     ),
 ]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also write logs for TensorBoard, beside the other results.")
+]

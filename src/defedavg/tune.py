@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -23,9 +24,10 @@ from .algorithms import ALGORITHMS
 from .config import Point, Study
 from .errors import UserError
 from .execute import Progress, Status
-from .files import write_whole
+from .files import write_whole, writing
+from .provenance import provenance
 from .report.jsons import finite
-from .sweep import Event, Finished, Holdable, Item, Means, Sweep, Watch
+from .sweep import Event, Finished, Holdable, Item, Means, Measured, Sweep, Watch
 
 RUNGS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # parts of the time at which pairs are compared
 HALVING = 1 / 8  # from here on the worse half is dropped; before, accuracy says too little
@@ -112,6 +114,7 @@ class Tuning:
         self._rungs = tuple(rungs)
         self._at: dict[Item, int] = {}  # rungs passed
         self._held: dict[Item, Holdable] = {}
+        self._provenance = provenance(executor=means.executor, device=means.device, precision=means.precision)
         self._missed: dict[Item, float] = {}  # when a run was last seen below the target
         groups: dict[Any, list[Pair]] = {}
         for pair in pairs:
@@ -119,23 +122,31 @@ class Tuning:
         self._rivals = list(groups.values())
         self._racing = list(self._rivals)
 
-    def carry_out(self, watch: Watch) -> bool:
-        """Search; False if Ctrl-C ended it, with all that is known kept."""
+    def carry_out(self, watch: Watch, metrics: Path | None = None) -> bool:
+        """Search, with every measurement appended to a file; False if Ctrl-C ended it, with all that is known kept."""
         items = [
             Item(pair, pair.point.settings, seed)
             for pair in self.pairs
             if pair not in self._known
             for seed in self.seeds
         ]
-        try:
-            for event in self.sweep.events(items):
-                self._take(event)
-                watch(event)
-                self._judge()
-        except KeyboardInterrupt:
-            for event in self.sweep.interrupt():
-                self._take(event)
-            return False
+        with ExitStack() as stack:
+            out = None
+            if metrics is not None:
+                stack.enter_context(writing(metrics))
+                out = stack.enter_context(metrics.open("a", encoding="utf-8"))
+            try:
+                for event in self.sweep.events(items):
+                    self._take(event)
+                    if out is not None and isinstance(event, Measured):
+                        out.write(_line(event))
+                        out.flush()
+                    watch(event)
+                    self._judge()
+            except KeyboardInterrupt:
+                for event in self.sweep.interrupt():
+                    self._take(event)
+                return False
         return True
 
     def _take(self, event: Event) -> None:
@@ -220,7 +231,8 @@ class Tuning:
             {"label": pair.point.label, "global_lr": pair.global_lr, "local_lr": pair.local_lr}
             for pair in (self.best() if finished else ())
         ]
-        summary = {"name": study.name, "version": __version__, "finished": finished, "best": best}
+        head = {"name": study.name, "version": __version__, "finished": finished, "provenance": self._provenance}
+        summary = {**head, "best": best}
         points = "".join(json.dumps(finite(record), allow_nan=False) + "\n" for record in self.records())
         write_whole(folder / "config.toml", study.to_toml().encode())
         write_whole(folder / "points.jsonl", points.encode())
@@ -233,6 +245,13 @@ def score(outcomes: Iterable[Outcome]) -> tuple[float, float, float]:
     hits = [o.hit_seconds for o in outcomes if o.hit_seconds is not None]
     accuracies = [0.0 if o.diverged_at is not None or o.best_accuracy is None else o.best_accuracy for o in outcomes]
     return len(outcomes) - len(hits), fmean(hits) if hits else math.inf, -fmean(accuracies)
+
+
+def _line(event: Measured) -> str:
+    """A measurement as a line of JSON."""
+    pair = _pair(event.item)
+    what = {"algorithm": pair.point.settings.algorithm, "label": pair.label, "seed": event.item.seed}
+    return json.dumps(finite({**what, **asdict(event.evaluation)}), allow_nan=False) + "\n"
 
 
 def _pair(item: Item) -> Pair:
