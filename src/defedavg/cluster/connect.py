@@ -61,7 +61,9 @@ def connect(address: str | None) -> None:
         said = " ".join(str(error).split())
         if "mismatch" in said.lower():
             raise UserError(f"the cluster at {address} has other versions: {said[:300]}; install the same") from None
-        raise UserError(f"the Ray cluster at {address} cannot be joined: {first_line(error)[:300]}") from None
+        raise UserError(
+            f"the Ray cluster at {address} cannot be joined: {first_line(error)[:300]}; does it ask for a token?"
+        ) from None
 
 
 def _knock(address: str) -> None:
