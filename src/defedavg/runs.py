@@ -24,9 +24,10 @@ import torch
 from . import __version__
 from .config import Point, Study
 from .errors import UserError
-from .execute import Evaluation
+from .execute import Evaluation, Progress
 from .files import write_whole, writing
 from .plan import Plan
+from .profiles import Fleet
 from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
 from .simulation import Simulation, make_goal, make_timeline
@@ -118,8 +119,11 @@ class Run:
     def _finish(self, point: Point, seed: int, run: Simulation, wall: float) -> None:
         plan = run.plan
         plan.save(self.folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
-        self.curves.append(_curve(point, run.progress.evaluations))
-        self.entries.append(finite(_entry(point, seed, run, plan, wall)))
+        self.curves.append(curve_of(point, run.progress.evaluations))
+        found = entry_of(
+            point, seed, run.progress, plan, run.timeline.fleet, trained=run.executor.updates_trained, wall=wall
+        )
+        self.entries.append(finite(found))
         # Runs in shared batches end in any order; they are listed in that of the study.
         place = {point.label: number for number, point in enumerate(self.points)}
         self.entries.sort(key=lambda entry: (place[entry["label"]], self.study.seeds.index(entry["seed"])))
@@ -131,12 +135,8 @@ class Run:
         plots = self.folder / "plots"
         if not self.curves:
             return
-        panels = {self.study.name: self.curves}
         targets = {entry["target_accuracy"] for entry in self.entries}
-        target = targets.pop() if len(targets) == 1 else None
-        for against in ("seconds", "rounds"):
-            save(accuracy_curves(panels, target=target, against=against), plots / f"accuracy-over-{against}")
-            save(loss_curves(panels, against=against), plots / f"loss-over-{against}")
+        draw_curves(plots, self.study.name, self.curves, targets.pop() if len(targets) == 1 else None)
         task = self.sweep.task(self.points[0].settings, self.study.seeds[0])
         if task.classes is not None:
             counts = class_counts(task.clients, task.train.targets.cpu().numpy(), task.classes)
@@ -148,7 +148,15 @@ class Run:
         write_whole(self.folder / "summary.json", text.encode())
 
 
-def _curve(point: Point, found: Sequence[Evaluation]) -> Curve:
+def draw_curves(plots: Path, title: str, curves: Sequence[Curve], target: float | None) -> None:
+    """Accuracy and loss, over seconds and over rounds."""
+    for against in ("seconds", "rounds"):
+        save(accuracy_curves({title: curves}, target=target, against=against), plots / f"accuracy-over-{against}")
+        save(loss_curves({title: curves}, against=against), plots / f"loss-over-{against}")
+
+
+def curve_of(point: Point, found: Sequence[Evaluation]) -> Curve:
+    """What was measured of a run, ready to be drawn."""
     known = [e for e in found if math.isfinite(e.loss)]
     return Curve(
         algorithm=point.settings.algorithm,
@@ -160,9 +168,11 @@ def _curve(point: Point, found: Sequence[Evaluation]) -> Curve:
     )
 
 
-def _entry(point: Point, seed: int, run: Simulation, plan: Plan, wall: float) -> dict[str, Any]:
-    progress = run.progress
-    stats = summarise(plan, run.timeline.fleet)
+def entry_of(
+    point: Point, seed: int, progress: Progress, plan: Plan, fleet: Fleet, *, trained: int, wall: float
+) -> dict[str, Any]:
+    """What the summary says of a run."""
+    stats = summarise(plan, fleet)
     return {
         "algorithm": point.settings.algorithm,
         "label": point.label,
@@ -177,7 +187,7 @@ def _entry(point: Point, seed: int, run: Simulation, plan: Plan, wall: float) ->
         "best_accuracy": progress.best_accuracy,
         "final_accuracy": progress.final_accuracy,
         "diverged_at": progress.diverged_at,
-        "updates_trained": run.executor.updates_trained,
+        "updates_trained": trained,
         "updates_started": stats.jobs_started,
         "staleness_mean": stats.staleness_mean,
         "participation": list(stats.participation),
