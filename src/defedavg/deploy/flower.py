@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +104,25 @@ def serve(grid: Grid, flat: dict[str, Any], task: str | MakeTask) -> None:
         session = (Session.resume if orders.deploy.resume else Session)(orders, flat, made, folder)
         if orders.deploy.resume:
             session.resumed()
-        Coordinator(session, FlowerPort(grid), say=lambda line: print(line, flush=True)).run()
+        Coordinator(session, FlowerPort(grid), say=partial(_say, folder)).run()
         session.note("done", status=str(session.progress.status))
         finish(session, time.perf_counter() - began)
     except UserError as error:
         if folder.is_dir():
             (folder / ERROR).write_text(f"{error}\n", encoding="utf-8")
-        raise SystemExit(f"defedavg: {error}") from None
+        _say(folder, f"defedavg: {error}")
+        raise SystemExit(2) from None
+    except Exception:
+        _say(folder, traceback.format_exc())
+        raise
     finally:
         if session is not None:
             session.log.close()
+
+
+def _say(folder: Path, line: str) -> None:
+    """To Flower's own log, and to a file beside the run."""
+    print(line, flush=True)
+    if folder.is_dir():
+        with (folder / "server.log").open("a", encoding="utf-8") as out:
+            out.write(f"{time.strftime('%H:%M:%S')} {line}\n")
