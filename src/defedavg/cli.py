@@ -22,6 +22,8 @@ from . import __version__, config
 from .config import Study
 from .data_cli import DataDir
 from .data_cli import app as data_app
+from .deploy.command import app as deploy_app
+from .deploy.command import replay
 from .errors import UserError, unknown
 from .paper.command import app as paper_app
 from .plan import Plan
@@ -93,6 +95,8 @@ def settings(as_json: Json = False) -> None:
 # Data sets: the commands of ``defedavg data``.
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
+app.add_typer(deploy_app, name="deploy")
+app.command()(replay)
 
 
 EXAMPLES = ("figure1",)

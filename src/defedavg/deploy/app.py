@@ -31,8 +31,8 @@ app = client_app("{package}.task:make")
 
 TASK = '''"""What is learned: the same task as in a simulation.
 
-This one is named by `[tool.flwr.app.config.task]` in pyproject.toml, and every machine loads the whole data set, of which
-a client uses its own share. With data of your own, return for a client a task that holds just its data:
+This one is named by `[tool.flwr.app.config.task]` in pyproject.toml, and every machine loads the whole data set, of
+which a client uses its own share. With data of your own, return for a client a task that holds just its data:
 
     from defedavg import make_task
 
@@ -40,7 +40,8 @@ a client uses its own share. With data of your own, return for a client a task t
         train = load_my_rows() if client is not None else one_row()
         return make_task(model=MyModel, train=train, test=load_test_rows(), clients=[range(len(train[0]))])
 
-On the server (client is None) only the model, the loss and the test data are used. The model must be the same everywhere.
+On the server (client is None) only the model, the loss and the test data are used. The model must be the same
+everywhere.
 """
 
 from collections.abc import Mapping
@@ -59,8 +60,8 @@ def make(config: Mapping[str, Any], client: int | None) -> Task:
 
 README = """# {package}
 
-A Flower app made by `defedavg deploy init`. Settings are in `pyproject.toml` under `[tool.flwr.app.config]`; the model and
-the data in `{package}/task.py`.
+A Flower app made by `defedavg deploy init`. Settings are in `pyproject.toml` under `[tool.flwr.app.config]`; the model
+and the data in `{package}/task.py`.
 
 Try it on this machine:
 

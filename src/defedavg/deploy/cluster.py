@@ -240,4 +240,3 @@ class Cluster:
     def _reap(self) -> None:
         for process in (*self.nodes.values(), *([self.link] if self.link else [])):
             process.poll()
-

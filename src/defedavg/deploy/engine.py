@@ -37,6 +37,7 @@ from .events import (
     Began,
     Combine,
     Did,
+    Ended,
     Event,
     Exchange,
     Exchanged,
@@ -277,14 +278,16 @@ class Engine:
         link.handed = [version for version in link.handed if version >= oldest]
         self._ready.add(client)
 
-    def _follow(self, event: Exchanged) -> tuple[Client, dict[int, int], list[Did]]:
+    def _follow(self, event: Exchanged) -> tuple[Client, dict[int, int], list[Did | Ended]]:
         """The client's machine and jobs after what it reports; raises ``ProtocolError`` where that cannot be."""
         machine = copy.copy(self.clients[event.client])
         starts = dict(self._started[event.client])
-        did: list[Did] = []
+        did: list[Did | Ended] = []
         uploads: list[tuple[int, bool]] = []
         for report in event.reports:
             running = machine.phase is Phase.TRAINING
+            if report.kind == "ended" and running:
+                did.append(Ended(event.client, machine.jobs - 1, report.at))
             for action in self._step(machine, event.client, report.kind, report.version):
                 steps = 0
                 if isinstance(action, Start):

@@ -198,6 +198,15 @@ class Did:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """A background client's job did all its steps."""
+
+    client: int
+    index: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Away:
     """A client's machine lost all it had; ``back`` is True when it is there again."""
 
@@ -212,4 +221,4 @@ class Quarantined:
     client: int
 
 
-Order: TypeAlias = Train | Exchange | Combine | Forget | Told | Replaced | Did | Away | Quarantined
+Order: TypeAlias = Train | Exchange | Combine | Forget | Told | Replaced | Did | Ended | Away | Quarantined

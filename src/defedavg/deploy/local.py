@@ -13,9 +13,9 @@ from rich.console import Console
 
 from ..errors import UserError
 from ..simulation import make_fleet
-from .cluster import Cluster
+from .cluster import Cluster, free_port
+from .log import LOG
 from .runfolder import ERROR
-from .session import LOG
 from .settings import Orders
 
 Watch = Callable[[dict[str, Any]], None]
@@ -68,7 +68,7 @@ def follow(cluster: Cluster, folder: Path, watch: Watch, follower: Follower, pol
         if cluster.link is not None and cluster.link.poll() is not None:
             raise UserError(f"the SuperLink ended: {cluster.last_line('superlink')}; go on with --resume")
         if not done and not running and (seen or time.monotonic() - begun > 60.0) and not _more(follower, watch):
-            raise UserError(f"the server ended before the run did; see {folder / 'server.log'}, and go on with --resume")
+            raise UserError(f"the server ended before the run did; see {folder / 'server.log'}; go on with --resume")
         time.sleep(poll_seconds)
 
 
@@ -149,7 +149,7 @@ def run_local(
 ) -> None:
     """Start a cluster, run an app on it to the end of its run, and stop the cluster, whatever happens."""
     follower = Follower(folder, from_end=orders.deploy.resume)
-    cluster = Cluster(folder / "flower", **({} if port is None else {"port": port}))
+    cluster = Cluster(folder / "flower", port or free_port())
     (folder / ERROR).unlink(missing_ok=True)
     with cluster:
         cluster.start_link()
@@ -157,4 +157,3 @@ def run_local(
         settings = {"deploy.folder": str(folder.absolute()), "deploy.resume": orders.deploy.resume}
         cluster.submit(app, **settings)
         follow(cluster, folder, watch, follower)
-

@@ -23,6 +23,7 @@ from ..report.jsons import finite
 from .events import Event, Exchanged, Handed, Report
 
 FORMAT = "defedavg-log"
+LOG = "events.jsonl"
 VERSION = 1
 EVENTS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..plan import Absence, Header, Job, Plan, Record, Replacement, Round, Sent, Uploaded, moment
+from ..plan import Absence, Fate, Header, Job, Plan, Record, Replacement, Round, Sent, Uploaded, moment
 from ..profiles import Trace
 from ..protocol import Drop, ProtocolError, Start, Upload
 from .engine import Engine
@@ -23,7 +23,9 @@ from .events import (
     Away,
     Combine,
     Did,
+    Ended,
     Event,
+    Exchange,
     Exchanged,
     Order,
     Refused,
@@ -32,7 +34,7 @@ from .events import (
     Trained,
 )
 from .log import Log, Note
-from .session import make_engine, notes_of, orders_of
+from .machines import make_engine, notes_of, orders_of
 from .settings import Orders
 
 
@@ -140,7 +142,7 @@ class _Writer:
         self._running: dict[tuple[int, int], _Running] = {}
         self._away: dict[int, tuple[int, float]] = {}  # client -> place of its record, since when
         self._ended: set[tuple[int, int]] = set()
-        self._asked: dict[int, float] = {}  # background clients: when their last message went out
+        self._asked: dict[int, float] = {}  # when messages went out that are answered at once
         self._now = 0.0
         self.times = _Times()
 
@@ -149,9 +151,13 @@ class _Writer:
         self._now = event.t
         if isinstance(event, Trained):
             self._trained(event)
+        elif isinstance(event, Exchanged) and event.client in self._asked:
+            self.times.trips[event.client].append((event.t - self._asked.pop(event.client)) / 2.0)
         for order in orders:
             if isinstance(order, Did):
                 self._did(order)
+            elif isinstance(order, Ended):
+                self._stop((order.client, order.index), order.at, self._engine.steps, "ended")
             elif isinstance(order, Combine):
                 self._records.append(Round(event.t, order.merge, order.freed))
             elif isinstance(order, Told):
@@ -160,6 +166,8 @@ class _Writer:
                 self._records.append(Replacement(event.t, order.missing, order.drawn))
             elif isinstance(order, Away):
                 self._went(order)
+            elif isinstance(order, Exchange) and not order.wanted:
+                self._asked[order.client] = event.t
 
     def _trained(self, event: Trained) -> None:
         """A train message and its reply: the way there and the way back are taken to be alike."""
@@ -180,21 +188,21 @@ class _Writer:
             self._running[key] = _Running(did.action.version, did.at)
         elif isinstance(did.action, Upload):
             if key in self._running:  # in the background, and interrupted: otherwise its end was seen
-                self._stop(key, did.at, did.steps, interrupted=did.steps < self._engine.steps)
+                self._stop(key, did.at, did.steps, "interrupted")
             if self._engine.rule.holds:
                 self._records.append(Uploaded(*key, did.at, self._now))
         elif isinstance(did.action, Drop) and key in self._running:
             running = self._running.pop(key)
             self._records.append(Job(*key, running.version, 0, running.start, did.at, "lost"))
 
-    def _stop(self, key: tuple[int, int], at: float, steps: int, *, interrupted: bool) -> None:
+    def _stop(self, key: tuple[int, int], at: float, steps: int, fate: Fate) -> None:
         running = self._running.pop(key)
         if steps:
             self.times.steps[key[0]].append((at - running.start) / steps)
-        fate = "interrupted" if interrupted else "ended"
-        self._records.append(Job(*key, running.version, steps, running.start, at, fate))  # type: ignore[arg-type]
+        self._records.append(Job(*key, running.version, steps, running.start, at, fate))
 
     def _went(self, away: Away) -> None:
+        self._asked.pop(away.client, None)
         if not away.back:
             self._away[away.client] = (len(self._records), self._now)
             self._records.append(Absence(away.client, self._now, math.inf))

@@ -14,8 +14,9 @@ from ..profiles import Fleet
 from ..report.jsons import finite
 from ..runs import curve_of, draw_curves, entry_of, file_name, open_folder
 from . import log as logs
+from .log import LOG
 from .replay import replay
-from .session import LOG, Session
+from .session import Session
 from .settings import Orders
 
 ERROR = "error.txt"
