@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -136,6 +136,8 @@ FLAT: dict[str, Any] = {
 class World:
     """A server, six clients of different speed, and a clock."""
 
+    made: ClassVar[list[World]] = []
+
     def __init__(self, folder: Path, *, connected: Collection[int] | None = None, **changes: Any) -> None:
         self.flat = {**FLAT, **{name.replace("__", "."): value for name, value in changes.items()}}
         self.folder = folder
@@ -149,6 +151,13 @@ class World:
         self.said: list[str] = []
         self.session = Session(self.orders, self.flat, tiny_task(self.flat, None), folder)
         self.coordinator = self._coordinator()
+        World.made.append(self)
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Close the logs of all worlds."""
+        while cls.made:
+            cls.made.pop().session.log.close()
 
     def _coordinator(self) -> Coordinator:
         return Coordinator(self.session, self.port, clock=self.clock, sleep=self.clock.sleep, say=self.said.append)

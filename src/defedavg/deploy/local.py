@@ -52,10 +52,9 @@ class Follower:
 
 def follow(cluster: Cluster, folder: Path, watch: Watch, follower: Follower, poll_seconds: float = 0.3) -> None:
     """Wait for the end of a run; raises if it ends badly, with the line that says why."""
-    seen = False
+    seen = done = False
     begun = time.monotonic()
     while True:
-        done = False
         for line in follower.lines():
             watch(line)
             done = done or line.get("note") == "done"
@@ -63,13 +62,19 @@ def follow(cluster: Cluster, folder: Path, watch: Watch, follower: Follower, pol
             raise UserError((folder / ERROR).read_text(encoding="utf-8").strip())
         running = bool(cluster.pids("flwr-serverapp"))
         seen = seen or running
-        if done and json.loads((folder / "summary.json").read_text())["finished"]:
+        if done and _finished(folder):
             return
         if cluster.link is not None and cluster.link.poll() is not None:
             raise UserError(f"the SuperLink ended: {cluster.last_line('superlink')}; go on with --resume")
-        if not done and not running and (seen or time.monotonic() - begun > 60.0) and not _more(follower, watch):
+        if not running and (seen or time.monotonic() - begun > 60.0) and not _more(follower, watch):
+            if _finished(folder):
+                return
             raise UserError(f"the server ended before the run did; see {folder / 'server.log'}; go on with --resume")
         time.sleep(poll_seconds)
+
+
+def _finished(folder: Path) -> bool:
+    return bool(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["finished"])
 
 
 def _more(follower: Follower, watch: Watch) -> bool:
