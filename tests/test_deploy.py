@@ -28,6 +28,7 @@ from defedavg.simulation import make_executor
 from deploying import FLAT, World, tiny_task
 from strategies import bounded
 
+
 @pytest.fixture(autouse=True)
 def _worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing survives a test, so nothing need be on the disk; what was opened is closed."""
