@@ -2,7 +2,7 @@
 #   make demo   make test
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: demo test lint types tests bench clean
+.PHONY: demo test lint types tests test-deploy bench clean
 
 .venv/user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -10,7 +10,7 @@ BIN := .venv/bin
 	touch $@
 
 .venv/dev: .venv/user
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .[dev]
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .[dev,flower]
 	touch $@
 
 demo: .venv/user
@@ -27,6 +27,10 @@ types: .venv/dev
 
 tests: .venv/dev
 	$(BIN)/python -m pytest
+
+# Real SuperLink and SuperNode processes: minutes, most of them waiting.
+test-deploy: .venv/dev
+	$(BIN)/python -m pytest -n 2 -m deploy --durations=0
 
 bench: .venv/user
 	$(BIN)/python benchmarks/plan.py

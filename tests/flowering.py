@@ -16,9 +16,7 @@ from defedavg.deploy.log import LOG, Log
 from defedavg.deploy.replay import Replay, replay
 from defedavg.deploy.settings import read_orders
 
-TASK = '''"""A line parts two classes; FAULT may make one client misbehave."""
-
-from pathlib import Path
+TASK = '''"""A line parts two classes."""
 
 import numpy as np
 from torch import nn
@@ -26,18 +24,14 @@ from torch import nn
 from defedavg import make_task
 
 
-class Model(nn.Linear):
-    pass
-
-
 def make(config, client):
     rng = np.random.Generator(np.random.Philox(key=5))
     x = rng.normal(size=(660, 20)).astype("float32")
     y = (x.sum(axis=1) > 0).astype("int64")
     total = config["clients.num_clients"]
-    width = 3 if client is not None and client == config.get("fault.model", -1) else 2
+    width = 2
     return make_task(
-        model=lambda: Model(20, width),
+        model=lambda: nn.Linear(20, width),
         train=(x[:600], y[:600]),
         test=(x[600:], y[600:]),
         clients=np.array_split(np.arange(600), total),
@@ -69,7 +63,7 @@ class Deployment:
         write_app(self.app, flat)
         if own_task:
             (self.app / "app" / "task.py").write_text(TASK)
-        self.orders = read_orders({name: value for name, value in flat.items() if not name.startswith("fault.")})
+        self.orders = read_orders(flat)
         self.cluster = Cluster(folder / "flower", security=security)
         self.follower = Follower(self.folder)
         self.lines: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from defedavg.algorithms import ALGORITHMS, Server
 from defedavg.deploy import log as logs
 from defedavg.deploy.engine import STRIKES
-from defedavg.deploy.events import Failed, Joined, Left, Refused, Trained
+from defedavg.deploy.events import Exchanged, Failed, Joined, Left, Refused, Trained
 from defedavg.deploy.log import LOG, Log, Note
 from defedavg.deploy.port import Message, Reply
 from defedavg.deploy.replay import Replay, replay
@@ -53,6 +53,7 @@ def checked(world: World) -> tuple[Log, Replay]:
     found = replay(log)
     found.plan.check()
     received = Counter((e.client, e.index) for e in log.events if isinstance(e, Trained))
+    received.update((e.client, e.update.index) for e in log.events if isinstance(e, Exchanged) and e.update)
     assert set(received.values()) <= {1}
     merged = Counter((u.client, u.index) for r in found.plan.rounds for u, _ in r.merge.updates)
     assert set(merged.values()) <= {1}

@@ -1,4 +1,4 @@
-"""Deployments with real SuperLink and SuperNode processes on loopback; all but the first run by ``make test-deploy``."""
+"""Deployments with real SuperLink and SuperNode processes on loopback; ``make test-deploy`` runs all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from defedavg.deploy.cluster import Security
-from defedavg.deploy.events import Left, Refused
+from defedavg.deploy.events import Joined, Left, Refused, Resumed
 from defedavg.deploy.keys import make_keys
 from defedavg.errors import UserError
 from defedavg.keyed import key, uniform
@@ -61,8 +61,8 @@ def test_six_uneven_clients_learn_digits_with_defedavg_iid(tmp_path: Path) -> No
 def test_six_uneven_clients_of_two_classes_learn_digits_with_defedavg_niid(tmp_path: Path) -> None:
     with Deployment(
         tmp_path, own_task=False, algorithm="defedavg-niid", clients=6, task__split="classes",
-        training__updates_per_round=12, training__local_steps=50, training__local_lr=0.1, stop__target_accuracy=0.8,
-        stop__max_rounds=100, stop__max_seconds=280.0,
+        training__updates_per_round=12, training__local_steps=50, training__local_lr=0.05, stop__target_accuracy=0.8,
+        stop__max_rounds=100, stop__max_seconds=400.0,
     ) as run:  # fmt: skip
         run.start_nodes()
         run.submit()
@@ -75,7 +75,9 @@ def test_six_uneven_clients_of_two_classes_learn_digits_with_defedavg_niid(tmp_p
 
 @deploy
 def test_favano_interrupts_over_flower(tmp_path: Path) -> None:
-    with Deployment(tmp_path, algorithm="favano", clients=3, favano__wait_seconds=1.0, stop__max_rounds=3) as run:
+    with Deployment(
+        tmp_path, algorithm="favano", clients=3, favano__wait_seconds=1.0, stop__max_rounds=3, clients__step_seconds=2.0
+    ) as run:
         run.start_nodes()
         run.submit()
         entry = run.finish()
@@ -113,7 +115,7 @@ def test_killed_nodes_late_nodes_and_nodes_that_return(tmp_path: Path) -> None:
 @deploy
 def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     """SIGKILL of the ServerApp and of the SuperLink, five in all; the run reaches its last round all the same."""
-    with Deployment(tmp_path, clients=4, stop__max_rounds=12, stop__max_seconds=600.0) as run:
+    with Deployment(tmp_path, clients=4, stop__max_rounds=8, stop__max_seconds=600.0) as run:
         run.start_nodes()
         run.submit()
         for number in range(5):
@@ -135,8 +137,8 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Pa
     assert entry["status"] == "max_rounds"
     assert entry["best_accuracy"] > 0.8
     log, found = run.checked()
-    assert len(found.plan.rounds) >= 12
-    assert sum(type(event).__name__ == "Resumed" for event in log.events) == 5
+    assert len(found.plan.rounds) >= 8
+    assert sum(isinstance(event, Resumed) for event in log.events) == 5
 
 
 def _gone(run: Deployment, word: str) -> None:
@@ -172,7 +174,7 @@ def test_tls_with_authenticated_nodes_and_nobody_else(tmp_path: Path) -> None:
         entry = run.finish()
     assert entry["status"] == "max_rounds"
     log, _ = run.checked()
-    assert {event.client for event in log.events if type(event).__name__ == "Joined"} == {0, 1}
+    assert {event.client for event in log.events if isinstance(event, Joined)} == {0, 1}
     assert not [event for event in log.events if isinstance(event, Refused)]
 
 
@@ -180,7 +182,7 @@ def test_tls_with_authenticated_nodes_and_nobody_else(tmp_path: Path) -> None:
 def test_clients_that_do_not_come_or_do_not_fit_end_in_one_line(tmp_path: Path) -> None:
     with Deployment(tmp_path, clients=3, deploy__wait_seconds=25.0) as run:
         text = (run.app / "app" / "task.py").read_text()
-        (run.app / "app" / "task.py").write_text(text.replace('config.get("fault.model", -1)', "1"))
+        (run.app / "app" / "task.py").write_text(text.replace("width = 2", "width = 3 if client == 1 else 2"))
         run.start_nodes([0, 1])
         run.submit()
         with pytest.raises(

@@ -235,8 +235,12 @@ class Cluster:
                 time.sleep(0.1)
             if not self.processes():
                 break
-        self._reap()
+        for process in self._children():
+            process.wait(timeout=10.0)
+
+    def _children(self) -> list[subprocess.Popen[bytes]]:
+        return [*self.nodes.values(), *([self.link] if self.link else [])]
 
     def _reap(self) -> None:
-        for process in (*self.nodes.values(), *([self.link] if self.link else [])):
+        for process in self._children():
             process.poll()

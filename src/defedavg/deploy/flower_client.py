@@ -43,7 +43,7 @@ def _handle(task: str, message: Message, context: Context) -> Message:
     if kind == "exchange" or bool(node.get("warm", False)):
         known = context.state.get(STATE)
         key = Key(str(known["path"]), bytes(known["secret"])) if isinstance(known, ConfigRecord) else None  # type: ignore[arg-type]
-        place = f"{context.run_id:x}-{context.node_id:x}"
+        place = f"{context.node_id:x}"
         order = {"task": task, "config": config, "client": client, "step_seconds": step_seconds}
         key, found, update = ask(key, place, order, kind, fields, weights)
         context.state[STATE] = ConfigRecord({"path": key.path, "secret": key.secret})

@@ -1,7 +1,7 @@
 """The process that keeps a client's desk between messages: its data, its model, and its background training.
 
-It ends with the process whose number it was given, and when nobody has asked for a while: a run that is over, or whose
-server is gone, leaves nothing behind.
+It ends with the process whose number it was given, when its node has started another one (for another run), and when
+nobody has asked for a while: a run that is over, or whose server is gone, leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -44,10 +44,22 @@ class Worker:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _watch(self) -> None:
-        while born(self._told["parent"]) == self._told["born"] and time.monotonic() - self._used < LINGER_SECONDS:
+        while self._needed():
             time.sleep(0.5)
         self._path.unlink(missing_ok=True)
+        if self._is_newest():
+            Path(self._told["newest"]).unlink(missing_ok=True)
         os._exit(0)
+
+    def _needed(self) -> bool:
+        parent_lives = born(self._told["parent"]) == self._told["born"]
+        return parent_lives and self._is_newest() and time.monotonic() - self._used < LINGER_SECONDS
+
+    def _is_newest(self) -> bool:
+        try:
+            return Path(self._told["newest"]).read_text() == str(self._path)
+        except OSError:
+            return False
 
     def _serve(self, connection: Connection) -> None:
         with connection:

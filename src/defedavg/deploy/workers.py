@@ -104,8 +104,17 @@ def _first(key: Key) -> Connection:
 def _start(place: str, order: dict[str, Any]) -> Key:
     """Start a worker that ends with the process that started this one, the node's executor."""
     key = Key(str(folder() / f"{place}-{os.urandom(3).hex()}.sock"), os.urandom(32))
+    newest = folder() / f"{place}.newest"
+    newest.write_text(key.path)  # a worker of this node that finds another one named there ends
     parent = os.getppid()
-    told = {**order, "path": key.path, "secret": key.secret.hex(), "parent": parent, "born": born(parent)}
+    told = {
+        **order,
+        "path": key.path,
+        "newest": str(newest),
+        "secret": key.secret.hex(),
+        "parent": parent,
+        "born": born(parent),
+    }
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     worker = subprocess.Popen(
         [sys.executable, "-m", "defedavg.deploy.worker"],
