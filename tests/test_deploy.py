@@ -288,7 +288,7 @@ def test_a_server_that_is_lost_in_the_middle_of_writing_goes_on(
 ) -> None:
     """Every so many writes the server is lost: before the file is there, or just after."""
     count = 0
-    real = {"write": logs.LogFile._write, "version": Session._keep, "update": Session.save_update}
+    real: dict[str, Any] = {"write": logs.LogFile._write, "version": Session._keep, "update": Session.save_update}
 
     def failing(name: str) -> Any:
         def call(self: Any, *args: Any, **words: Any) -> None:

@@ -36,7 +36,7 @@ class RealClock(Clock):
         self._began = time.monotonic()
 
     @property
-    def now(self) -> float:  # type: ignore[override]
+    def now(self) -> float:
         return time.monotonic() - self._began
 
     @now.setter
@@ -67,7 +67,7 @@ class Trial:
 
     def say(self, version: int | None, wanted: bool, patience: float = 0.05) -> tuple[dict[str, Any], Vector | None]:
         """One message."""
-        fields = {"wanted": wanted, "version": -1 if version is None else version, "epoch": self.epoch}
+        fields: dict[str, Any] = {"wanted": wanted, "version": -1 if version is None else version, "epoch": self.epoch}
         fields |= {"jobs": 0, "trained": -1, "patience": patience}
         weights = None if version is None else np.zeros(2)
         return self.background.exchange(fields, weights, self._make)
