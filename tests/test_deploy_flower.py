@@ -189,3 +189,52 @@ def test_clients_that_do_not_come_or_do_not_fit_end_in_one_line(tmp_path: Path) 
             UserError, match=r"1 of the 3 clients expected came within 25 s \(client 1: its model differs"
         ):
             run.finish()
+
+
+LIARS = '''"""Clients 1, 2 and 3 lie: values that are no numbers, another shape, an old version."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.clientapp import ClientApp
+
+from defedavg.deploy.flower_client import client_number, handle
+
+app = ClientApp()
+
+
+def lie(message, context):
+    reply = handle("app.task:make", message, context)
+    client = client_number(context)
+    if "update" not in reply.content:
+        return reply
+    values = reply.content["update"]["update"].numpy()
+    if client == 1:
+        reply.content["update"] = ArrayRecord({"update": Array(np.full_like(values, np.nan))})
+    elif client == 2:
+        reply.content["update"] = ArrayRecord({"update": Array(values.reshape(2, -1))})
+    elif client == 3:
+        reply.content["fields"] = ConfigRecord({**reply.content["fields"], "index": 10**6})
+    return reply
+
+
+app.query()(lie)
+app.train()(lie)
+'''
+
+
+@deploy
+def test_liars_are_refused_and_quarantined_while_the_others_train(tmp_path: Path) -> None:
+    with Deployment(tmp_path, clients=5, stop__max_rounds=100) as run:
+        (run.app / "app" / "client.py").write_text(LIARS)
+        run.start_nodes()
+        run.submit()
+        run.until("the quarantine of three", lambda: len(run.seen("quarantined")) == 3)
+        before = run.version()
+        run.until("merges without them", lambda: run.version() >= before + 2)
+    log, found = run.checked()
+    assert set(found.quarantined) == {1, 2, 3}
+    reasons = {event.client: event.why for event in log.events if isinstance(event, Refused)}
+    assert "finite" in reasons[1]
+    assert "shape" in reasons[2]
+    assert "job 1000000" in reasons[3]
+    assert {u.client for r in found.plan.rounds for u, _ in r.merge.updates} == {0, 4}

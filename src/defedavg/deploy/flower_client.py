@@ -23,15 +23,16 @@ def client_app(task: str) -> ClientApp:
     """A ClientApp for the task that ``module:function`` makes."""
     app = ClientApp()
 
-    def handle(message: Message, context: Context) -> Message:
-        return _handle(task, message, context)
+    def answer(message: Message, context: Context) -> Message:
+        return handle(task, message, context)
 
-    app.query()(handle)
-    app.train()(handle)
+    app.query()(answer)
+    app.train()(answer)
     return app
 
 
-def _handle(task: str, message: Message, context: Context) -> Message:
+def handle(task: str, message: Message, context: Context) -> Message:
+    """The reply to a message of the server."""
     content = message.content
     fields: dict[str, Any] = dict(content["fields"])
     kind = str(fields.pop("kind"))
