@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,29 @@ from cryptography import x509
 from typer.testing import CliRunner
 
 from defedavg.cli import app
+from defedavg.deploy import log as logs
+from defedavg.deploy import runfolder
 from defedavg.deploy.app import defaults, write_app
 from defedavg.deploy.command import _of_app
+from defedavg.deploy.flower import serve
 from defedavg.deploy.keys import make_keys
+from defedavg.deploy.replay import replay
 from defedavg.deploy.settings import read_orders
 from defedavg.errors import UserError
-from deploying import World
+from defedavg.execute import Reference
+from deploying import Clock, World, tiny_task
+
+
+class RealTime(Clock):
+    """The clock on the wall."""
+
+    @property
+    def now(self) -> float:
+        return time.monotonic()
+
+    @now.setter
+    def now(self, value: float) -> None:
+        pass
 
 
 def refused(*words: str | Path) -> str:
@@ -123,3 +141,44 @@ def test_keys_are_for_their_owner_and_certify_the_server(tmp_path: Path) -> None
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["superlink.example.org"]
     assert (tmp_path / "keys" / "client-1.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+
+
+def test_a_run_has_one_server_and_one_that_flower_starts_again_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runfolder, "LOCK_SECONDS", 0.0)
+    world = World(tmp_path / "unused")
+    folder = tmp_path / "run"
+    flat = {**world.flat, "deploy.folder": str(folder), "deploy.poll_seconds": 0.001}
+    for node in world.port.members.values():
+        node.delay = 0.0
+
+    class Lost(Exception):
+        pass
+
+    def until_lost(self: Any, record: Any, deltas: Any) -> Any:
+        if record.merge.version == 3:
+            raise Lost
+        return merge(self, record, deltas)
+
+    merge = Reference.merge
+    monkeypatch.setattr(world.clock, "sleep", lambda seconds: None)
+    world.port.clock = RealTime()
+    with monkeypatch.context() as patch:
+        patch.setattr(Reference, "merge", until_lost)
+        with pytest.raises(Lost):
+            serve(world.port, flat, tiny_task, "17")
+    world.port.pending.clear()
+    with runfolder.locked(folder), pytest.raises(SystemExit):
+        serve(world.port, flat, tiny_task, "17")
+    assert not (folder / runfolder.ERROR).exists()
+    with pytest.raises(SystemExit):
+        serve(world.port, flat, tiny_task, "18")  # another run must say that it means to resume
+    assert "holds a run already" in (folder / runfolder.ERROR).read_text()
+    serve(world.port, flat, tiny_task, "17")
+    assert runfolder.is_finished(folder)
+    found = replay(logs.read(folder / "events.jsonl"))
+    found.plan.check()
+    assert len(found.plan.rounds) >= 8
+    serve(world.port, flat, tiny_task, "17")  # nothing is left to do
+    World.close_all()

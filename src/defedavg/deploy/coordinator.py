@@ -125,7 +125,6 @@ class Coordinator:
             self._do(Settled(self.now))
         for token in session.engine.due(self.now, early=not self._hellos):
             self._do(Fired(self.now, token))
-            busy = True
         for evaluation in session.measure():
             self._watch(evaluation)
         if session.progress.status is Status.RUNNING:

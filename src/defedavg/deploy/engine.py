@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..algorithms import Server
 from ..protocol import (
@@ -61,6 +61,10 @@ STRIKES = 3
 """So many bad updates in all, or failures in a row, and a client is given nothing more."""
 
 
+VAIN_SECONDS = 1.0
+"""A wait lasts so long at least, even if it is in vain: whoever is gone may be back."""
+
+
 def in_background(rule: Rule) -> bool:
     """Whether clients train on between messages: they can be interrupted, or overwrite an update nobody asked for."""
     return rule.holds and (rule.interruptible or not rule.rests)
@@ -85,6 +89,7 @@ class Link:
 class Wait:
     """A timer: when it is due, and for whose answers it waits (None: for anybody's)."""
 
+    since: float
     due: float
     waits_for: frozenset[int] | None
 
@@ -129,7 +134,7 @@ class Engine:
                 in_vain = idle
             else:
                 in_vain = bool(here) and bool(wait.waits_for) and not any(map(self._can_answer, wait.waits_for))
-            if in_vain or now >= wait.due:
+            if (in_vain and now >= wait.since + VAIN_SECONDS) or now >= wait.due:
                 found.append(token)
         return found
 
@@ -199,7 +204,7 @@ class Engine:
             update = self._uploads.popleft()
             for token, wait in self._waits.items():
                 if wait.waits_for and update.client in wait.waits_for:
-                    self._waits[token] = Wait(wait.due, wait.waits_for - {update.client})
+                    self._waits[token] = replace(wait, waits_for=wait.waits_for - {update.client})
             self._serve(self.server.arrived(update))
         for client in sorted(self._ready):
             self._offer(client)
@@ -363,7 +368,9 @@ class Engine:
                 self._request(action.client)
                 invited.append(action.client)
             elif isinstance(action, SetTimer):
-                self._waits[action.token] = Wait(self._now + action.seconds, frozenset(invited) if invited else None)
+                self._waits[action.token] = Wait(
+                    self._now, self._now + action.seconds, frozenset(invited) if invited else None
+                )
                 invited = []
             elif isinstance(action, Settle):
                 self.unsettled = True

@@ -15,12 +15,13 @@ from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid, ServerApp
 
 from ..errors import UserError
+from ..tasks import Task
 from .coordinator import Coordinator
 from .desk import MakeTask, find_task
-from .port import Message, Reply, Vector, size_of
-from .runfolder import ERROR, finish, open_run
+from .port import Message, Port, Reply, Vector, size_of
+from .runfolder import ERROR, Busy, finish, folder_of, goes_on, is_finished, locked, open_run
 from .session import Session
-from .settings import read_orders
+from .settings import Orders, read_orders
 
 FAILED = {1, 2, 6, 7, 8}
 """Errors of the client's own app; all others mean that the node or its reply cannot be had."""
@@ -87,26 +88,27 @@ def server_app(task: str | MakeTask) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, dict(context.run_config), task)
+        serve(FlowerPort(grid), dict(context.run_config), task, str(context.run_id))
 
     return app
 
 
-def serve(grid: Grid, flat: dict[str, Any], task: str | MakeTask) -> None:
+def serve(port: Port, flat: dict[str, Any], task: str | MakeTask, run: str) -> None:
     """Carry out a run; what the user can mend is one line, also in the file ``error.txt`` of the run's folder."""
     folder = Path(str(flat.get("deploy.folder") or "."))
-    began = time.perf_counter()
-    session = None
     try:
         orders = read_orders(flat)
-        folder = open_run(orders)
-        made = find_task(task)(flat, None)
-        session = (Session.resume if orders.deploy.resume else Session)(orders, flat, made, folder)
-        if orders.deploy.resume:
-            session.resumed()
-        Coordinator(session, FlowerPort(grid), say=partial(_say, folder)).run()
-        session.note("done", status=str(session.progress.status))
-        finish(session, time.perf_counter() - began)
+        folder = folder_of(orders)
+        with locked(folder):
+            again = goes_on(folder, run)
+            if again and is_finished(folder):
+                return
+            resume = again or orders.deploy.resume
+            open_run(orders, folder, resume=resume)
+            _carry_out(port, orders, flat, find_task(task)(flat, None), folder, run, resume)
+    except Busy as error:  # not the run's own fault, so its folder is left alone
+        _say(folder, f"defedavg: {error}")
+        raise SystemExit(2) from None
     except UserError as error:
         if folder.is_dir():
             (folder / ERROR).write_text(f"{error}\n", encoding="utf-8")
@@ -115,9 +117,19 @@ def serve(grid: Grid, flat: dict[str, Any], task: str | MakeTask) -> None:
     except Exception:
         _say(folder, traceback.format_exc())
         raise
-    finally:
-        if session is not None:
-            session.log.close()
+
+
+def _carry_out(
+    port: Port, orders: Orders, flat: dict[str, Any], task: Task, folder: Path, run: str, resume: bool
+) -> None:
+    began = time.perf_counter()
+    session = Session.resume(orders, flat, task, folder) if resume else Session(orders, flat, task, folder, run=run)
+    with session.log:
+        if resume:
+            session.resumed()
+        Coordinator(session, port, say=partial(_say, folder)).run()
+        session.note("done", status=str(session.progress.status))
+    finish(session, time.perf_counter() - began)
 
 
 def _say(folder: Path, line: str) -> None:

@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..simulation import make_fleet
 from .cluster import Cluster, free_port
 from .log import LOG
-from .runfolder import ERROR
+from .runfolder import ERROR, is_finished
 from .settings import Orders
 
 Watch = Callable[[dict[str, Any]], None]
@@ -62,19 +62,15 @@ def follow(cluster: Cluster, folder: Path, watch: Watch, follower: Follower, pol
             raise UserError((folder / ERROR).read_text(encoding="utf-8").strip())
         running = bool(cluster.pids("flwr-serverapp"))
         seen = seen or running
-        if done and _finished(folder):
+        if done and is_finished(folder):
             return
         if cluster.link is not None and cluster.link.poll() is not None:
             raise UserError(f"the SuperLink ended: {cluster.last_line('superlink')}; go on with --resume")
         if not running and (seen or time.monotonic() - begun > 60.0) and not _more(follower, watch):
-            if _finished(folder):
+            if is_finished(folder):
                 return
             raise UserError(f"the server ended before the run did; see {folder / 'server.log'}; go on with --resume")
         time.sleep(poll_seconds)
-
-
-def _finished(folder: Path) -> bool:
-    return bool(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["finished"])
 
 
 def _more(follower: Follower, watch: Watch) -> bool:

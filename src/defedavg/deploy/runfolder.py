@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .. import __version__
@@ -20,14 +24,46 @@ from .session import Session
 from .settings import Orders
 
 ERROR = "error.txt"
+LOCK_SECONDS = 30.0
 
 
-def open_run(orders: Orders) -> Path:
-    """The folder of a run, ready to be written to."""
+class Busy(UserError):
+    """Another server is writing to the run."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the only server of a run. Flower may start a second one when it has not heard of the first for a while."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + LOCK_SECONDS
+    with (folder / "lock").open("ab") as held:
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise Busy(f"another server is writing to {folder}; stop it, or choose another folder") from None
+                time.sleep(0.2)
+        yield
+
+
+def goes_on(folder: Path, run: str) -> bool:
+    """Whether the folder holds the beginnings of this very run: then Flower has started its server once more."""
+    return (folder / LOG).exists() and logs.read(folder / LOG).head.get("run") == run
+
+
+def folder_of(orders: Orders) -> Path:
+    """Where a run is kept."""
     if not orders.deploy.folder:
         raise UserError("deploy.folder is empty; give the folder in which the server keeps the run")
-    folder = Path(orders.deploy.folder).absolute()
-    if orders.deploy.resume:
+    return Path(orders.deploy.folder).absolute()
+
+
+def open_run(orders: Orders, folder: Path, *, resume: bool) -> None:
+    """Make the folder of a run ready to be written to."""
+    if resume:
         if not (folder / LOG).exists():
             raise UserError(f"there is no run to resume in {folder}")
     else:
@@ -39,7 +75,12 @@ def open_run(orders: Orders) -> Path:
         write_whole(folder / "config.toml", orders.toml.encode())
         _save_summary(folder, orders.name, [], finished=False)
     (folder / ERROR).unlink(missing_ok=True)
-    return folder
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run there came to its end."""
+    path = folder / "summary.json"
+    return path.exists() and bool(json.loads(path.read_text(encoding="utf-8"))["finished"])
 
 
 def clear(folder: Path, force: bool) -> None:
@@ -47,7 +88,7 @@ def clear(folder: Path, force: bool) -> None:
     open_folder(folder, force)
     for name in ("state", "app", "flower"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (LOG, ERROR, "server.log"):
+    for name in (LOG, ERROR, "server.log", "lock", "app.txt"):
         (folder / name).unlink(missing_ok=True)
 
 

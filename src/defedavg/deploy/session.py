@@ -40,7 +40,15 @@ from .store import Store
 class Session:
     """One run; ``handle`` every event, send what it gives, then ``measure``."""
 
-    def __init__(self, orders: Orders, flat: dict[str, Any], task: Task, folder: Path, log: Log | None = None) -> None:
+    def __init__(
+        self,
+        orders: Orders,
+        flat: dict[str, Any],
+        task: Task,
+        folder: Path,
+        log: Log | None = None,
+        run: str = "",
+    ) -> None:
         self.orders = orders
         self.task = task
         self.folder = folder
@@ -56,7 +64,7 @@ class Session:
         if log is None:
             self.seconds = 0.0
             self.store.save_version(0, self.executor.versions[0])
-            self.log = LogFile(folder / LOG, {"settings": flat, "model_bytes": self.model_bytes})
+            self.log = LogFile(folder / LOG, {"settings": flat, "model_bytes": self.model_bytes, "run": run})
         else:
             self.seconds = log.seconds
             self._restore(log)
