@@ -115,7 +115,7 @@ def test_killed_nodes_late_nodes_and_nodes_that_return(tmp_path: Path) -> None:
 @deploy
 def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     """SIGKILL of the ServerApp and of the SuperLink, five in all; the run reaches its last round all the same."""
-    with Deployment(tmp_path, clients=4, stop__max_rounds=8, stop__max_seconds=600.0) as run:
+    with Deployment(tmp_path, clients=4, stop__max_rounds=20, stop__max_seconds=600.0) as run:
         run.start_nodes()
         run.submit()
         for number in range(5):
@@ -137,8 +137,8 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Pa
     assert entry["status"] == "max_rounds"
     assert entry["best_accuracy"] > 0.8
     log, found = run.checked()
-    assert len(found.plan.rounds) >= 8
-    assert sum(isinstance(event, Resumed) for event in log.events) == 5
+    assert len(found.plan.rounds) >= 20
+    assert sum(isinstance(event, Resumed) for event in log.events) >= 5
 
 
 def _gone(run: Deployment, word: str) -> None:

@@ -129,7 +129,7 @@ def test_flower_is_known_where_it_is_spoken(path: Path) -> None:
 @pytest.mark.parametrize("path", files("deploy"), ids=lambda path: path.name)
 def test_a_deployment_shares_the_machines_with_the_timeline_and_nothing_else(path: Path) -> None:
     assert path.name == "whatif.py" or not rooms_of(path) & {"timeline", "agenda", "versions"}
-    if path.name in ("engine.py", "events.py"):  # they decide: no network, no tensor, no clock
+    if path.name in ("engine.py", "events.py", "follow.py"):  # they decide: no network, no tensor, no clock
         assert packages_of(path) == set()
         assert rooms_of(path) <= {"algorithms", "protocol", "deploy"}
         assert not {name.split(".")[0] for name in imports_of(path)} & {"time", "datetime", "socket", "threading"}

@@ -8,7 +8,6 @@ lives with the client, and the engine follows it with a machine of its own, from
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,6 @@ from ..protocol import (
     Broadcast,
     Client,
     Discard,
-    Drop,
     Merge,
     Phase,
     ProtocolError,
@@ -56,6 +54,7 @@ from .events import (
     Train,
     Trained,
 )
+from .follow import follow
 
 STRIKES = 3
 """So many bad updates in all, or failures in a row, and a client is given nothing more."""
@@ -289,58 +288,9 @@ class Engine:
         self._ready.add(client)
 
     def _follow(self, event: Exchanged) -> tuple[Client, dict[int, int], list[Did | Ended]]:
-        """The client's machine and jobs after what it reports; raises ``ProtocolError`` where that cannot be."""
-        machine = copy.copy(self.clients[event.client])
-        starts = dict(self._started[event.client])
-        did: list[Did | Ended] = []
-        uploads: list[tuple[int, bool]] = []
-        for report in event.reports:
-            running = machine.phase is Phase.TRAINING
-            if report.kind == "ended" and running:
-                did.append(Ended(event.client, machine.jobs - 1, report.at))
-            for action in self._step(machine, event.client, report.kind, report.version):
-                steps = 0
-                if isinstance(action, Start):
-                    starts[action.index] = action.version
-                elif isinstance(action, Upload):
-                    whole = report.kind == "ended" or not (running and action.index == machine.jobs - 1)
-                    uploads.append((action.index, whole and report.kind != "go"))
-                    steps = event.update.steps if event.update else 0
-                did.append(Did(event.client, action, report.at, steps))
-        self._compare(event, starts, uploads)
-        kept = {machine.outbox, machine.jobs - 1 if machine.phase is Phase.TRAINING else None}
-        return machine, {index: version for index, version in starts.items() if index in kept}, did
-
-    def _step(self, machine: Client, client: int, kind: str, version: int) -> tuple[Start | Upload | Drop, ...]:
-        if kind == "model":
-            if version not in self.links[client].handed or not machine.model(version):
-                raise ProtocolError(f"version {version} is of no use to it")
-            return ()
-        if kind == "go":
-            actions = machine.go()
-            if not actions:
-                raise ProtocolError("it had nothing to start from")
-            return actions
-        if kind == "ended":
-            return machine.ended()
-        if kind == "request":
-            return machine.request()
-        raise ProtocolError(f"{kind[:20]!r} is no event of a client")
-
-    def _compare(self, event: Exchanged, starts: dict[int, int], uploads: list[tuple[int, bool]]) -> None:
-        """What was handed over must be what the machine uploads."""
-        update = event.update
-        if update is None:
-            if uploads:
-                raise ProtocolError("it says that it sent an update, but there is none")
-            return
-        if [index for index, _ in uploads] != [update.index]:
-            raise ProtocolError(f"it sent job {update.index}, but reports the upload of {[i for i, _ in uploads]}")
-        if starts.get(update.index) != update.version:
-            raise ProtocolError(f"job {update.index} did not start from version {update.version}")
-        whole = uploads[0][1]
-        if not 0 <= update.steps <= self.steps or (whole and update.steps != self.steps):
-            raise ProtocolError(f"job {update.index} did {update.steps} steps of {self.steps}")
+        client = event.client
+        handed = self.links[client].handed
+        return follow(self.clients[client], self._started[client], handed, self.steps, event)
 
     # Uploads and what the server answers.
 
