@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from defedavg.plan import Plan
@@ -87,12 +89,20 @@ def test_run_leaves_a_complete_folder(tiny: Path) -> None:
     for entry in summary["runs"]:
         own = [m for m in metrics if (m["algorithm"], m["seed"]) == (entry["algorithm"], entry["seed"])]
         assert [m["round"] for m in own] == [0, 1, 2, 3]
+    table = pq.read_table(folder / "metrics.parquet").to_pylist()
+    assert [(row["run"], row["seed"], row["round"], row["loss"]) for row in table] == [
+        ("tiny", m["seed"], m["round"], m["loss"]) for m in metrics
+    ]
     plans = sorted((folder / "plans").iterdir())
     assert len(plans) == 4
     for path in plans:
         plan = Plan.load(path)
         plan.check()
         assert plan.hash() in {r["plan_sha256"] for r in summary["runs"]}
+    assert result.stdout.splitlines()[-1] == f"open in a browser: {Path('runs/tiny/report.html')}"
+    assert (folder / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
+    assert np.sum(json.loads((folder / "split.json").read_text())["counts"]) == 4000
+    assert summary["provenance"]["command"] == f"defedavg run {tiny}"
     pictures = {p.name for p in (folder / "plots").iterdir()}
     assert {
         "accuracy-over-seconds.png",
@@ -157,6 +167,7 @@ def test_ctrl_c_keeps_what_was_measured(tiny: Path) -> None:
     assert len(plans) == len(summary["runs"])
     for plan in plans:
         Plan.load(plan).check()
+    assert (metrics.parent / "report.html").exists(), "the page of what there is"
 
 
 def test_a_diverged_run_is_a_result(tiny: Path) -> None:
@@ -229,6 +240,10 @@ def test_algorithms_settings_split_and_help(tiny: Path) -> None:
         (("plan", "tiny.toml", "--gantt", "f.bmp"), (".png",)),
         (("plan", "--example", "figure9"), ("figure1",)),
         (("plan", "tiny.toml", "--example", "figure1"), ("not both",)),
+        (("report", "nowhere"), ("no folder nowhere",)),
+        (("report", "."), ("no run",)),
+        (("report", ".", "-o", "."), ("is a folder", "report.html")),
+        (("view", "nowhere"), ("no folder nowhere",)),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(tiny: Path, words: tuple[str, ...], said: tuple[str, ...]) -> None:

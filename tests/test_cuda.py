@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from defedavg.algorithms import ALGORITHMS
 from defedavg.errors import UserError
-from defedavg.execute import Trainer, drive_batched
+from defedavg.execute import Lane, Standing, Trainer, drive_batched
 from defedavg.execute.precision import computing_in
 from defedavg.execute.samples import Shares
 from defedavg.execute.trainer import Job
@@ -159,3 +159,36 @@ def test_too_little_memory_for_one_client_is_one_line() -> None:
     module: nn.Module = make_executor(how("fedavg"), 0, task).module
     with pytest.raises(UserError, match="--memory"):
         Trainer(task, module, memory=1 << 20)
+
+
+@pytest.mark.parametrize("at", [2, 5])
+@pytest.mark.parametrize("model", ["cnn", "resnet", "transformer"])
+def test_a_run_taken_up_again_has_the_same_bits(model: str, at: int) -> None:
+    """Also of models whose bits depend on the batch: the updates that wait are kept, and batches are as they were."""
+    task = images(model).to("cuda")
+    runs = [(how("defedavg-niid"), 0), (how("fedavg", local_steps=7), 1)]
+    truth = run(runs, task, 12, width=8)
+    lanes, again = ([lane_of(chosen, task, 12, seed) for chosen, seed in runs] for _ in range(2))
+    stands: list[Standing] = []
+    count = 0
+
+    def rest() -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            stands.extend(Standing.of_lane(lane, trainer) for lane in lanes)
+
+    with computing_in("tf32"):
+        trainer = Trainer(task, lanes[0].reference.module, batch_size=4, width=8)
+        for _ in drive_batched(lanes, trainer, rest=rest):
+            pass
+        taken = []
+        for new, old, standing in zip(again, lanes, stands, strict=True):
+            standing.restore(new.reference, new.progress, old.progress.evaluations[:1])
+            records = standing.skip(new.records)
+            taken.append(Lane(new.reference, records, new.goal, new.progress, tally=standing.tally))
+            standing.restore_lane(taken[-1], trainer)
+        for _ in drive_batched([], trainer, taken):
+            pass
+    for lane, weights in zip(taken, truth, strict=True):
+        assert torch.equal(lane.reference.versions[lane.newest], weights)

@@ -19,6 +19,8 @@ PLANNING = {
     "traces",
     "versions",
     "timeline",
+    "lean",
+    "sleepers",
     "plan",
     "planfile",
     "invariants",
@@ -27,7 +29,7 @@ PLANNING = {
     "algorithms",
 }
 COMPUTING = {"execute", "tasks"}
-OUTER = {"execute", "tasks", "report", "cli", "deploy", "config", "simulation", "runs", "stats", "theory"}
+OUTER = {"execute", "tasks", "report", "cli", "deploy", "config", "simulation", "runs", "stats", "theory", "cluster"}
 GENERATORS = {"Generator", "Philox", "PCG64", "SeedSequence", "BitGenerator"}  # of numpy.random: no hidden state
 
 
@@ -141,6 +143,15 @@ def test_a_client_loads_no_torch_before_it_trains(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_ray_and_safetensors_have_their_places(path: Path) -> None:
+    allowed = {"ray"} if path.parent.name == "cluster" else set()
+    name = path.relative_to(ROOT).as_posix()
+    allowed |= {"safetensors"} if name in ("checkpoints.py", "runs.py", "deploy/store.py") else set()
+    assert packages_of(path) & {"ray", "safetensors"} <= allowed
+    assert not {"pickle", "cloudpickle", "dill"} & {name.split(".")[0] for name in imports_of(path)}
 
 
 @pytest.mark.parametrize("module", ["timeline", "plan", "simulation", "algorithms", "config"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ import pytest
 from defedavg import config
 from defedavg.algorithms import ALGORITHMS
 from defedavg.errors import UserError
-from defedavg.paper.command import chosen
-from defedavg.paper.facts import Cell, cells
-from defedavg.paper.table1 import Choices, Rates, Table1, rows, to_csv, to_markdown
+from defedavg.paper.facts import COMPARED, FIGURE6_SIZES, Cell, cells
+from defedavg.paper.pieces import Choices, Piece
+from defedavg.paper.request import Request, chosen
+from defedavg.paper.store import Store, carry_out
+from defedavg.paper.tables import rates_rows, rates_to_markdown, rows, to_csv, to_markdown
+from defedavg.paper.tuned import TunedRates
 from defedavg.sweep import Finished, Means, Measured
 from test_cli import call, refuse
 
@@ -35,7 +38,7 @@ def test_every_cell_is_a_valid_run_with_the_rates_its_algorithm_has(cell: Cell) 
     kind = ALGORITHMS[cell.algorithm]
     assert (cell.rates[0] is not None) == kind.uses_global_lr
     assert (cell.rates[1] is not None) == kind.uses_local_lr
-    settings = Choices().settings(cell, cell.rates)
+    settings = Choices().settings(Piece(cell, cell.rates))
     assert settings.training.updates_per_round == cell.updates_per_round
     assert settings.training.local_steps == 50
     assert settings.clients.step_seconds == {"fashionmnist": 0.0017, "cifar10": 0.00314}[cell.dataset]
@@ -47,21 +50,41 @@ def test_every_cell_is_a_valid_run_with_the_rates_its_algorithm_has(cell: Cell) 
 
 
 def test_cells_are_chosen() -> None:
-    assert chosen(None, None, None) == MANY
+    few = chosen(None, None, [5])
+    assert {c.algorithm for c in few} == {own[-1] for own in COMPARED.values()}
+    assert chosen(None, None, None) == [*MANY, *few]
+    assert {c.algorithm for c in chosen(None, ["iid"], None, ["asysg"])} == {"asysg"}
     assert {c.updates_per_round for c in chosen(["cifar10"], ["iid"], [10, 80])} == {10, 80}
     for wrong in ((["mnist"], None, None), (None, ["iidd"], None), (None, None, [11])):
         with pytest.raises(UserError):
             chosen(*wrong)
 
 
-def small_settings(choices: Choices, cell: Cell, rates: Rates) -> config.Settings:
+def test_a_run_is_given_up_beyond_the_papers_time() -> None:
+    def limit(choices: Choices, *cell: Any) -> float:
+        return choices.limit(Piece(Cell(*cell), (1.0, 1.0)))
+
+    assert limit(Choices(beyond=2.0), "fashionmnist", "iid", "fedavg", 20) == 2 * 179.1
+    assert limit(Choices(), "cifar10", "iid", "favano", 80) == 1400.0  # where the paper gave up
+    assert limit(Choices(beyond=1.0), "fashionmnist", "iid", "defedavg-iid", 10) == 60.0  # FedAvg needs 51.89
+    assert limit(Choices(), "cifar10", "iid", "defedavg-iid", 10) == 302.12
+    assert limit(Choices(), "cifar10", "non-iid", "favano", 80) == 2500.0
+    assert {Choices(max_seconds=7.0).limit(Piece(cell, cell.rates)) for cell in MANY} == {7.0}
+
+
+def small_settings(choices: Choices, piece: Piece) -> config.Settings:
     """A small run in the place of one of the paper's."""
+    wide, near = piece.rates
+    training: dict[str, Any] = {"updates_per_round": 4, "local_steps": 5}
+    training |= {} if wide is None else {"global_lr": wide}
+    training |= {} if near is None else {"local_lr": near}
+    ends = {"max_seconds": 1.0, "max_rounds": 1000} if piece.rounds is None else {"max_rounds": 12, "at_target": False}
     tables: dict[str, Any] = {
-        "algorithms": [cell.algorithm],
+        "algorithms": [piece.cell.algorithm],
         "task": {"model": "softmax"},
         "clients": {"num_clients": 20},
-        "training": {"updates_per_round": 4, "local_steps": 5},
-        "stop": {"target_accuracy": 0.5, "hits": 5, "max_rounds": 12},
+        "training": training,
+        "stop": {"target_accuracy": 0.7, "hits": 5, "train_samples": 20, **ends},
     }
     return config.study(tables).points()[0].settings
 
@@ -71,47 +94,124 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Choices, "settings", small_settings)
 
 
-def test_the_table_is_made_in_parts(small: None, tmp_path: Path) -> None:
-    wanted, seeds = chosen(["fashionmnist"], ["iid"], [10]), [0, 1]
-    rates = {cell: cell.rates for cell in wanted}
-    table = Table1(tmp_path, Choices(), Means())
-    assert len(table.missing(wanted, seeds)) == 8
-    assert table.carry_out(table.missing(wanted, seeds)[:3], rates, lambda event: None) is True
-    assert len(table.missing(wanted, seeds)) == 5
+def quiet(event: Measured | Finished) -> None:
+    pass
+
+
+def pieces(*algorithms: str) -> list[Piece]:
+    return [Piece(cell, cell.rates) for cell in chosen(["fashionmnist"], ["iid"], [10], algorithms or None)]
+
+
+def test_a_table_is_made_in_parts(small: None, tmp_path: Path) -> None:
+    wanted, seeds = pieces(), [0, 1]
+    store = Store(tmp_path, Choices())
+    assert [seed for _, seed in store.missing(wanted, seeds)] == [0] * 4 + [1] * 4
+    assert carry_out(store, store.missing(wanted, seeds)[:3], Means(), quiet) is True
+    assert len(store.missing(wanted, seeds)) == 5
 
     def stop(event: Measured | Finished) -> None:
         if isinstance(event, Finished):
             raise KeyboardInterrupt
 
-    assert table.carry_out(table.missing(wanted, seeds), rates, stop) is False
-    left = len(table.missing(wanted, seeds))
+    assert carry_out(store, store.missing(wanted, seeds), Means(), stop) is False
+    left = len(store.missing(wanted, seeds))
     assert 0 < left < 5
-    assert table.carry_out(table.missing(wanted, seeds), rates, lambda event: None) is True
-    found = rows(table.results(wanted, seeds, rates))
+    assert carry_out(store, store.missing(wanted, seeds), Means(), quiet) is True
+    found = rows(store.results(wanted, seeds))
     assert [row["algorithm"] for row in found] == ["fedavg", "favano", "asysg", "defedavg-iid"]
     assert all(row["seeds"] == 2 for row in found)
-    whole = Table1(tmp_path / "whole", Choices(), Means())
-    whole.carry_out(whole.missing(wanted, seeds), rates, lambda event: None)
-    assert rows(whole.results(wanted, seeds, rates)) == found
+    whole = Store(tmp_path / "whole", Choices())
+    carry_out(whole, whole.missing(wanted, seeds), Means(), quiet)
+    assert rows(whole.results(wanted, seeds)) == found
 
 
 def test_results_of_other_choices_are_not_mixed(small: None, tmp_path: Path) -> None:
-    cell = MANY[0]
-    table = Table1(tmp_path, Choices(), Means())
-    table.carry_out([(cell, 0)], {cell: cell.rates}, lambda event: None)
-    for other, rates in ((Choices(measure_seconds=1.0), cell.rates), (Choices(), (0.5, 0.5))):
+    (piece,) = pieces("fedavg")
+    store = Store(tmp_path, Choices())
+    carry_out(store, [(piece, 0)], Means(), quiet)
+    for other, own in ((Choices(measure_seconds=1.0), piece), (Choices(), replace(piece, rates=(0.5, 0.5)))):
         with pytest.raises(UserError, match="another --out"):
-            Table1(tmp_path, other, Means()).results([cell], [0], {cell: rates})
-    table.path(cell, 0).write_text("{half", encoding="utf-8")
-    with pytest.raises(UserError, match="delete it"):
-        table.results([cell], [0], {cell: cell.rates})
+            Store(tmp_path, other).results([own], [0])
+    path = store.path(piece, 0)
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"{half", b""):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="delete it"):
+            store.results([piece], [0])
+
+
+def test_a_run_given_up_too_soon_is_done_again(small: None, tmp_path: Path) -> None:
+    (slow,) = pieces("favano")
+    (fast,) = pieces("defedavg-iid")
+    short, longer = Choices(max_seconds=1.0), Choices(max_seconds=2.0)
+    store = Store(tmp_path, short)
+    carry_out(store, [(slow, 0), (fast, 0)], Means(), quiet)
+    status = {one["piece"]["cell"]["algorithm"]: one["status"] for one in store.results([slow, fast], [0])}
+    assert status == {"favano": "max_seconds", "defedavg-iid": "target"}
+    assert store.missing([slow, fast], [0]) == []
+    assert Store(tmp_path, longer).missing([slow, fast], [0]) == [(slow, 0)]
+    assert Store(tmp_path, Choices(max_seconds=0.5)).missing([slow, fast], [0]) == []
+
+
+def test_tuned_rates_are_found_kept_and_used(small: None, tmp_path: Path) -> None:
+    wanted = tuple(chosen(["fashionmnist"], ["iid"], [10], ["asysg", "defedavg-iid"]))
+    request = Request(folder=tmp_path, cells=wanted, seeds=range(2), rates="tuned", means=Means())
+    at_paper_rates = replace(request, rates="paper")
+    own, paper, _ = at_paper_rates.cells_with_rates()
+    assert at_paper_rates.carry_out(paper, own, "first") is True
+    found, store, finished = request.cells_with_rates()
+    assert finished is True
+    assert [piece.cell for piece in found] == list(wanted)
+    for piece in found:
+        record = json.loads((TunedRates(store, paper)).path(piece.cell).read_text())
+        points = {tuple(point["rates"]): point for point in record["points"]}
+        assert len(points) == {"asysg": 6, "defedavg-iid": 10}[piece.cell.algorithm]
+        assert points[piece.cell.rates]["known"] is True  # it was run before, and not again
+        held = {pair: one["hit_seconds"] for pair, one in points.items() if one["hit_seconds"] is not None}
+        assert held or piece.cell.algorithm == "asysg"
+        assert not held or held[piece.rates] == min(held.values())
+        # Whoever was dropped had not held the target by then, and was behind.
+        for one in points.values():
+            assert one["status"] in ("target", "dropped", "max_seconds", "diverged")
+    assert request.carry_out(store, found, "tuned") is True
+    for row in rows(store.results(found, range(2))):
+        assert row["seeds"] == 2
+    assert replace(request, show=True).tuned() == ({piece.cell: piece.rates for piece in found}, True)
+    table = rates_rows({piece.cell: piece.rates for piece in found})
+    assert len(rates_to_markdown(table).splitlines()) == 4
+    path = TunedRates(store, paper).path(wanted[0])
+    path.write_text("{half", encoding="utf-8")
+    with pytest.raises(UserError, match="tuned again"):
+        request.tuned()
+
+
+def test_figures_are_drawn_from_what_is_there(small: None, tmp_path: Path) -> None:
+    from defedavg.paper.figures import curves, figure1
+
+    wanted = tuple(chosen(["fashionmnist"], ["iid"], None, ["defedavg-iid", "fedavg"]))
+    request = Request(folder=tmp_path, cells=wanted, means=Means())
+    own, store, _ = request.cells_with_rates(10)
+    request.carry_out(store, own, "figure 2")
+    accuracy, loss = curves(store.results(own, range(1)), 2)
+    assert [axes.get_title() for axes in accuracy.axes] == ["FashionMNIST, IID"]
+    assert [axes.get_ylabel() for axes in loss.axes] == ["training loss"]
+    assert accuracy.axes[0].get_xlabel() == "simulated seconds"
+    own, store, _ = request.defedavg(6)
+    assert [piece.cell.updates_per_round for piece in own] == [*FIGURE6_SIZES[1:], 5]
+    request.carry_out(store, own, "figure 6")
+    accuracy, _ = curves(store.results(own, range(1)), 6)
+    assert [text.get_text() for text in accuracy.legends[0].get_texts()] == [f"n = {n}" for n in FIGURE6_SIZES]
+    assert accuracy.axes[0].get_xlabel() == "rounds"
+    assert [piece.local_steps for piece in request.defedavg(7)[0]] == [20, 50, 100]
+    with pytest.raises(UserError, match="nothing is left"):
+        replace(request, cells=tuple(chosen(None, None, [20]))).cells_with_rates(10)
+    assert [axes.get_title("left") for axes in figure1().axes] == ["FedAvg", "DeFedAvg-nIID", "DeFedAvg-IID"]
 
 
 def entry(cell: Cell, **more: Any) -> dict[str, Any]:
     base = {
-        "dataset": cell.dataset, "setting": cell.setting, "algorithm": cell.algorithm,
-        "updates_per_round": cell.updates_per_round, "rates": list(cell.rates), "first_hit_seconds": None,
-        "sustained_seconds": None, "diverged_at": None, "seconds": 900.0, "best_accuracy": 0.5,
+        "piece": asdict(Piece(cell, cell.rates)), "first_hit_seconds": None, "sustained_seconds": None,
+        "diverged_at": None, "seconds": 900.0, "best_accuracy": 0.5,
     }  # fmt: skip
     return {**base, **more}
 
@@ -144,10 +244,42 @@ def test_rows_say_what_happened() -> None:
 def test_the_commands(tmp_path: Path) -> None:
     listed = call("paper", "list", "--json", cwd=tmp_path)
     assert len(json.loads(listed.stdout)) == 64
+    assert "defedavg-niid" in call("paper", "--list", cwd=tmp_path).stdout
     refuse(call("paper", "table1", "--dataset", "mnist", cwd=tmp_path), "mnist", "fashionmnist")
     refuse(call("paper", "table1", "--n", "11", cwd=tmp_path), "11")
     refuse(call("paper", "table1", "--seeds", "0", cwd=tmp_path), "--seeds")
+    refuse(call("paper", "table2", "--rates", "best", cwd=tmp_path), "best", "tuned")
+    refuse(call("paper", "figure2", "--max-time", "0", cwd=tmp_path), "--max-time")
+    refuse(call("paper", "figure2", "--n", "20", "--show", cwd=tmp_path), "--n")
+    wrong = call("paper", "figure8", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "figure7" in wrong.stderr
     missing = call("paper", "table1", "--n", "10", "--data-dir", tmp_path / "nowhere", cwd=tmp_path)
     assert missing.returncode == 2
     assert "defedavg data fetch fashionmnist" in missing.stderr
-    assert not list((tmp_path / "results/paper/table1").rglob("*.json"))
+    assert not list((tmp_path / "results").rglob("*.json.gz"))
+    nothing = call("paper", "figure6", "--show", cwd=tmp_path)
+    assert nothing.returncode == 0
+    assert "no result is there yet" in nothing.stderr
+    drawn = call("paper", "figure1", "--out", tmp_path / "here", cwd=tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    assert (tmp_path / "here/figures/figure1.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "here/figures/figure1.png").stat().st_size > 10_000
+
+
+def test_results_in_the_repository_are_what_the_table_says() -> None:
+    folder = Path(__file__).parent.parent / "results" / "paper"
+    for name in ("table1", "table1-tuned"):
+        store = Store(folder / name, Choices())
+        tuned = TunedRates(store, Store(folder / "table1", Choices()))
+        rates = {cell: cell.rates for cell in MANY} if name == "table1" else tuned.known(MANY)
+        results = store.results([Piece(cell, own) for cell, own in rates.items()], range(3))
+        assert (folder / name / "table1.md").read_text(encoding="utf-8") == to_markdown(rows(results))
+        assert (folder / name / "table1.csv").read_text(encoding="utf-8") == to_csv(rows(results))
+
+
+def test_the_documentation_has_the_tables_of_the_results() -> None:
+    root = Path(__file__).parent.parent
+    text = (root / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    for name in ("table1/table1.md", "table1-tuned/table1.md", "table1-tuned/table2.md"):
+        assert (root / "results" / "paper" / name).read_text(encoding="utf-8") in text

@@ -28,14 +28,17 @@ def study(**more: Any) -> config.Study:
 
 
 def tuned(chosen: config.Study, wide: tuple[float, ...], near: tuple[float, ...], *rungs: float) -> Tuning:
-    found = Tuning(chosen, pairs_of(chosen, wide, near), Means(), rungs)
+    found = Tuning(pairs_of(chosen.points(), wide, near), chosen.seeds, Means(), rungs)
     assert found.carry_out(lambda event: None) is True
     return found
 
 
 def test_the_grid_has_the_rates_that_an_algorithm_has() -> None:
     chosen = study(algorithms=["defedavg-iid", "favano", "asysg"])
-    pairs = [(p.point.settings.algorithm, p.global_lr, p.local_lr) for p in pairs_of(chosen, (0.1, 1.0), (0.01, 0.1))]
+    pairs = [
+        (p.point.settings.algorithm, p.global_lr, p.local_lr)
+        for p in pairs_of(chosen.points(), (0.1, 1.0), (0.01, 0.1))
+    ]
     assert pairs == [
         ("defedavg-iid", 0.1, 0.01), ("defedavg-iid", 0.1, 0.1),
         ("defedavg-iid", 1.0, 0.01), ("defedavg-iid", 1.0, 0.1),
@@ -93,7 +96,7 @@ def test_a_grid_with_no_finite_result_is_one_line(tmp_path: Path) -> None:
 
 
 def test_scores_put_reached_before_soon_before_accurate() -> None:
-    soon, late = Outcome(first_hit_seconds=1.0, best_accuracy=0.8), Outcome(first_hit_seconds=2.0, best_accuracy=0.9)
+    soon, late = Outcome(hit_seconds=1.0, best_accuracy=0.8), Outcome(hit_seconds=2.0, best_accuracy=0.9)
     close, far = Outcome(best_accuracy=0.7), Outcome(best_accuracy=0.2)
     wild = Outcome(best_accuracy=0.79, diverged_at=3)
     order = [[soon, soon], [soon, late], [late, late], [soon, close], [close, close], [close, far], [wild, wild]]
@@ -101,7 +104,7 @@ def test_scores_put_reached_before_soon_before_accurate() -> None:
 
 
 def test_ctrl_c_keeps_what_is_known() -> None:
-    found = Tuning(study(), pairs_of(study(), (1.0,), (0.01, 0.05)), Means())
+    found = Tuning(pairs_of(study().points(), (1.0,), (0.01, 0.05)), (0, 1), Means())
     seen = []
 
     def watch(event: Measured | Finished) -> None:
@@ -125,13 +128,13 @@ def test_ctrl_c_keeps_what_is_known() -> None:
 )
 def test_grids_that_make_no_sense(wide: tuple[float, ...], near: tuple[float, ...], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        pairs_of(study(), wide, near)
+        pairs_of(study().points(), wide, near)
 
 
 def test_a_target_is_needed() -> None:
     chosen = study(stop={"max_rounds": 3})
     with pytest.raises(UserError, match="target_accuracy"):
-        Tuning(chosen, pairs_of(chosen, (1.0,), (0.1,)), Means())
+        Tuning(pairs_of(chosen.points(), (1.0,), (0.1,)), [0], Means())
 
 
 def test_the_command_leaves_a_folder(tmp_path: Path) -> None:
@@ -150,3 +153,44 @@ def test_the_command_leaves_a_folder(tmp_path: Path) -> None:
     again = call(*words, "--force", "--json", cwd=tmp_path)
     assert [r["seed"] for r in json.loads(again.stdout)] == [0, 0]
     refuse(call("tune", file, "--local-rates", "fast", "--force", cwd=tmp_path), "--local-rates", "0.01,0.1")
+
+
+def test_whoever_can_no_longer_be_the_soonest_is_dropped_before_halving() -> None:
+    chosen = study(seeds=[0], stop={**BASE["stop"], "max_rounds": 4000})
+    grid = (1.0,), (0.0001, 0.001, 0.05, 0.1)
+    found = tuned(chosen, *grid, 1 / 64, 1 / 32)  # both before any half is dropped
+    hits = {pair.local_lr: own[0].hit_seconds for pair, own in found.outcomes.items()}
+    best = found.best()[0]
+    assert hits[best.local_lr] == min(hit for hit in hits.values() if hit is not None)
+    dropped = [own[0] for own in found.outcomes.values() if own[0].status == "dropped"]
+    assert dropped
+    for one in dropped:
+        assert one.seconds >= (hits[best.local_lr] or 0.0)
+    whole = tuned(chosen, *grid)
+    assert whole.best() == [best]
+
+
+def test_what_is_known_is_not_run_again_and_each_race_is_told_of_once() -> None:
+    chosen = study(training={**BASE["training"], "updates_per_round": [4, 8]})
+    pairs = pairs_of(chosen.points(), (1.0,), (0.001, 0.05))
+    first = Tuning(pairs, chosen.seeds, Means(), ())
+    first.carry_out(lambda event: None)
+    known = {pair: first.outcomes[pair] for pair in pairs if pair.local_lr == 0.05}
+    told: list[list[float | None]] = []
+    seen: set[Any] = set()
+    again = Tuning(
+        pairs, chosen.seeds, Means(), (), known=known, decided=lambda rivals: told.append([p.local_lr for p in rivals])
+    )
+    again.carry_out(lambda event: seen.add(event.item.name))
+    assert told == [[0.001, 0.05], [0.001, 0.05]]
+    assert {pair.local_lr for pair in seen} == {0.001}
+    assert again.outcomes == first.outcomes
+
+
+def test_where_a_target_is_to_be_held_a_lucky_measurement_does_not_count() -> None:
+    chosen = study(seeds=[0], stop={**BASE["stop"], "hits": 5, "measure_rounds": 1, "max_rounds": 60})
+    found = tuned(chosen, (1.0,), (0.05, 0.1))
+    for own in found.outcomes.values():
+        outcome = own[0]
+        assert outcome.first_hit_seconds is not None
+        assert outcome.hit_seconds == (outcome.sustained_seconds if outcome.status == "target" else None)

@@ -9,6 +9,12 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+from numpy.typing import NDArray
+
+CHUNK = 4096
+
+Floats = NDArray[np.float64]
 Event = tuple[float, int, int, int, int, int]
 """(time, priority, client, sequence, kind, detail)"""
 
@@ -22,9 +28,28 @@ class Agenda:
         self._bucket = -1  # the newest bucket that is in the heap
         self._far: dict[int, list[Event]] = {}
         self._order: list[int] = []
+        self._waves: list[tuple[Floats, NDArray[np.int64], int, int]] = []  # times, clients, sequence, kind
 
     def __bool__(self) -> bool:
-        return bool(self._near or self._order)
+        return bool(self._near or self._order or self._waves)
+
+    def schedule(self, times: Floats, clients: NDArray[np.int64], sequence: int, kind: int) -> None:
+        """Add an event of one kind for each client, all later than any bucket that has come; at 16 bytes each."""
+        order = np.lexsort((clients, times))
+        self._waves.append((times[order], clients[order], sequence, kind))
+
+    def _arrive(self, bucket: int) -> None:
+        """Put the events of waves that lie in a bucket into the heap."""
+        waves, self._waves = self._waves, []
+        for times, clients, sequence, kind in waves:
+            # A product with the same factor is rounded the same way: the bucket of an event is that of ``push``.
+            count = int(np.searchsorted((times[:CHUNK] * self._per_second).astype(np.int64), bucket, "right"))
+            while count == CHUNK and count < len(times) and int(times[count] * self._per_second) <= bucket:
+                count += 1
+            now = zip(times[:count].tolist(), clients[:count].tolist(), strict=True)
+            self._near.extend((time, kind // 10, client, sequence, kind, 0) for time, client in now)
+            if count < len(times):
+                self._waves.append((times[count:], clients[count:], sequence, kind))
 
     def push(self, event: Event) -> None:
         """Add an event that is not earlier than the last one popped."""
@@ -40,7 +65,12 @@ class Agenda:
     def pop(self) -> Event:
         """Remove and give the first event."""
         if not self._near:
-            self._bucket = heappop(self._order)
-            self._near = self._far.pop(self._bucket)
+            coming = [int(times[0] * self._per_second) for times, *_ in self._waves]
+            self._bucket = min([*self._order[:1], *coming])
+            if self._order and self._order[0] == self._bucket:
+                heappop(self._order)
+                self._near = self._far.pop(self._bucket)
+            if coming:
+                self._arrive(self._bucket)
             heapify(self._near)
         return heappop(self._near)

@@ -16,21 +16,38 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import track
 
 from . import __version__, config
-from .config import Study
 from .data_cli import DataDir
 from .data_cli import app as data_app
 from .deploy.command import app as deploy_app
 from .deploy.command import replay
-from .errors import UserError, unknown
+from .errors import UserError
 from .paper.command import app as paper_app
-from .plan import Plan
+from .plan_cli import plan as plan_command
 from .report import tables
-from .simulation import make_timeline, named_task
-from .stats import PlanStats, summarise
-from .terminal import Device, Force, Json, Memory, Out, Precision, Set, Width, err, out, print_json
+from .report.command import close_with_page
+from .report.command import register as register_pages
+from .runs_cli import app as runs_app
+from .simulation import named_task
+from .terminal import (
+    Device,
+    Every,
+    Executor,
+    Force,
+    Json,
+    Memory,
+    Out,
+    Precision,
+    RayAddress,
+    Resume,
+    Set,
+    TensorBoard,
+    Width,
+    err,
+    out,
+    print_json,
+)
 from .theory.command import app as theory_app
 
 app = typer.Typer(
@@ -95,90 +112,13 @@ def settings(as_json: Json = False) -> None:
 # Data sets: the commands of ``defedavg data``.
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
+app.add_typer(runs_app, name="runs")
+register_pages(app)  # report, view
 app.add_typer(deploy_app, name="deploy")
 app.command()(replay)
 
 
-EXAMPLES = ("figure1",)
-
-
-@app.command()
-def plan(
-    file: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="The study to plan.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Merges to plan.")] = 400,
-    overrides: Set = None,
-    gantt: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw clients over time (.png or .pdf).")
-    ] = None,
-    until: Annotated[
-        float | None, typer.Option(help="Seconds that the drawing shows; default: about six rounds.")
-    ] = None,
-    save: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Save every plan there.")] = None,
-    example: Annotated[str | None, typer.Option(help="A built-in study instead of a file: figure1.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Plan without training: round times, staleness, participation, idleness, bytes, and a Gantt chart."""
-    from .runs import file_name
-
-    study = _study(file, example, tuple(overrides or ()))
-    points = study.points()
-    pending = [(point, seed) for point in points for seed in study.seeds]
-    plans: list[Plan] = []
-    stats: list[PlanStats] = []
-    for point, seed in track(pending, "planning", console=err, transient=True, disable=as_json or not err.is_terminal):
-        timeline = make_timeline(point.settings, seed)
-        made = Plan.collect(timeline, rounds)
-        made.check()
-        plans.append(made)
-        stats.append(summarise(made, timeline.fleet))
-        if save:
-            _folder(save)
-            made.save(save / (file_name(point.label, seed) + ".jsonl.gz"))
-    if gantt:
-        from .report.gantt import gantt as draw
-        from .report.plots import save as save_figure
-
-        firsts = {point.label: plans[i * len(study.seeds)] for i, point in enumerate(points)}
-        if len(firsts) > 8:
-            raise UserError(f"a drawing of {len(firsts)} settings cannot be read; plan fewer with --gantt")
-        if not any(p.rounds for p in firsts.values()):
-            raise UserError("there is nothing to draw: every client was lost before the first round")
-        shown = until or max(p.rounds[min(6, len(p.rounds)) - 1].time for p in firsts.values() if p.rounds)
-        save_figure(draw(firsts, until=shown), gantt)
-        err.print(f"drawn: {gantt}", markup=False)
-    if as_json:
-        print_json(tables.stats_json(stats, [dict(point.swept) for point, _ in pending]))
-        return
-    per = len(study.seeds)
-    groups = [stats[i : i + per] for i in range(0, len(stats), per)]
-    out.print(tables.plan_table([point.label for point in points], groups, rounds))
-
-
-def _study(file: Path | None, example: str | None, overrides: tuple[str, ...]) -> Study:
-    if example is not None:
-        from .demo import FIGURE1
-
-        if file is not None:
-            raise UserError("give a configuration file or --example, not both")
-        if example not in EXAMPLES:
-            raise unknown("example", example, EXAMPLES)
-        return config.study(config.override(FIGURE1, overrides))
-    if file is None:
-        return config.study(config.override({"name": "plan", "algorithms": _every()}, overrides))
-    return config.load(file, overrides)
-
-
-def _every() -> list[str]:
-    from .algorithms import ALGORITHMS
-
-    return list(ALGORITHMS)
-
-
-def _folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"the folder {path} cannot be made: {error.strerror or error}") from None
+app.command()(plan_command)
 
 
 @app.command()
@@ -190,13 +130,14 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Show which client holds which samples (first algorithm and seed of the study)."""
-    from .tasks import class_counts
+    from .tasks import Drawn, class_counts
 
     study = config.load(file, tuple(overrides or ()))
     settings = study.points()[0].settings
     task = named_task(settings, study.seeds[0])
     labels, classes = task.train.targets.numpy(), task.classes or 0
-    counts = class_counts(task.clients, labels, classes)
+    shares = task.clients[:1_000] if isinstance(task.clients, Drawn) else task.clients  # nobody reads a million lines
+    counts = class_counts(shares, labels, classes)
     if plot:
         from .report.plots import save as save_figure
         from .report.plots import split_map
@@ -204,9 +145,9 @@ def split(
         save_figure(split_map(counts, task.name), plot)
         err.print(f"drawn: {plot}", markup=False)
     if as_json:
-        print_json([{"client": i, "samples": own.tolist()} for i, own in enumerate(task.clients)])
+        print_json([{"client": i, "samples": own.tolist()} for i, own in enumerate(shares)])
         return
-    rows = [(str(i), str(len(own)), *map(str, counts[i])) for i, own in enumerate(task.clients)]
+    rows = [(str(i), str(len(own)), *map(str, counts[i])) for i, own in enumerate(shares)]
     out.print(tables.make(task.name, ("client", "samples", *map(str, range(classes))), rows))
 
 
@@ -216,36 +157,51 @@ def run(
     overrides: Set = None,
     folder: Out = Path("runs"),
     force: Force = False,
-    executor: Annotated[
-        str, typer.Option(help="batched: many clients in one step; reference: one job after the other.")
-    ] = "batched",
+    resume: Resume = False,
+    checkpoint_every: Every = None,
+    executor: Executor = "batched",
+    ray_address: RayAddress = None,
     device: Device = "auto",
     width: Width = None,
     memory: Memory = None,
     precision: Precision = "auto",
     data_dir: DataDir = None,
+    tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
     """Train: every algorithm × swept setting × seed of a study, into runs/NAME/."""
+    from . import tensorboard as boards
     from .live import watching
+    from .parquet import write_beside
     from .runs import Run
     from .sweep import Means
 
     study = config.load(file, tuple(overrides or ()))
-    means = Means.choose(executor, device, width, memory, precision)
-    job = Run(study, folder / study.name, force=force, means=means)
-    with watching(err, study.name, len(job.points) * len(study.seeds)) as watch:
-        finished = job.carry_out(watch)
-    for note in job.sweep.notes:
+    if tensorboard:
+        boards.check()
+    means = Means.choose(executor, device, width, memory, precision, ray_address)
+    place = folder / study.name
+    job = Run(study, place, force=force, means=means, resume=resume, every=checkpoint_every)
+    for note in job.notes:
+        err.print(note, markup=False, soft_wrap=True)
+    job.notes.clear()
+    with (
+        watching(err, study.name, len(job.points) * len(study.seeds)) as watch,
+        boards.logging(job.folder, watch, tensorboard) as told,
+    ):
+        finished = job.carry_out(told)
+    for note in job.notes:
         err.print(note, markup=False, soft_wrap=True)
     job.draw()
+    write_beside(job.folder)
     if as_json:
         print_json(job.entries)
     else:
         out.print(tables.result_table(study.name, job.entries))
         out.print(f"\nresults: {job.folder}", markup=False)
+    close_with_page([job.folder], job.folder, as_json)
     if not finished:
-        err.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
+        err.print("stopped by Ctrl-C; everything measured so far is kept, and --resume goes on", markup=False)
         raise typer.Exit(130)
 
 
@@ -267,32 +223,43 @@ def tune(
     keep_all: Annotated[bool, typer.Option("--keep-all", help="Run every pair to its end.")] = False,
     folder: Out = Path("runs"),
     force: Force = False,
+    executor: Executor = "batched",
+    ray_address: RayAddress = None,
     device: Device = "auto",
     width: Width = None,
     memory: Memory = None,
     precision: Precision = "auto",
     data_dir: DataDir = None,
+    tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
     """Find rates: a grid of (η, η̄) × seeds for every algorithm and swept setting, into runs/NAME-tune/.
 
-    All pairs train in shared batches. At 1/8, 1/4 and 1/2 of the time the worse half is dropped; every point is kept
-    in points.jsonl. Rates that an algorithm does not have are left out of its grid.
+    All pairs train in shared batches. At 1/8, 1/4 and 1/2 of the time the worse half is dropped, and whoever can no
+    longer be the soonest already before; every point is kept in points.jsonl. Rates that an algorithm does not have
+    are left out of its grid.
     """
+    from . import tensorboard as boards
     from .live import watching
     from .runs import open_folder
     from .sweep import Means
     from .tune import RUNGS, Tuning, pairs_of
 
     study = config.load(file, tuple(overrides or ()))
-    pairs = pairs_of(study, _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
-    tuning = Tuning(study, pairs, Means.choose("batched", device, width, memory, precision), () if keep_all else RUNGS)
+    pairs = pairs_of(study.points(), _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
+    means = Means.choose(executor, device, width, memory, precision, ray_address)
+    tuning = Tuning(pairs, study.seeds, means, () if keep_all else RUNGS)
     place = folder / f"{study.name}-tune"
+    if tensorboard:
+        boards.check()
     open_folder(place, force)
-    tuning.save(place, finished=False)
-    with watching(err, study.name, len(pairs) * len(study.seeds)) as watch:
-        finished = tuning.carry_out(watch)
-    tuning.save(place, finished)
+    tuning.save(place, study, finished=False)
+    with (
+        watching(err, study.name, len(pairs) * len(study.seeds)) as watch,
+        boards.logging(place, watch, tensorboard) as told,
+    ):
+        finished = tuning.carry_out(told, place / "metrics.jsonl")
+    tuning.save(place, study, finished)
     for note in tuning.sweep.notes:
         err.print(note, markup=False, soft_wrap=True)
     if as_json:
@@ -300,6 +267,7 @@ def tune(
     else:
         out.print(tables.tuning_table(study.name, tuning.records(), [pair.label for pair in tuning.best()]))
         out.print(f"\nevery point: {place / 'points.jsonl'}", markup=False)
+    close_with_page([place], place, as_json)
     if not finished:
         err.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
         raise typer.Exit(130)
@@ -353,6 +321,7 @@ def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
             out.print(tables.result_table(setting, own))
             out.print()
         out.print(f"curves: {picture}.png and .pdf", markup=False)
+    close_with_page([folder / "demo"], folder / "demo", as_json, "Six algorithms on 5,000 digits")
     if not finished:
         raise typer.Exit(130)
 

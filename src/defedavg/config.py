@@ -20,6 +20,7 @@ from typing import Any
 
 from .algorithms import ALGORITHMS
 from .errors import UserError, first_line, unknown
+from .lean import RECORD_JOBS
 from .profiles import PAPER, Slowness, Windows
 from .traces import read_trace
 
@@ -42,10 +43,11 @@ class TaskSettings:
 
     data: str = _key("mnist5k", "mnist5k, fashionmnist or cifar10 (see `defedavg data`), or hf:NAME from Hugging Face")
     model: str = _key("cnn", "cnn, mlp, softmax, resnet or transformer")
-    split: str = _key("iid", "iid, classes, dirichlet or shards")
-    classes_per_client: int = _key(2, "for split = classes")
+    split: str = _key("iid", "iid, classes, dirichlet, shards; for any number of clients: sampled, sampled-classes")
+    classes_per_client: int = _key(2, "for split = classes or sampled-classes")
     alpha: float = _key(0.5, "for split = dirichlet: smaller is more uneven")
     shards_per_client: int = _key(2, "for split = shards")
+    samples_per_client: int = _key(100, "for split = sampled or sampled-classes: drawn when a client trains")
     normalise: str = _key("standard", "standard (mean 0, deviation 1) or unit (0 to 1)")
 
 
@@ -73,11 +75,16 @@ class ClientSettings:
     trace: str = _key(
         "", "CSV instead of steps and links: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]"
     )
+    record_jobs: str = _key(
+        "auto", "in plans: all, used (those that are uploaded), or auto (used from 20,000 clients on, if none is lost)"
+    )
 
     def __post_init__(self) -> None:
         _need(self.num_clients >= 1, "clients.num_clients", self.num_clients, "it must be at least 1")
         if self.profile not in PAPER:
             raise unknown("profile", self.profile, PAPER)
+        if self.record_jobs not in RECORD_JOBS:
+            raise unknown("clients.record_jobs", self.record_jobs, RECORD_JOBS)
         Slowness.parse(self.slowness)
         Windows.parse(self.availability)
 

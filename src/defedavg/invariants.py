@@ -1,4 +1,4 @@
-"""Every invariant of a plan, checked on the records alone.
+"""Every invariant of a plan, checked on the records alone, one after the other.
 
 1. An update is merged in at most one round, after it was uploaded and arrived.
 2. 0 ≤ start version ≤ the version merged into; no client starts two jobs from one version (unless its algorithm lets
@@ -6,14 +6,18 @@
 3. Versions count 1, 2, 3, …; past coefficients sum to one; no update pushes away from its client's work; a round merges
    as many updates as it should, fewer only where a wait ran out.
 4. Nothing later needs a version that was freed.
+
+What is remembered is bounded by the clients and by the versions that are still needed, not by the length of the plan:
+whatever concerns a freed version is forgotten with it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from .plan import Absence, Job, Replacement, Round, Sent, Uploaded
+from .plan import Absence, Header, Job, Record, Replacement, Round, Sent, Uploaded
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -30,49 +34,66 @@ def _need(good: bool, what: str) -> None:
 
 def check(plan: Plan) -> None:
     """Raise ``PlanError`` at the first invariant that does not hold."""
-    _Check(plan).run()
+    for _ in checked(plan.header, plan.records):
+        pass
 
 
-class _Check:
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.header = plan.header
-        self.now = 0.0
-        self.version = 0
-        self.made = {0: 0.0}  # versions that exist, with the time they were made
+def checked(header: Header, records: Iterable[Record]) -> Iterator[Record]:
+    """The same records, each checked before it is given on; raises ``PlanError``."""
+    state = _Check(header)
+    for record in records:
+        state.take(record)
+        yield record
+
+
+class _Done:
+    """What is known of the jobs that started from one version, by (client, index)."""
+
+    __slots__ = ("arrivals", "clients", "jobs", "merged")
+
+    def __init__(self) -> None:
+        self.clients: set[int] = set()
         self.jobs: dict[tuple[int, int], Job] = {}
         self.arrivals: dict[tuple[int, int], float] = {}
         self.merged: set[tuple[int, int]] = set()
-        self.last: dict[int, Job] = {}
-        self.starts: set[tuple[int, int]] = set()
+
+
+class _Check:
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.now = 0.0
+        self.version = 0
+        self.made = {0: 0.0}  # versions that exist, with the time they were made
+        self.done = {0: _Done()}  # by start version, as long as it exists
+        self.last: dict[int, tuple[int, int, float]] = {}  # by client: index, version and end of the last job
         self.short = False
 
-    def run(self) -> None:
-        for record in self.plan.records:
-            if isinstance(record, Job):
-                self._job(record)
-            elif isinstance(record, Uploaded):
-                self._uploaded(record)
-            elif isinstance(record, Round):
-                self._round(record)
-            elif isinstance(record, Sent):
-                self._clock(record.time)
-                _need(record.version in self.made, f"version {record.version} was sent, but is not there")
-            elif isinstance(record, Replacement):
-                self._clock(record.time)
-                self.short = True
-            elif isinstance(record, Absence):
-                self._clock(record.time)
-                self._absence(record)
-            else:
-                self._clock(record.time)
+    def take(self, record: Record) -> None:
+        if isinstance(record, Job):
+            self._job(record)
+        elif isinstance(record, Uploaded):
+            self._uploaded(record)
+        elif isinstance(record, Round):
+            self._round(record)
+        elif isinstance(record, Sent):
+            self._clock(record.time)
+            _need(record.version in self.made, f"version {record.version} was sent, but is not there")
+        elif isinstance(record, Replacement):
+            self._clock(record.time)
+            self.short = True
+        elif isinstance(record, Absence):
+            self._clock(record.time)
+            self._absence(record)
+        else:
+            self._clock(record.time)
 
     def _absence(self, record: Absence) -> None:
         """What was lost with a client may be done again from the same version."""
         _need(record.back >= record.time, f"client {record.client} is back before it left")
-        job = self.last.get(record.client)
-        if job is not None and self.arrivals.get((job.client, job.index), math.inf) >= record.time:
-            self.starts.discard((job.client, job.version))
+        index, version, _ = self.last.get(record.client, (-1, -1, 0.0))
+        own = self.done.get(version)
+        if own is not None and own.arrivals.get((record.client, index), math.inf) >= record.time:
+            own.clients.discard(record.client)
 
     def _clock(self, time: float) -> None:
         _need(math.isfinite(time) and time >= self.now, f"time runs backwards: {time} after {self.now}")
@@ -83,6 +104,8 @@ class _Check:
         _need(0 <= job.client < self.header.num_clients, f"{name}: no such client")
         if job.fate == "running":
             _need(job.end >= self.now, f"{name} still runs after its end")
+        elif self.header.lean:  # recorded with its upload, some time after its end
+            _need(math.isfinite(job.end), f"{name} ends at {job.end}")
         else:
             self._clock(job.end)
         _need(job.start <= job.end, f"{name} ends before it starts")
@@ -92,25 +115,37 @@ class _Check:
         _need(not full or job.steps == self.header.local_steps, f"{name} has {job.steps} steps")
         _need(job.steps <= self.header.local_steps, f"{name} has more than {self.header.local_steps} steps")
         _need(job.fate != "interrupted" or self.header.interruptible, f"{name} was interrupted")
-        before = self.last.get(job.client)
-        _need(job.index == (before.index + 1 if before else 0), f"{name} is out of order")
-        _need(before is None or job.start >= before.end, f"{name} starts while the one before is running")
-        _need(
-            self.header.repeats or (job.client, job.version) not in self.starts, f"{name} repeats version {job.version}"
-        )
-        self.starts.add((job.client, job.version))
-        self.last[job.client] = job
-        self.jobs[job.client, job.index] = job
+        index, _, end = self.last.get(job.client, (-1, -1, -math.inf))
+        _need(job.index == index + 1 or (self.header.lean and job.index > index), f"{name} is out of order")
+        _need(job.start >= end, f"{name} starts while the one before is running")
+        own = self.done[job.version]
+        _need(self.header.repeats or job.client not in own.clients, f"{name} repeats version {job.version}")
+        own.clients.add(job.client)
+        own.jobs[job.client, job.index] = job
+        self.last[job.client] = (job.index, job.version, job.end)
 
     def _uploaded(self, upload: Uploaded) -> None:
         key = (upload.client, upload.index)
         self._clock(upload.start)
-        _need(key in self.jobs, f"an upload of {key}, which is no finished job")
-        _need(self.jobs[key].fate in ("ended", "interrupted"), f"an upload of {key}, which was lost")
-        _need(upload.start >= self.jobs[key].end, f"an upload of {key} before its end")
+        own = self._found(key)
+        if own is None:
+            known = upload.index <= self.last.get(upload.client, (-1, -1, 0.0))[0]
+            why = "a second upload, or one that nobody needs: its version was freed" if known else "no finished job"
+            raise PlanError(f"an upload of {key}, which is {why}")
+        job = own.jobs[key]
+        _need(job.fate in ("ended", "interrupted"), f"an upload of {key}, which was lost")
+        _need(upload.start >= job.end, f"an upload of {key} before its end")
         _need(upload.end >= upload.start, f"an upload of {key} that arrives before it leaves")
-        _need(key not in self.arrivals, f"a second upload of {key}")
-        self.arrivals[key] = upload.end
+        _need(key not in own.arrivals, f"a second upload of {key}")
+        own.arrivals[key] = upload.end
+
+    def _found(self, key: tuple[int, int]) -> _Done | None:
+        """Where a job is remembered: mostly with its client's last."""
+        index, version, _ = self.last.get(key[0], (-1, -1, 0.0))
+        own = self.done.get(version) if index == key[1] else None
+        if own is not None:
+            return own
+        return next((own for own in self.done.values() if key in own.jobs), None)
 
     def _round(self, record: Round) -> None:
         self._clock(record.time)
@@ -122,15 +157,18 @@ class _Check:
         _need(abs(math.fsum(a for _, a in merge.past) - 1.0) < 1e-9, f"{name}: past coefficients do not sum to one")
         for update, weight in merge.updates:
             key = (update.client, update.index)
-            _need(key in self.jobs, f"{name} merges {key}, which is no finished job")
-            job = self.jobs[key]
-            _need((job.version, job.steps) == (update.version, update.steps), f"{name}: {key} is not as it was trained")
-            _need(self.arrivals.get(key, math.inf) <= record.time, f"{name} merges {key} before it arrived")
-            _need(key not in self.merged, f"{key} is merged twice")
-            _need(0 <= update.version <= self.version, f"{name}: start version {update.version} is out of range")
-            _need(update.version in self.made, f"{name} needs version {update.version}, which was freed")
+            own = self.done.get(update.version)
+            job = None if own is None else own.jobs.get(key)
+            if own is None or job is None:
+                _need(self._found(key) is None, f"{name} merges {key} not as it was trained")
+                _need(0 <= update.version <= self.version, f"{name}: start version {update.version} is out of range")
+                _need(update.version in self.made, f"{name} needs version {update.version}, which was freed")
+                raise PlanError(f"{name} merges {key}, which is no finished job")
+            _need(job.steps == update.steps, f"{name} merges {key} not as it was trained")
+            _need(own.arrivals.get(key, math.inf) <= record.time, f"{name} merges {key} before it arrived")
+            _need(key not in own.merged, f"{key} is merged twice")
             _need(weight < 0.0 and math.isfinite(weight), f"{name}: coefficient {weight} of {key}")
-            self.merged.add(key)
+            own.merged.add(key)
         limit = self.header.updates_per_round
         _need(len(merge.updates) <= limit, f"{name} merges {len(merge.updates)} updates; {limit} are asked for")
         _need(bool(merge.updates), f"{name} merges nothing")
@@ -142,6 +180,7 @@ class _Check:
         self.short = False
         self.version = merge.version
         self.made[merge.version] = record.time
+        self.done[merge.version] = _Done()
         for version in record.freed:
             _need(version in self.made and version != self.version, f"{name} frees version {version}")
-            del self.made[version]
+            del self.made[version], self.done[version]

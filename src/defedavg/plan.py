@@ -33,6 +33,7 @@ class Header:
     seed: int
     repeats: bool
     interruptible: bool
+    lean: bool = False  # jobs that were never uploaded are left out, and a job is recorded when it is uploaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +115,7 @@ class Plan:
     @classmethod
     def collect(cls, timeline: Timeline, rounds: int) -> Plan:
         """Plan so many rounds (fewer if every client is lost)."""
-        taken: list[Record] = []
-        stream: Iterator[Record] = iter(timeline)
-        for record in stream if rounds > 0 else ():
-            taken.append(record)
-            if isinstance(record, Round) and record.merge.version >= rounds:
-                break
-        return cls(timeline.header, (*taken, *timeline.unfinished()))
+        return cls(timeline.header, tuple(records(timeline, rounds)))
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
@@ -174,6 +169,15 @@ class Plan:
         from .invariants import check
 
         check(self)
+
+
+def records(timeline: Timeline, rounds: int) -> Iterator[Record]:
+    """The records of a plan of so many rounds, one after the other, without holding it."""
+    for record in timeline if rounds > 0 else ():
+        yield record
+        if isinstance(record, Round) and record.merge.version >= rounds:
+            break
+    yield from timeline.unfinished()
 
 
 def moment(record: Record) -> float:

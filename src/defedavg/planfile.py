@@ -17,21 +17,23 @@ Times are seconds. Numbers are written so that they read back exactly.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from .errors import UserError
-from .files import write_whole
+from .files import writing
 from .plan import Absence, Fate, Header, Job, Record, Replacement, Round, Sent, Stall, Uploaded
 from .protocol import Merge, Update
 
 FORMAT = "defedavg-plan"
 VERSION = 1
+T = TypeVar("T")
 
 
 def encode(item: Header | Record) -> str:
@@ -41,7 +43,10 @@ def encode(item: Header | Record) -> str:
 
 def _plain(item: Header | Record) -> Any:
     if isinstance(item, Header):
-        return {"format": FORMAT, "format_version": VERSION, **asdict(item)}
+        said = asdict(item)
+        if not item.lean:  # so that a plan that leaves nothing out has the lines and the hash it always had
+            del said["lean"]
+        return {"format": FORMAT, "format_version": VERSION, **said}
     if isinstance(item, Job):
         return ["job", item.client, item.index, item.version, item.steps, item.start, item.end, item.fate]
     if isinstance(item, Uploaded):
@@ -60,41 +65,82 @@ def _plain(item: Header | Record) -> Any:
 
 def write(path: str | Path, lines: Iterable[str]) -> None:
     """Write the lines, compressed if the name ends in .gz."""
-    path = Path(path)
-    data = "".join(line + "\n" for line in lines).encode()
-    write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    for _ in _written(Path(path), lines, str):
+        pass
+
+
+def saved(path: str | Path, header: Header, records: Iterable[Record]) -> Iterator[Record]:
+    """The same records, each written before it is given on; the file is in its place when the last one has been."""
+    items = _written(Path(path), itertools.chain([header], records), encode)
+    next(items)
+    for item in items:
+        assert not isinstance(item, Header)
+        yield item
+
+
+def _written(path: Path, items: Iterable[T], line: Callable[[T], str]) -> Iterator[T]:
+    """Write line by line beside the path, then move there in one stroke; nothing is held."""
+    scratch = path.with_name(path.name + ".part")
+    try:
+        with writing(path), scratch.open("wb") as file:
+            # Without a name and a time in it, the same plan is the same file.
+            packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else None
+            for item in items:
+                (packed or file).write(line(item).encode() + b"\n")
+                yield item
+            if packed:
+                packed.close()
+        with writing(path):
+            scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def read(path: str | Path) -> tuple[Header, list[Record]]:
     """Read a plan file; every value is checked."""
+    header, records = stream(path)
+    return header, list(records)
+
+
+def stream(path: str | Path) -> tuple[Header, Iterator[Record]]:
+    """The header of a plan file, and its records as they are read: nothing is held."""
     path = Path(path)
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise UserError(f"the plan {path} cannot be read: {error}") from None
-    lines = text.splitlines()
-    if not lines:
+    lines = _lines(path)
+    first = next(lines, None)
+    if first is None:
         raise UserError(f"the plan {path} is empty")
     try:
-        header = _header(json.loads(lines[0]))
+        header = read_header(json.loads(first))
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path}, line 1: not the header of a plan ({error})") from None
-    records = []
-    for number, line in enumerate(lines[1:], start=2):
+    return header, _records(path, lines)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for line in file:
+                yield line.decode()
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UserError(f"the plan {path} cannot be read: {error}") from None
+
+
+def _records(path: Path, lines: Iterator[str]) -> Iterator[Record]:
+    for number, line in enumerate(lines, start=2):
         try:
-            records.append(_record(json.loads(line)))
+            yield _record(json.loads(line))
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not a record of a plan ({error})") from None
-    return header, records
 
 
-def _header(found: Any) -> Header:
+def read_header(found: Any) -> Header:
+    """The first line of a file, checked."""
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
         raise ValueError("not a plan")
     version = found.pop("format_version", None)
     if type(version) is not int or version != VERSION:
         raise ValueError(f"format version {_short(version)}, but this program reads {VERSION}")
+    found.setdefault("lean", False)
     if set(found) != {f.name for f in fields(Header)}:
         raise ValueError("wrong fields")
     if not isinstance(found["algorithm"], str):
@@ -102,7 +148,7 @@ def _header(found: Any) -> Header:
     for name in ("num_clients", "updates_per_round", "local_steps"):
         found[name] = _count(found[name])
     found["seed"] = _whole(found["seed"])
-    for name in ("repeats", "interruptible"):
+    for name in ("repeats", "interruptible", "lean"):
         if not isinstance(found[name], bool):
             raise TypeError(f"{name} is not true or false")
     return Header(**found)

@@ -22,6 +22,7 @@ from .keyed import extend, extend_all, key, normal, normal_all, uniform, uniform
 Floats = NDArray[np.float64]
 
 MOST_CLIENTS = 100_000_000
+BLOCK = 1 << 14  # clients whose speeds are made at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,15 @@ class Windows:
         # One moment for everybody who asks while it is closed, and open when it has come, whatever the rounding.
         return max(time, (cycle + 1) * period - shift)
 
+    def opens_all(self, phases: Floats, times: Floats) -> Floats:
+        """``opens`` for many clients, operation by operation; infinity stays infinite."""
+        period = self.on + self.off
+        shift = phases * period
+        known = np.where(np.isfinite(times), times, 0.0)
+        cycle = np.floor((known + shift) / period)
+        opening = np.where(known + shift - cycle * period < self.on, known, (cycle + 1) * period - shift)
+        return np.where(np.isfinite(times), np.maximum(known, opening), times)
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -182,22 +192,32 @@ class Fleet:
             )
 
         with np.errstate(over="ignore", divide="ignore"):
-            slowest, largest = self.step_times.max(), max(self.up_times.max(), self.down_times.max())
-        if not (self.step_times.min() >= 1e-9 and slowest <= 1e9 and largest <= 1e9):
+            quickest, slowest, largest = *self.step_range[:2], max(self.up_times.max(), self.down_times.max())
+        if not (quickest >= 1e-9 and slowest <= 1e9 and largest <= 1e9):
             raise UserError(
                 f"some client needs {slowest:g} s for a step and {largest:g} s for a model; steps must take from 1e-9 "
                 "to 1e9 s and models at most 1e9 s, so change slowness, step_seconds, model_megabytes or the links"
             )
 
-    def _keys(self, purpose: str) -> NDArray[np.uint64]:
-        return extend_all(key(self.seed, purpose), np.arange(self.num_clients))
+    def steps_between(self, first: int, stop: int) -> Floats:
+        """Seconds per local step of the clients from ``first`` up to but not ``stop``, made from their keys."""
+        if self.trace:
+            return self.trace.step_seconds[first:stop]
+        keys = extend_all(key(self.seed, "slowness"), np.arange(first, min(stop, self.num_clients)))
+        return self.step_seconds * self.slowness.draw(keys)
 
     @cached_property
     def step_times(self) -> Floats:
-        """Seconds per local step, for every client."""
-        if self.trace:
-            return self.trace.step_seconds
-        return self.step_seconds * self.slowness.draw(self._keys("slowness"))
+        """Seconds per local step, for every client; 8 bytes each, so only for those who need all of them."""
+        return self.steps_between(0, self.num_clients)
+
+    @cached_property
+    def step_range(self) -> tuple[float, float, float]:
+        """The least, the most and the mean of the seconds that clients need for a local step; nothing is stored."""
+        blocks = (self.steps_between(i, i + BLOCK) for i in range(0, self.num_clients, BLOCK))
+        found = [(float(block.min()), float(block.max()), float(block.sum())) for block in blocks]
+        lows, highs, sums = zip(*found, strict=True)
+        return min(lows), max(highs), math.fsum(sums) / self.num_clients
 
     @cached_property
     def up_times(self) -> Floats:
@@ -211,11 +231,11 @@ class Fleet:
 
     def _transfer(self, mbps: float | Floats) -> Floats:
         seconds = self.latency_seconds + self.model_megabytes * 8.0 / np.asarray(mbps)
-        return np.broadcast_to(seconds, (self.num_clients,)).astype(np.float64)
+        return np.broadcast_to(np.asarray(seconds, np.float64), (self.num_clients,))  # one value, where all are alike
 
     @cached_property
-    def _phases(self) -> Floats:
-        return uniform_all(self._keys("phase"))
+    def _phase_key(self) -> int:
+        return key(self.seed, "phase")
 
     @cached_property
     def _jitter_key(self) -> int:
@@ -241,7 +261,15 @@ class Fleet:
 
     def opens(self, client: int, time: float) -> float:
         """The first moment at or after ``time`` at which the client can be reached."""
-        return time if self.availability is None else self.availability.opens(float(self._phases[client]), time)
+        if self.availability is None:
+            return time
+        return self.availability.opens(uniform(extend(self._phase_key, client)), time)
+
+    def opens_all(self, clients: NDArray[np.int64], times: Floats) -> Floats:
+        """``opens`` for many clients and moments."""
+        if self.availability is None:
+            return times
+        return self.availability.opens_all(uniform_all(extend_all(self._phase_key, clients)), times)
 
     @property
     def absences(self) -> Mapping[int, tuple[float, float]]:
@@ -256,7 +284,26 @@ class Fleet:
     def round_trip(self, local_steps: int) -> float:
         """The longest time from sending a model to the arrival of its update, jitter aside."""
         closed = self.availability.off if self.availability else 0.0
+        if self.trace is None:  # all links are alike, and rounding keeps order: the slowest client is the slowest
+            step, up, down = self.step_range[1], float(self.up_times[0]), float(self.down_times[0])
+            return closed + (step * local_steps + up + down)
         return closed + float(np.max(self.step_times * local_steps + self.up_times + self.down_times))
+
+
+class StepTimes:
+    """Seconds per local step by client, made block by block when first asked for."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._blocks: dict[int, list[float]] = {}
+
+    def __getitem__(self, client: int) -> float:
+        number, place = divmod(client, BLOCK)
+        block = self._blocks.get(number)
+        if block is None:
+            first = number * BLOCK
+            block = self._blocks[number] = self._fleet.steps_between(first, first + BLOCK).tolist()
+        return block[place]
 
 
 PAPER = {

@@ -3,39 +3,51 @@
 runs/NAME/
   config.toml        the study, every key written out
   metrics.jsonl      one line per measurement, appended as it is made
+  metrics.parquet    the same as a table, at the end, where pyarrow is installed
   summary.json       one entry per algorithm × swept point × seed, rewritten whole after every run
   plans/*.jsonl.gz   one plan per run
+  weights/*          the last version of every run
+  checkpoints/*      while it is under way: where it can be taken up
+  split.json         samples of every client by class, of the first setting and seed
   plots/*            PNG and PDF
+  report.html        the page of all this
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+import safetensors.torch
 import torch
 
 from . import __version__
+from .checkpoints import Shelf
 from .config import Point, Study
 from .errors import UserError
 from .execute import Evaluation, Progress
-from .files import write_whole, writing
+from .files import Claim, file_name, read_text, write_whole, writing
+from .journal import Journal, Mark, read
 from .plan import Plan
 from .profiles import Fleet
+from .provenance import provenance
 from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
+from .resume import Keeper, Sitting, check_study, evaluation, finished_entries, load
 from .simulation import Simulation, make_goal, make_timeline
 from .stats import summarise
+from .store import OURS
 from .sweep import Event, Finished, Item, Means, Sweep, Watch
 from .tasks import class_counts
 
-OURS = ("config.toml", "metrics.jsonl", "summary.json", "plans", "plots", "points.jsonl")
+SHOWN = 1_000  # clients in the drawing of a split
+MEASURED = {f.name for f in fields(Evaluation)}
 
 
 def open_folder(path: Path, force: bool) -> None:
@@ -57,28 +69,63 @@ def open_folder(path: Path, force: bool) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def file_name(label: str, seed: int) -> str:
-    """A file name for a run."""
-    return re.sub(r"[^A-Za-z0-9._=-]+", "_", f"{label} seed={seed}")
-
-
 class Run:
-    """A study being carried out in its folder."""
+    """A study being carried out in its folder; ``notes`` is what a user should know.
 
-    def __init__(self, study: Study, folder: Path, *, force: bool = False, means: Means | None = None) -> None:
+    With ``resume`` it goes on where an earlier sitting ended, if there was one. ``every`` is how many real seconds pass
+    from one checkpoint to the next; None: a minute, or more where that would take more than a twentieth of the time.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        folder: Path,
+        *,
+        force: bool = False,
+        means: Means | None = None,
+        resume: bool = False,
+        every: float | None = None,
+    ) -> None:
+        if force and resume:
+            raise UserError("--force begins anew and --resume goes on; give one of them")
         self.study = study
         self.folder = folder
-        self.sweep = Sweep(means or Means())
+        self.sweep = Sweep(means or Means(), self._rest)
         self.points = study.points()
         self.entries: list[dict[str, Any]] = []
         self.curves: list[Curve] = []
+        self.finished = False
+        self._items = [Item(point, point.settings, seed) for point in self.points for seed in study.seeds]
+        self._numbers = {item: number for number, item in enumerate(self._items)}
+        self._shelf = Shelf(folder / "checkpoints")
+        self._keeper = Keeper(self._shelf, study, every)
+        self._journal: Journal | None = None
+        self._sitting = Sitting(Mark(), [], {}, None)
+        self._measured: dict[str, list[Evaluation]] = {}
         self._check()
-        open_folder(folder, force)
+        means = self.sweep.means
+        self._provenance = provenance(executor=means.executor, device=means.device, precision=means.precision)
+        self._claim = Claim(folder)
+        try:
+            if resume and any(folder.iterdir()):
+                self._take_up()
+            else:
+                open_folder(folder, force)
+        except BaseException:
+            self._claim.release()
+            raise
         with writing(folder):
-            for name in ("plans", "plots"):
+            for name in ("plans", "weights", "plots"):
                 (folder / name).mkdir(exist_ok=True)
         write_whole(folder / "config.toml", study.to_toml().encode())
-        self._save_summary(finished=False)
+        self._save_split()
+        if not self.finished:
+            self._save_summary(finished=False)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know."""
+        return self.sweep.notes
 
     def _check(self) -> None:
         """Find what cannot work before anything is written."""
@@ -87,38 +134,85 @@ class Run:
                 make_timeline(point.settings, seed)
                 self.sweep.task(point.settings, seed)
 
+    def _take_up(self) -> None:
+        """Find out where an earlier sitting ended; nothing is written."""
+        ours = all(path.name.removesuffix(".part") in OURS for path in self.folder.iterdir())
+        config, metrics = self.folder / "config.toml", self.folder / "metrics.jsonl"
+        if not ours and not config.exists():
+            raise UserError(f"{self.folder} holds something else than a run, so it is not taken up; use another name")
+        if config.exists():
+            check_study(self.folder, read_text(config), self.study)
+        over = finished_entries(self.folder / "summary.json")
+        self.finished = over is not None
+        found, notes = (None, []) if self.finished else load(self.folder, self._shelf, self.study, self.sweep.means)
+        self.notes.extend(notes)
+        if found is not None:
+            self._sitting = found
+        elif not self.finished:
+            self.notes.append("there is no checkpoint yet, so it is begun again")
+        self.entries = list(over or self._sitting.entries)
+        text = read_text(metrics) if self.finished else read(metrics, self._sitting.mark).decode()
+        for line in text.splitlines():
+            known = json.loads(line)
+            self._measured.setdefault(_key(known), []).append(evaluation(known))
+        self.curves = [curve_of(_point(item), self._evaluations(item)) for item in self._items if self._is_over(item)]
+
+    def _is_over(self, item: Item) -> bool:
+        return any((_point(item).label, item.seed) == (entry["label"], entry["seed"]) for entry in self.entries)
+
+    def _evaluations(self, item: Item) -> list[Evaluation]:
+        """What an earlier sitting measured of a run."""
+        return self._measured.get(_key(_head(_point(item), item.seed)), [])
+
     def carry_out(self, watch: Watch) -> bool:
         """Run everything; False if Ctrl-C ended it, with all that was measured kept."""
-        metrics = self.folder / "metrics.jsonl"
-        items = [Item(point, point.settings, seed) for point in self.points for seed in self.study.seeds]
-        with writing(metrics), metrics.open("a", encoding="utf-8") as out:
-            try:
-                for event in self.sweep.events(items):
-                    self._take(event, out)
-                    watch(event)
-            except KeyboardInterrupt:
-                for event in self.sweep.interrupt():
-                    self._take(event, out)
-                return False
-        self._save_summary(finished=True)
+        try:
+            if not self.finished:
+                self._journal = Journal(self.folder / "metrics.jsonl", self._sitting.mark)
+                try:
+                    self.finished = self._carry_out(watch)
+                finally:
+                    self._journal.close()
+            if self.finished:
+                self._save_summary(finished=True)
+                self._shelf.clear()
+        finally:
+            self._claim.release()
+        return self.finished
+
+    def _carry_out(self, watch: Watch) -> bool:
+        left = [item for item in self._items if not self._is_over(item)]
+        resumed = {
+            self._items[number]: (standing, self._evaluations(self._items[number]))
+            for number, standing in self._sitting.open.items()
+        }
+        try:
+            for event in self.sweep.events(left, resumed, self._sitting.fit):
+                self._take(event)
+                watch(event)
+        except KeyboardInterrupt:
+            for event in self.sweep.interrupt():
+                self._take(event)
+            return False
         return True
 
-    def _take(self, event: Event, out: TextIO) -> None:
-        point, seed = event.item.name, event.item.seed
-        assert isinstance(point, Point)
+    def _rest(self) -> None:
+        if self._journal is not None and self._keeper.due:
+            self._keeper.keep(self.sweep, self._numbers, self._journal.mark(), self.entries)
+
+    def _take(self, event: Event) -> None:
+        point, seed = _point(event.item), event.item.seed
         if isinstance(event, Finished):
             self._finish(point, seed, event.run, event.wall_seconds)
-        else:
-            self._write(out, point, seed, event.evaluation)
-
-    def _write(self, out: TextIO, point: Point, seed: int, evaluation: Evaluation) -> None:
-        line = {"algorithm": point.settings.algorithm, **dict(point.swept), "seed": seed, **asdict(evaluation)}
-        out.write(json.dumps(finite(line), allow_nan=False) + "\n")
-        out.flush()
+        elif self._journal is not None:
+            line = {**_head(point, seed), **asdict(event.evaluation)}
+            self._journal.append(json.dumps(finite(line), allow_nan=False))
 
     def _finish(self, point: Point, seed: int, run: Simulation, wall: float) -> None:
         plan = run.plan
         plan.save(self.folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
+        weights = safetensors.torch.save(run.executor.named(run.weights))
+        write_whole(self.folder / "weights" / (file_name(point.label, seed) + ".safetensors"), weights)
         self.curves.append(curve_of(point, run.progress.evaluations))
         found = entry_of(
             point, seed, run.progress, plan, run.timeline.fleet, trained=run.executor.updates_trained, wall=wall
@@ -137,15 +231,46 @@ class Run:
             return
         targets = {entry["target_accuracy"] for entry in self.entries}
         draw_curves(plots, self.study.name, self.curves, targets.pop() if len(targets) == 1 else None)
+        if self._split is not None:
+            save(split_map(*self._split), plots / "split")
+
+    @cached_property
+    def _split(self) -> tuple[Any, str] | None:
+        """Samples of clients by classes, and a title; None where there are no classes."""
         task = self.sweep.task(self.points[0].settings, self.study.seeds[0])
-        if task.classes is not None:
-            counts = class_counts(task.clients, task.train.targets.cpu().numpy(), task.classes)
-            save(split_map(counts, f"{task.name}, seed {self.study.seeds[0]}"), plots / "split")
+        if task.classes is None:
+            return None
+        shown = task.clients[:SHOWN]
+        counts = class_counts(shown, task.train.targets.cpu().numpy(), task.classes)
+        part = "" if len(shown) == task.num_clients else f", the first {len(shown)} of {task.num_clients} clients"
+        return counts, f"{task.name}, seed {self.study.seeds[0]}{part}"
+
+    def _save_split(self) -> None:
+        if self._split is not None:
+            counts, title = self._split
+            whole = {"title": title, "counts": counts.tolist()}
+            write_whole(self.folder / "split.json", (json.dumps(whole) + "\n").encode())
 
     def _save_summary(self, *, finished: bool) -> None:
-        whole = {"name": self.study.name, "version": __version__, "finished": finished, "runs": self.entries}
+        head = {"name": self.study.name, "version": __version__, "finished": finished, "provenance": self._provenance}
+        whole = {**head, "runs": self.entries}
         text = json.dumps(whole, indent=1, allow_nan=False) + "\n"
         write_whole(self.folder / "summary.json", text.encode())
+
+
+def _point(item: Item) -> Point:
+    assert isinstance(item.name, Point)
+    return item.name
+
+
+def _head(point: Point, seed: int) -> dict[str, Any]:
+    """What a line of the metrics says of its run."""
+    return {"algorithm": point.settings.algorithm, "label": point.label, **dict(point.swept), "seed": seed}
+
+
+def _key(line: Mapping[str, Any]) -> str:
+    """The run that a line of the metrics is of."""
+    return json.dumps(finite({name: value for name, value in line.items() if name not in MEASURED}))
 
 
 def draw_curves(plots: Path, title: str, curves: Sequence[Curve], target: float | None) -> None:

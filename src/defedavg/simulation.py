@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +10,19 @@ from . import config
 from .algorithms import ALGORITHMS, Setup, algorithm
 from .config import Settings
 from .errors import UserError, unknown
-from .plan import Plan
+from .lean import choose
+from .plan import Plan, Record
 from .profiles import Fleet, Slowness, Windows
 from .timeline import Timeline
 from .traces import read_trace
 
 if TYPE_CHECKING:
-    from .execute import Evaluation, Goal, Lane, Progress, Reference
+    from .execute import Evaluation, Goal, Lane, Meter, Progress, Reference, Rest, Standing, Tally
     from .tasks import Task
 
 
-EXECUTORS = ("batched", "reference")
+LOCAL = ("batched", "reference")
+EXECUTORS = (*LOCAL, "ray")
 
 
 def make_fleet(settings: Settings, seed: int) -> Fleet:
@@ -63,7 +65,7 @@ def make_timeline(settings: Settings, seed: int) -> Timeline:
         seed=seed,
         timeout_seconds=timeout,
     )
-    return Timeline(kind(setup, settings.own_settings), fleet)
+    return choose(kind(setup, settings.own_settings), fleet, settings.clients.record_jobs)
 
 
 def make_plan(settings: Settings, seed: int, rounds: int) -> Plan:
@@ -86,6 +88,7 @@ def named_task(settings: Settings, seed: int) -> Task:
         classes_per_client=t.classes_per_client,
         alpha=t.alpha,
         shards_per_client=t.shards_per_client,
+        samples_per_client=t.samples_per_client,
     )
 
 
@@ -138,17 +141,39 @@ class Simulation:
         self.timeline = make_timeline(settings, seed)
         self.executor = make_executor(settings, seed, self.task)
         self.progress: Progress = Progress()
+        self.meter: Meter | None = None  # of the reference executor, once it is under way
+        self._from: Standing | None = None
+
+    def resume(self, standing: Standing, evaluations: Iterable[Evaluation]) -> None:
+        """Go on from where an earlier sitting stood, and from what it had measured; to be called before anything."""
+        standing.restore(self.executor, self.progress, evaluations)
+        self._from = standing
+
+    def _taken_up(self) -> tuple[Iterator[Record], Tally]:
+        """What is left of the plan, and what was counted before."""
+        from .execute import Tally
+
+        stream = iter(self.timeline)
+        return (stream, Tally()) if self._from is None else (self._from.skip(stream), self._from.tally)
+
+    def drive(self, rest: Rest = lambda: None) -> Iterator[Evaluation]:
+        """The measurements from the reference executor."""
+        from .execute import Meter, drive
+
+        records, tally = self._taken_up()
+        goal = make_goal(self.settings)
+        self.meter = Meter(self.task, goal, self.progress, tally)
+        return drive(records, self.executor, goal, self.meter, rest)
 
     def __iter__(self) -> Iterator[Evaluation]:
-        from .execute import drive
-
-        return drive(self.timeline, self.executor, make_goal(self.settings), self.progress)
+        return self.drive()
 
     def lane(self) -> Lane:
         """The run for the batched executor, which reads its plan ahead."""
         from .execute import Lane
 
-        return Lane(self.executor, iter(self.timeline), make_goal(self.settings), self.progress)
+        records, tally = self._taken_up()
+        return Lane(self.executor, records, make_goal(self.settings), self.progress, tally=tally)
 
     def batched(self) -> Iterator[Evaluation]:
         """The same measurements from the batched executor; from the reference, if the model cannot be stacked."""
@@ -204,8 +229,8 @@ def simulate(
     A ``task`` of your own (see ``make_task``) brings its own clients, and is computed on the device where its data are;
     without one the settings name it. ``executor`` is "batched" or "reference".
     """
-    if executor not in EXECUTORS:
-        raise unknown("executor", executor, EXECUTORS)
+    if executor not in LOCAL:
+        raise unknown("executor", executor, LOCAL)
     if not isinstance(seed, int):
         raise UserError(f"seed is {seed!r}; it must be a whole number")
     tables: dict[str, Any] = {"algorithms": [algorithm]}

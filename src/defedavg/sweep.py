@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .config import Settings
 from .errors import UserError, unknown
-from .execute import CannotStack, Evaluation, Lane, Status, Trainer, drive_batched
+from .execute import CannotStack, Evaluation, Lane, Progress, Rest, Standing, Status, Trainer, drive_batched
 from .execute.memory import parse_memory
 from .execute.precision import DEFAULT, check_precision, computing_in
 from .simulation import EXECUTORS, Simulation, named_task
 from .tasks import Data, Task
+
+if TYPE_CHECKING:
+    from .cluster import Crew
 
 
 def choose_device(name: str) -> str:
@@ -36,6 +39,7 @@ class Means:
     width: int | None = None  # jobs in a batch at most
     memory: int | None = None  # bytes
     precision: str = "float32"
+    ray_address: str | None = None  # of a cluster; None: one on this machine alone
 
     def __post_init__(self) -> None:
         if self.executor not in EXECUTORS:
@@ -46,12 +50,31 @@ class Means:
 
     @classmethod
     def choose(
-        cls, executor: str, device: str, width: int | None = None, memory: str | None = None, precision: str = "auto"
+        cls,
+        executor: str,
+        device: str,
+        width: int | None = None,
+        memory: str | None = None,
+        precision: str = "auto",
+        ray_address: str | None = None,
     ) -> Means:
-        """From what was asked for on the command line."""
-        device = choose_device(device)
+        """From what was asked for on the command line; a cluster is joined now, to see what it has."""
+        size = None if memory is None else parse_memory(memory)
+        if executor == "ray":
+            from .cluster import choose_device as of_cluster
+
+            device = of_cluster(ray_address, device)
+        elif ray_address is not None:
+            raise UserError("--ray-address is for --executor ray; give both")
+        else:
+            device = choose_device(device)
         precision = DEFAULT[device] if precision == "auto" else precision
-        return cls(executor, device, width, None if memory is None else parse_memory(memory), precision)
+        return cls(executor, device, width, size, precision, ray_address)
+
+    @property
+    def here(self) -> str:
+        """The device of this process."""
+        return "cpu" if self.executor == "ray" else self.device
 
     def trainer(self, run: Simulation) -> Trainer:
         """For all runs that are like this one but for seed, algorithm and rates."""
@@ -74,6 +97,21 @@ class Item:
     seed: int
 
 
+def part(settings: Settings, evaluation: Evaluation) -> float:
+    """How much of what it may take a run has taken."""
+    return max(evaluation.round / settings.stop.max_rounds, evaluation.seconds / settings.stop.max_seconds)
+
+
+class Holdable(Protocol):
+    """A run that can be let wait for others, and dropped by its status."""
+
+    held: bool
+
+    @property
+    def progress(self) -> Progress:
+        """Where it stands."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
     """Something was measured; ``lane`` is there if the run shares batches."""
@@ -81,13 +119,12 @@ class Measured:
     item: Item
     run: Simulation
     evaluation: Evaluation
-    lane: Lane | None
+    lane: Holdable | None
 
     @property
     def part(self) -> float:
         """How much of what it may take the run has taken."""
-        stop = self.item.settings.stop
-        return max(self.evaluation.round / stop.max_rounds, self.evaluation.seconds / stop.max_seconds)
+        return part(self.item.settings, self.evaluation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,13 +140,34 @@ Event = Measured | Finished
 Watch = Callable[[Event], None]
 """Told of everything that happens."""
 
+Resumed = tuple[Standing, Sequence[Evaluation]]
+"""Where a run stood at the end of an earlier sitting, and what it had measured."""
+
+
+def group_of(settings: Settings) -> Hashable:
+    """The same for runs that can share batches."""
+    task = settings.task
+    return task.data, task.model, task.normalise, settings.training.batch_size
+
 
 class Sweep:
-    """Carries out runs and tells of them as they go; ``notes`` is what a user should know."""
+    """Carries out runs and tells of them as they go; ``notes`` is what a user should know.
 
-    def __init__(self, means: Means) -> None:
+    ``rest`` is called wherever all that was computed has been told of: ``standings`` is then where every run under way
+    stands, and ``fit`` is the width and the room of its batches. ``pauses`` are the parts of its time at which whoever
+    listens will let a run wait: on a cluster it must know them beforehand.
+    """
+
+    def __init__(self, means: Means, rest: Rest = lambda: None, pauses: Sequence[float] = ()) -> None:
         self.means = means
+        self._pauses = tuple(pauses)
+        self._crew: Crew | None = None
         self.notes: list[str] = []
+        self._rest = rest
+        self._resumed: Mapping[Item, Resumed] = {}
+        self._fit: tuple[int, int] | None = None
+        self._trainer: Trainer | None = None
+        self._lanes: dict[Item, Lane] = {}
         self._tasks: dict[Any, Task] = {}
         self._data: dict[int, tuple[Data, Data]] = {}  # by id, which stays taken while the original is kept
         self._open: dict[Item, tuple[Simulation, float]] = {}
@@ -120,24 +178,47 @@ class Sweep:
         if key not in self._tasks:
             task = named_task(settings, seed)
             train, test = (
-                self._data.setdefault(id(data), (data, data.to(self.means.device)))[1]
-                for data in (task.train, task.test)
+                self._data.setdefault(id(data), (data, data.to(self.means.here)))[1] for data in (task.train, task.test)
             )
             self._tasks[key] = replace(task, train=train, test=test)
         return self._tasks[key]
 
-    def events(self, items: Sequence[Item]) -> Iterator[Event]:
-        """Everything that is measured, and every run that ends."""
+    def events(
+        self, items: Sequence[Item], resumed: Mapping[Item, Resumed] | None = None, fit: tuple[int, int] | None = None
+    ) -> Iterator[Event]:
+        """Everything that is measured, and every run that ends; ``resumed`` are those that were under way before."""
+        self._resumed, self._fit = resumed or {}, fit
+        if self.means.executor == "ray":
+            yield from self._on_cluster(items)
+            return
         groups: dict[Any, list[Item]] = {}
         for item in items:
-            t = item.settings.task
-            groups.setdefault((t.data, t.model, t.normalise, item.settings.training.batch_size), []).append(item)
+            groups.setdefault(group_of(item.settings), []).append(item)
         with computing_in(self.means.precision):
             for group in groups.values():
                 yield from self._group(group)
 
+    def standings(self) -> dict[Item, Standing]:
+        """Where every run under way stands, in the order in which they were begun; to be asked at a rest."""
+        found = {}
+        for item, (run, _) in self._open.items():
+            if self._crew is not None:
+                found[item] = self._crew.stood[item]
+            elif item in self._lanes and self._trainer is not None:
+                found[item] = Standing.of_lane(self._lanes[item], self._trainer)
+            elif run.meter is not None:
+                found[item] = Standing.of(run.executor, run.meter, run.progress)
+        return found
+
+    @property
+    def fit(self) -> tuple[int, int] | None:
+        """Jobs in a batch, and trained updates that may wait, of the runs under way."""
+        return (self._trainer.width, self._trainer.room) if self._trainer and self._lanes else None
+
     def interrupt(self) -> list[Finished]:
         """Break off what is under way; gives it as it stands."""
+        if self._crew is not None:
+            self._crew.dismiss()
         for run, _ in self._open.values():
             if run.progress.status is Status.RUNNING:
                 run.progress.status = Status.INTERRUPTED
@@ -145,13 +226,28 @@ class Sweep:
 
     def _begin(self, item: Item) -> Simulation:
         if item not in self._open:
-            run = Simulation(item.settings, item.seed, self.task(item.settings, item.seed))
-            self._open[item] = run, time.perf_counter()
+            run, before = Simulation(item.settings, item.seed, self.task(item.settings, item.seed)), 0.0
+            if item in self._resumed:
+                standing, evaluations = self._resumed[item]
+                run.resume(standing, evaluations)
+                before = standing.tally.wall_seconds
+            self._open[item] = run, time.perf_counter() - before
         return self._open[item][0]
 
     def _finish(self, item: Item) -> Finished:
         run, began = self._open.pop(item)
+        self._lanes.pop(item, None)
         return Finished(item, run, time.perf_counter() - began)
+
+    def _on_cluster(self, items: Sequence[Item]) -> Iterator[Event]:
+        from .cluster import Crew
+
+        self._crew = Crew(self.means, self._pauses, self.notes)
+        started = {item: standing for item, (standing, _) in self._resumed.items()}
+        for event in self._crew.events(items, started, self._begin, group_of, self._rest):
+            if isinstance(event, Finished):
+                del self._open[event.item]
+            yield event
 
     def _group(self, group: Sequence[Item]) -> Iterator[Event]:
         if self.means.executor == "batched":
@@ -164,20 +260,26 @@ class Sweep:
                 return
         for item in group:
             run = self._begin(item)
-            for evaluation in run:
+            for evaluation in run.drive(self._rest):
                 yield Measured(item, run, evaluation, None)
             yield self._finish(item)
 
     def _together(self, group: Sequence[Item], trainer: Trainer) -> Iterator[Event]:
         begun: dict[Lane, Item] = {}
+        self._trainer = trainer
 
-        def lanes() -> Iterator[Lane]:
-            for item in group:
-                lane = self._begin(item).lane()
-                begun[lane] = item
-                yield lane
+        def begin(item: Item) -> Lane:
+            lane = self._lanes[item] = self._begin(item).lane()
+            begun[lane] = item
+            return lane
 
-        for lane, evaluation in drive_batched(lanes(), trainer):
+        resumed = [begin(item) for item in self._resumed if item in group]
+        if resumed and self._fit is not None:
+            trainer.width, trainer.room = self._fit
+        for lane in resumed:
+            self._resumed[begun[lane]][0].restore_lane(lane, trainer)
+        others = (begin(item) for item in group if item not in self._resumed)
+        for lane, evaluation in drive_batched(others, trainer, resumed, self._rest):
             item = begun[lane]
             if evaluation is not None:
                 yield Measured(item, self._open[item][0], evaluation, lane)

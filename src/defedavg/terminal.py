@@ -37,3 +37,27 @@ Memory = Annotated[
 Precision = Annotated[
     str, typer.Option(help="Of products: float32, or on CUDA tf32 or bf16; auto is tf32 on CUDA, float32 elsewhere.")
 ]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on where this study was broken off, to the same numbers bit for bit.")
+]
+Every = Annotated[
+    float | None,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="SECONDS",
+        help="Real seconds from one checkpoint to the next; a minute, or more if they are large. inf: none.",
+    ),
+]
+Executor = Annotated[
+    str,
+    typer.Option(help="batched: many clients in one step; reference: one job after the other; ray: over a cluster."),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Of a Ray cluster, or auto; RAY_ADDRESS if not given, else this machine alone."
+    ),
+]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also write logs for TensorBoard, beside the other results.")
+]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from .agenda import Agenda
 from .algorithms import Server
 from .plan import Absence, Fate, Header, Job, Record, Replacement, Round, Sent, Stall, Uploaded
-from .profiles import Fleet
+from .profiles import Fleet, Floats, StepTimes
 from .protocol import (
     Broadcast,
     Client,
@@ -36,13 +36,14 @@ from .protocol import (
 from .versions import Broadcasts, Versions
 
 
-class _Event:
+class Happens:
     """What can happen; the tens are the priority: arrivals, deliveries, dispatches, timers."""
 
     ENDED = 0
     ARRIVED = 1
     DIED = 2
     RETURNED = 3
+    FIRST = 4
     MODEL = 10
     REQUEST = 11
     GO = 20
@@ -51,7 +52,7 @@ class _Event:
 
 
 @dataclass(slots=True)
-class _Running:
+class Running:
     """The job a client is at, or last was at."""
 
     index: int
@@ -61,8 +62,15 @@ class _Running:
     step: float
 
 
+def _seconds(times: Floats) -> list[float]:
+    """As a list; where all are the same value it is there once."""
+    return [float(times[0])] * len(times) if times.strides == (0,) else times.tolist()
+
+
 class Timeline:
     """Iterate to plan: yields records in the order of events, for ever, or until every client is lost."""
+
+    lean = False  # whether jobs that no merge uses are left out
 
     def __init__(self, server: Server, fleet: Fleet) -> None:
         if fleet.num_clients != server.setup.num_clients:
@@ -75,17 +83,19 @@ class Timeline:
         self._agenda = Agenda(self._span(fleet))
         self._sequence = 0
         self._clients: dict[int, Client] = {}
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
         self._done: dict[tuple[int, int], Update] = {}  # finished, not yet arrived
         self._idle: dict[int, None] = {}
         self._out: list[Record] = []
-        self._steps_of = fleet.step_times.tolist()
-        self._up = fleet.up_times.tolist()
-        self._down = fleet.down_times.tolist()
+        self._steps_of = StepTimes(fleet)
+        self._up = _seconds(fleet.up_times)
+        self._down = _seconds(fleet.down_times)
         self._broadcasts = Broadcasts(self._down)
         self._versions = Versions(self._broadcasts, server.broadcasts)
+        self._slack = 0.0  # how much longer than it takes to receive it a version may be started from
         self._lost_for_good = 0
         self._away: dict[int, float] = {}  # until when clients are gone
+        self._quiet = not (server.broadcasts or self.rule.holds or fleet.lossy)  # one model at a time, and no requests
         self._begun = False
         self.handled = 0  # events so far
 
@@ -101,6 +111,7 @@ class Timeline:
             seed=setup.seed,
             repeats=self.rule.repeats,
             interruptible=self.rule.interruptible,
+            lean=self.lean,
         )
 
     def __iter__(self) -> Iterator[Record]:
@@ -108,8 +119,8 @@ class Timeline:
             raise ValueError("a timeline runs once; make another to plan again")
         self._begun = True
         for client, (leaves, _) in sorted(self.fleet.absences.items()):
-            self._push(leaves, _Event.DIED, client)
-        self._serve(self.server.start())
+            self._push(leaves, Happens.DIED, client)
+        self._begin(self.server.start())
         while self._agenda and self._lost_for_good < self.fleet.num_clients:
             self.now, _, client, _, event, detail = self._agenda.pop()
             self.handled += 1
@@ -118,6 +129,9 @@ class Timeline:
                 yield from self._out
                 self._out.clear()
         yield Stall(self.now)
+
+    def _begin(self, actions: list[ServerAction]) -> None:
+        self._serve(actions)
 
     def unfinished(self) -> list[Job]:
         """The jobs that are running now."""
@@ -131,7 +145,7 @@ class Timeline:
 
     def _span(self, fleet: Fleet) -> float:
         """The span of an agenda's bucket: a few hundred events, if every client is busy."""
-        return float(fleet.step_times.mean()) * self.steps * 100.0 / fleet.num_clients
+        return fleet.step_range[2] * self.steps * 100.0 / fleet.num_clients
 
     def _push(self, time: float, event: int, client: int, detail: int = 0) -> None:
         self._sequence += 1
@@ -144,21 +158,21 @@ class Timeline:
         return found
 
     def _handle(self, event: int, client: int, detail: int) -> None:
-        if event == _Event.ENDED:
+        if event == Happens.ENDED:
             self._ended(client, detail)
-        elif event == _Event.ARRIVED:
+        elif event == Happens.ARRIVED:
             self._arrived(client, detail)
-        elif event == _Event.GO:
+        elif event == Happens.GO:
             self._go(client)
-        elif event == _Event.MODEL:
+        elif event == Happens.MODEL:
             self._model(client, detail)
-        elif event == _Event.REQUEST:
+        elif event == Happens.REQUEST:
             self._request(client)
-        elif event == _Event.TIMER:
+        elif event == Happens.TIMER:
             self._serve(self.server.timer(detail))
-        elif event == _Event.SETTLED:
+        elif event == Happens.SETTLED:
             self._serve(self.server.settled())
-        elif event == _Event.DIED:
+        elif event == Happens.DIED:
             self._died(client, detail)
         else:
             self._returned(client)
@@ -176,7 +190,7 @@ class Timeline:
     def _go(self, client: int) -> None:
         """Let a client start if it can; otherwise see to it that it is woken."""
         machine = self._client(client)
-        if machine.phase is not Phase.IDLE or self._later(client, _Event.GO):
+        if machine.phase is not Phase.IDLE or self._later(client, Happens.GO):
             return
         newest = self._broadcasts.newest(client, self.now)
         if newest >= 0:
@@ -189,7 +203,7 @@ class Timeline:
             if coming is None:
                 self._idle[client] = None
             else:
-                self._push(coming, _Event.GO, client)
+                self._push(coming, Happens.GO, client)
 
     def _model(self, client: int, version: int) -> None:
         """A version sent to this client alone arrives."""
@@ -198,7 +212,10 @@ class Timeline:
             self._versions.release(version)
             return
         self._versions.mailed(client, version)
-        self._push(self.now, _Event.GO, client)
+        if self._quiet and machine.phase is Phase.IDLE:
+            self._go(client)  # nothing else of this moment can concern it
+        else:
+            self._push(self.now, Happens.GO, client)
 
     def _ended(self, client: int, index: int) -> None:
         machine, job = self._clients[client], self._running[client]
@@ -207,7 +224,7 @@ class Timeline:
         self._finish(client, job, self.steps, "ended")
         self._act(client, machine.ended())
         if self.rule.holds:
-            self._push(self.now, _Event.GO, client)
+            self._push(self.now, Happens.GO, client)
 
     def _arrived(self, client: int, index: int) -> None:
         update = self._done.pop((client, index), None)
@@ -216,15 +233,16 @@ class Timeline:
         machine = self._clients[client]
         if machine.phase is Phase.SENDING:
             machine.sent()
-            self._push(self.now, _Event.GO, client)
+            if self.server.broadcasts or machine.inbox is not None:
+                self._push(self.now, Happens.GO, client)
         self._serve(self.server.arrived(update))
 
     def _request(self, client: int) -> None:
         machine = self._client(client)
-        if machine.phase is Phase.GONE or self._later(client, _Event.REQUEST):
+        if machine.phase is Phase.GONE or self._later(client, Happens.REQUEST):
             return
         self._act(client, machine.request())
-        self._push(self.now, _Event.GO, client)
+        self._push(self.now, Happens.GO, client)
 
     def _died(self, client: int, detail: int) -> None:
         """A client is lost: at a time given for it (detail 0), or by chance in the middle of job ``detail − 1``."""
@@ -244,7 +262,7 @@ class Timeline:
         if math.isinf(back):
             self._lost_for_good += 1
         else:
-            self._push(back, _Event.RETURNED, client)
+            self._push(back, Happens.RETURNED, client)
 
     def _returned(self, client: int) -> None:
         if self.now < self._away[client] or self._client(client).phase is not Phase.GONE:
@@ -252,7 +270,7 @@ class Timeline:
         self._client(client).returned()
         self._broadcasts.joined(client, self.now)
         self._serve(self.server.returned(client))
-        self._push(self.now, _Event.GO, client)
+        self._push(self.now, Happens.GO, client)
 
     # Client actions.
 
@@ -269,13 +287,16 @@ class Timeline:
         self._versions.started(client, action.version)
         step = self._steps_of[client] * self.fleet.pace(client, action.index)
         length = step * self.steps
-        self._running[client] = _Running(action.index, action.version, self.now, self.now + length, step)
+        self._running[client] = Running(action.index, action.version, self.now, self.now + length, step)
         death = self.fleet.dies_after(client, action.index)
         if death is not None:
-            self._push(self.now + death * length, _Event.DIED, client, action.index + 1)
-        self._push(self.now + length, _Event.ENDED, client, action.index)
+            self._push(self.now + death * length, Happens.DIED, client, action.index + 1)
+        self._started(client)
 
-    def _finish(self, client: int, job: _Running, steps: int, fate: Fate) -> None:
+    def _started(self, client: int) -> None:
+        self._push(self._running[client].end, Happens.ENDED, client, self._running[client].index)
+
+    def _finish(self, client: int, job: Running, steps: int, fate: Fate) -> None:
         self._done[client, job.index] = Update(client, job.index, job.version, steps)
         self._out.append(Job(client, job.index, job.version, steps, job.start, self.now, fate))
 
@@ -286,7 +307,7 @@ class Timeline:
             self._finish(client, job, min(done, self.steps), "interrupted")
         arrival = self.now + self._up[client]
         self._out.append(Uploaded(client, index, self.now, arrival))
-        self._push(arrival, _Event.ARRIVED, client, index)
+        self._push(arrival, Happens.ARRIVED, client, index)
 
     def _drop(self, client: int, action: Drop) -> None:
         update = self._done.pop((client, action.index), None)
@@ -308,14 +329,14 @@ class Timeline:
             elif isinstance(action, Send):
                 self._versions.hold(action.version)
                 self._out.append(Sent(action.version, action.client, self.now))
-                self._push(self.now + self._down[action.client], _Event.MODEL, action.client, action.version)
+                self._push(self.now + self._down[action.client], Happens.MODEL, action.client, action.version)
             elif isinstance(action, Request):
-                self._push(self.now + self.fleet.latency_seconds, _Event.REQUEST, action.client)
+                self._push(self.now + self.fleet.latency_seconds, Happens.REQUEST, action.client)
             elif isinstance(action, SetTimer):
                 if math.isfinite(action.seconds):  # otherwise it never fires
-                    self._push(self.now + action.seconds, _Event.TIMER, -1, action.token)
+                    self._push(self.now + action.seconds, Happens.TIMER, -1, action.token)
             elif isinstance(action, Settle):
-                self._push(self.now, _Event.SETTLED, -1)
+                self._push(self.now, Happens.SETTLED, -1)
             elif isinstance(action, Discard):
                 self._versions.release(action.update.version)
             else:
@@ -327,9 +348,9 @@ class Timeline:
         woken = range(self.fleet.num_clients) if version == 0 else list(self._idle)
         self._idle.clear()
         for client in woken:
-            self._push(self.now + self._down[client], _Event.GO, client)
+            self._push(self.now + self._down[client], Happens.GO, client)
 
     def _merge(self, merge: Merge) -> None:
         for update, _ in merge.updates:
             self._versions.release(update.version)
-        self._out.append(Round(self.now, merge, self._versions.merged(merge.version, self.now)))
+        self._out.append(Round(self.now, merge, self._versions.merged(merge.version, self.now - self._slack)))

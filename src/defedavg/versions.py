@@ -12,7 +12,7 @@ class Broadcasts:
     """When each version was broadcast; what has reached a client is looked up."""
 
     def __init__(self, down: list[float]) -> None:
-        self._down = down
+        self._down = down  # by client
         self._slowest = max(down)
         self._times: list[float] = []
         self._joined: dict[int, float] = {}
@@ -73,9 +73,9 @@ class Versions:
         self._oldest = 0
         self._free: list[int] = []
 
-    def hold(self, version: int) -> None:
-        """Somebody needs it."""
-        self._users[version] += 1
+    def hold(self, version: int, count: int = 1) -> None:
+        """Somebody needs it, or so many do."""
+        self._users[version] += count
 
     def release(self, version: int) -> None:
         """One of those who needed it does no longer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import unknown
+from ..errors import UserError, unknown
 from .asysg import AsySG
 from .defedavg_iid import DeFedAvgIID
 from .defedavg_niid import DeFedAvgNIID
@@ -23,4 +23,12 @@ def algorithm(name: str) -> type[Server]:
     return ALGORITHMS[name]
 
 
-__all__ = ["ALGORITHMS", "Server", "Setup", "algorithm"]
+def register(kind: type[Server]) -> type[Server]:
+    """Make an algorithm of your own known by its name, in this process; also a decorator of its class."""
+    if ALGORITHMS.get(kind.name, kind) is not kind:
+        raise UserError(f"there is an algorithm {kind.name!r} already; give yours another name")
+    ALGORITHMS[kind.name] = kind
+    return kind
+
+
+__all__ = ["ALGORITHMS", "Server", "Setup", "algorithm", "register"]

@@ -13,10 +13,10 @@ from pathlib import Path
 from .. import __version__
 from ..config import Point
 from ..errors import UserError
-from ..files import write_whole, writing
+from ..files import file_name, write_whole, writing
 from ..profiles import Fleet
 from ..report.jsons import finite
-from ..runs import curve_of, draw_curves, entry_of, file_name, open_folder
+from ..runs import curve_of, draw_curves, entry_of, open_folder
 from . import log as logs
 from .log import LOG
 from .replay import replay

@@ -2,9 +2,10 @@
 
 from .batched import Lane, drive_batched
 from .batches import positions
-from .drive import Evaluation, Goal, Progress, Status, drive
+from .drive import Evaluation, Goal, Meter, Progress, Rest, Status, Tally, drive
 from .layers import CannotStack
 from .reference import Recipe, Reference
+from .standing import Standing
 from .trainer import Trainer
 
 __all__ = [
@@ -12,10 +13,14 @@ __all__ = [
     "Evaluation",
     "Goal",
     "Lane",
+    "Meter",
     "Progress",
     "Recipe",
     "Reference",
+    "Rest",
+    "Standing",
     "Status",
+    "Tally",
     "Trainer",
     "drive",
     "drive_batched",

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..plan import Record, Round
 from ..protocol import Update
-from .drive import Due, Evaluation, Goal, Meter, Outcome, Progress, Status
+from .drive import Due, Evaluation, Goal, Meter, Outcome, Progress, Rest, Tally
 from .judge import Judge
 from .reference import Reference
 from .trainer import Job, Trainer
@@ -37,18 +37,21 @@ class Lane:
     progress: Progress
     rounds: deque[Round] = field(default_factory=deque)
     deltas: dict[Update, Tensor] = field(default_factory=dict)
-    newest: int = 0
+    tally: Tally = field(default_factory=Tally)
     last: Record | None = None  # the record that ends the run before its rounds are full
     ended: bool = False
     held: bool = False  # whoever reads the measurements may let a run wait for others
+    exact: bool = False  # while it waits nothing is told of it, though it may have been computed further
+    later: deque[tuple[Due, Outcome]] = field(default_factory=deque)  # so this was seen meanwhile
 
     def __post_init__(self) -> None:
-        self.meter = Meter(self.reference.task, self.goal, self.progress)
+        self.meter = Meter(self.reference.task, self.goal, self.progress, self.tally)
+        self.newest = self.tally.newest[0]
 
     @property
     def running(self) -> bool:
         """Whether there is more to compute, as far as is known."""
-        return self.progress.status is Status.RUNNING
+        return self.meter.running
 
     def ready(self, wanted: int, room: int) -> list[Update]:
         """Jobs that can be trained now, the soonest needed first; reads ahead until there are ``wanted``.
@@ -88,6 +91,10 @@ class Lane:
             self.ended = True
             yield self.meter.ended(self.last, self.reference.versions[self.newest])
 
+    def job(self, update: Update) -> Job:
+        """The work of an update whose start version is there."""
+        return Job(self.reference.recipe, self.reference.task, self.reference.versions[update.version], update)
+
     def settle(self, due: Due, outcome: Outcome) -> Evaluation | None:
         """Take in what was seen of a version; where the run is over, what was computed beyond is forgotten."""
         found = self.meter.settle(due, outcome)
@@ -117,18 +124,29 @@ class Lane:
         return False
 
 
-def drive_batched(lanes: Iterable[Lane], trainer: Trainer) -> Iterator[tuple[Lane, Evaluation | None]]:
+def drive_batched(
+    lanes: Iterable[Lane], trainer: Trainer, resumed: Sequence[Lane] = (), rest: Rest = lambda: None
+) -> Iterator[tuple[Lane, Evaluation | None]]:
     """Compute many runs together until each has reached its goal; yields every measurement with its run.
 
     A run that ends without one, because its weights are no numbers any more, is yielded with None.
 
     A run is begun when those before it cannot fill a batch, so that a long sweep needs no more memory than a short one.
+    ``resumed`` are runs that were under way at a rest of an earlier call, in their order.
     """
     judge, waiting = Judge(trainer), iter(lanes)
-    running: list[Lane] = []
-    fresh: list[tuple[Lane, Due]] = []
-    verdict = judge.look(fresh)
+    running = list(resumed)
+    begun = [(lane, lane.meter.start(lane.reference.versions[0])) for lane in running if not lane.meter.begun]
+    batch: list[tuple[Lane, Update]] | None = None
     while True:
+        rest()
+        for waited in [lane for lane in running if lane.later and not lane.held]:
+            batch = None  # whoever hears of it may let others go on
+            yield from _catch_up(waited)
+        fresh = begun + [(lane, due) for lane in running if lane.running for due in lane.advance()]
+        if batch == [] and not fresh:
+            return
+        verdict = judge.look(fresh)
         if not trainer.asynchronous:
             yield from _settle(fresh, verdict())
             fresh, verdict = [], judge.look([])
@@ -139,29 +157,30 @@ def drive_batched(lanes: Iterable[Lane], trainer: Trainer) -> Iterator[tuple[Lan
             if not trainer.accepts(lane.reference.module):
                 raise UserError("the model is another each time it is built; only its first weights may differ")
             running.append(lane)
-            begun.append((lane, lane.meter.start(lane.reference.versions[0])))
+            if not lane.meter.begun:
+                begun.append((lane, lane.meter.start(lane.reference.versions[0])))
             batch += _gather([lane], trainer.width - len(batch), trainer.room)
-        jobs = [
-            Job(lane.reference.recipe, lane.reference.task, lane.reference.versions[update.version], update)
-            for lane, update in batch
-        ]
         # On a device the next batch is under way before anyone waits for what is known of the last one.
-        for (lane, update), delta in zip(batch, trainer.train(jobs), strict=True):
+        for (lane, update), delta in zip(
+            batch, trainer.train([lane.job(update) for lane, update in batch]), strict=True
+        ):
             lane.deltas[update] = delta
             lane.reference.updates_trained += 1
         yield from _settle(fresh, verdict())
-        fresh = begun + [(lane, due) for lane in running if lane.running for due in lane.advance()]
-        if not batch and not fresh:
-            return
-        verdict = judge.look(fresh)
 
 
 def _settle(fresh: Sequence[tuple[Lane, Due]], outcomes: Sequence[Outcome]) -> Iterator[tuple[Lane, Evaluation | None]]:
     for (lane, due), outcome in zip(fresh, outcomes, strict=True):
-        if lane.running:
-            found = lane.settle(due, outcome)
-            if found is not None or not lane.running:
-                yield lane, found
+        lane.later.append((due, outcome))
+        yield from _catch_up(lane)
+
+
+def _catch_up(lane: Lane) -> Iterator[tuple[Lane, Evaluation | None]]:
+    """Take in what was seen of a run."""
+    while lane.later and lane.running and not (lane.held and lane.exact):
+        found = lane.settle(*lane.later.popleft())
+        if found is not None or not lane.running:
+            yield lane, found
 
 
 def _gather(lanes: Sequence[Lane], width: int, room: int) -> list[tuple[Lane, Update]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -125,25 +125,48 @@ class Progress:
         return self.evaluations[-1].accuracy if self.evaluations else None
 
 
+@dataclass
+class Tally:
+    """What a meter has counted."""
+
+    staleness: list[int] = field(default_factory=list)  # since the last measurement
+    updates: int = 0
+    hits: int = 0  # in a row, up to now
+    since: float = 0.0
+    newest: tuple[int, float] = (0, 0.0)  # round and time
+    measured: tuple[int, float] = (0, 0.0)
+    wall_seconds: float = 0.0  # before the meter was made: a run may have been broken off and taken up again
+
+
 class Meter:
     """Says which versions of a run to measure, and in ``progress``, from what was seen of them, when it is over.
 
     Versions may be looked at some time after they were computed, in their order.
     """
 
-    def __init__(self, task: Task, goal: Goal, progress: Progress) -> None:
+    def __init__(self, task: Task, goal: Goal, progress: Progress, tally: Tally | None = None) -> None:
         self._goal = goal
         self._progress = progress
-        self._began = time.perf_counter()
-        self._staleness: list[int] = []
-        self._updates = 0
-        self._hits = 0  # in a row, up to now
-        self._since = 0.0
-        self._newest = (0, 0.0)  # round and time
-        self._measured = (0, 0.0)
+        self.tally = tally or Tally()
+        self._began = time.perf_counter() - self.tally.wall_seconds
         self.test = task.test
         chosen = permutation(key(0, "train-loss"), len(task.train))[: goal.train_samples]
         self.probe = subset(task.train, chosen.tolist()) if len(chosen) else None
+
+    @property
+    def begun(self) -> bool:
+        """Whether version 0 was looked at."""
+        return bool(self._progress.evaluations)
+
+    @property
+    def running(self) -> bool:
+        """Whether there is more to compute, as far as is known."""
+        return self._progress.status is Status.RUNNING
+
+    @property
+    def wall_seconds(self) -> float:
+        """Real seconds that the run has taken."""
+        return time.perf_counter() - self._began
 
     def start(self, weights: Tensor) -> Due:
         """Version 0."""
@@ -152,26 +175,26 @@ class Meter:
     def round(self, record: Round, weights: Tensor) -> Due:
         """A round was computed."""
         goal = self._goal
-        self._newest = number, seconds = record.merge.version, record.time
-        self._staleness.extend(record.merge.staleness)
-        self._updates += sum(update.steps > 0 for update, _ in record.merge.updates)
+        self.tally.newest = number, seconds = record.merge.version, record.time
+        self.tally.staleness.extend(record.merge.staleness)
+        self.tally.updates += sum(update.steps > 0 for update, _ in record.merge.updates)
         over = number >= goal.max_rounds
-        last_number, last_seconds = self._measured
+        last_number, last_seconds = self.tally.measured
         time_has_come = number - last_number >= goal.every_rounds and seconds - last_seconds >= goal.every_seconds
         return self._due(weights, over or time_has_come, Status.ROUNDS if over else None)
 
     def ended(self, record: Record, weights: Tensor) -> Due:
         """The plan stalled, or its time is up: the newest version is the last, and measured if it was not."""
         status = Status.STALLED if isinstance(record, Stall) else Status.SECONDS
-        return self._due(weights, self._measured[0] < self._newest[0], status)
+        return self._due(weights, self.tally.measured[0] < self.tally.newest[0], status)
 
     def _due(self, weights: Tensor, measured: bool, ends: Status | None = None) -> Due:
-        staleness = self._staleness
+        staleness = self.tally.staleness
         mean = sum(staleness) / len(staleness) if staleness else 0.0
         if measured:
             staleness.clear()
-            self._measured = self._newest
-        return Due(*self._newest, weights, measured, mean, self._updates, ends)
+            self.tally.measured = self.tally.newest
+        return Due(*self.tally.newest, weights, measured, mean, self.tally.updates, ends)
 
     def settle(self, due: Due, outcome: Outcome) -> Evaluation | None:
         """Take in what was seen of a version; gives the measurement, if it was measured."""
@@ -183,7 +206,7 @@ class Meter:
         found = None
         if due.measured:
             loss, accuracy = outcome.loss, outcome.accuracy
-            wall = time.perf_counter() - self._began
+            wall = self.wall_seconds
             found = Evaluation(
                 due.round, due.seconds, accuracy, loss, outcome.train_loss, due.staleness, due.updates, wall
             )
@@ -200,16 +223,16 @@ class Meter:
         """Follow the measurements in a row that are at the target."""
         goal, progress = self._goal, self._progress
         if not hit:
-            self._hits = 0
+            self.tally.hits = 0
             return
-        if self._hits == 0:
-            self._since = seconds
-        self._hits += 1
+        if self.tally.hits == 0:
+            self.tally.since = seconds
+        self.tally.hits += 1
         if progress.first_hit_seconds is None:
             progress.first_hit_seconds = seconds
-        if self._hits >= SUSTAINED and progress.sustained_seconds is None:
-            progress.sustained_seconds = self._since
-        if goal.stop_at_target and self._hits >= goal.hits:
+        if self.tally.hits >= SUSTAINED and progress.sustained_seconds is None:
+            progress.sustained_seconds = self.tally.since
+        if goal.stop_at_target and self.tally.hits >= goal.hits:
             progress.status = Status.TARGET
 
 
@@ -224,20 +247,27 @@ def look(executor: Executor, meter: Meter, due: Due) -> Outcome:
     return Outcome(True, loss, accuracy, train_loss)
 
 
-def drive(records: Iterable[Record], executor: Executor, goal: Goal, progress: Progress) -> Iterator[Evaluation]:
-    """Compute rounds one after the other until the goal; yields every measurement, keeps ``progress`` up to date."""
-    meter = Meter(executor.task, goal, progress)
+Rest = Callable[[], None]
+"""Called where everything computed is looked at and told of: here a run can be broken off and taken up again."""
+
+
+def drive(
+    records: Iterable[Record], executor: Executor, goal: Goal, meter: Meter, rest: Rest = lambda: None
+) -> Iterator[Evaluation]:
+    """Compute rounds one after the other until the goal; yields every measurement, keeps the progress up to date."""
     for due in _dues(records, executor, goal, meter):
         found = meter.settle(due, look(executor, meter, due))
         if found is not None:
             yield found
-        if progress.status is not Status.RUNNING:
+        if not meter.running:
             return
+        rest()
 
 
 def _dues(records: Iterable[Record], executor: Executor, goal: Goal, meter: Meter) -> Iterator[Due]:
-    newest = executor.versions[0]
-    yield meter.start(newest)
+    newest = executor.versions[meter.tally.newest[0]]
+    if not meter.begun:
+        yield meter.start(newest)
     for record in records:
         if goal.ended_by(record):
             yield meter.ended(record, newest)

@@ -134,6 +134,11 @@ class Reference:
         """The model, as it was last used."""
         return self._flat.module
 
+    def named(self, weights: Tensor) -> dict[str, Tensor]:
+        """A version by the names of its parameters and buffers, as ``load_state_dict`` takes it; on the CPU."""
+        self._flat.load(weights)
+        return {name: value.detach().cpu().clone() for name, value in self._flat.module.state_dict().items()}
+
     def apply(self, record: Round) -> Tensor:
         """Train what the merge uses, then merge; gives the new version."""
         return self.merge(record, {u: self._train(u) for u, _ in record.merge.updates if u.steps})

@@ -84,6 +84,9 @@ class Trainer:
         self._group = min(group, fit.at_once)
         self._at_once = max(1, fit.at_once // self._group)
         self._samples_at_once = min(SAMPLES_AT_ONCE, fit.samples)
+        # Whether a job has the same bits in whatever batch it is trained.
+        alike = self._products.skips and isinstance(module, nn.Sequential)
+        self.repeats = not self.asynchronous or (alike and self._stacked.moved >= set(self._trainable))
 
     def _try(self, module: nn.Module, batch_size: int, clients: int) -> None:
         """A step that counts for nothing."""

@@ -2,48 +2,67 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..data_cli import DataDir
-from ..errors import UserError, unknown
-from ..terminal import Device, Json, Memory, Precision, Width, err, out, print_json
-from .facts import DATASETS, SEEDS, SETTINGS, SIZES, Cell, cells
+from ..terminal import Device, Executor, Json, Memory, Precision, RayAddress, Width, err, out, print_json
+from .facts import FIGURE6_SIZES, SIZE_OF, cells
+from .pieces import Choices, Piece
+from .request import Request, chosen, rates_or_refuse, seeds_or_refuse
 
-app = typer.Typer(help="Repeat the experiments of the DeFedAvg paper.", no_args_is_help=True)
+app = typer.Typer(
+    help="Repeat the experiments of the DeFedAvg paper: its tables, its figures, at its full scale.",
+    invoke_without_command=True,
+)
 
 Datasets = Annotated[
     list[str] | None, typer.Option("--dataset", help="fashionmnist or cifar10; both if not given. Repeatable.")
 ]
 Settings = Annotated[list[str] | None, typer.Option("--setting", help="iid or non-iid; both if not given. Repeatable.")]
-Sizes = Annotated[list[int] | None, typer.Option("--n", help="10, 20, 40 or 80; all if not given. Repeatable.")]
+Sizes = Annotated[
+    list[int] | None, typer.Option("--n", help="10, 20, 40 or 80 (figure6: also 5); all if not given. Repeatable.")
+]
+Algorithms = Annotated[
+    list[str] | None, typer.Option("--algorithm", help="One that the paper compares; all if not given. Repeatable.")
+]
+Seeds = Annotated[int, typer.Option(help="Seeds 0, 1, … of each run.")]
+RatesOption = Annotated[
+    str, typer.Option(metavar="paper|tuned", help="The paper's rates, or the best of its grid, found for each cell.")
+]
+MaxTime = Annotated[
+    float | None, typer.Option(help="Simulated seconds after which a run is given up; see --beyond if not given.")
+]
+Beyond = Annotated[float, typer.Option(help="Give up at so many times the paper's seconds, a minute at least.")]
+MeasureSeconds = Annotated[float, typer.Option(help="Simulated seconds between measurements.")]
+TrainSamples = Annotated[int, typer.Option(help="Samples on which the training loss is measured; 0: it is not.")]
+Normalise = Annotated[str, typer.Option(help="Inputs: standard or unit.")]
+Sampling = Annotated[str, typer.Option(help="Mini-batches: replacement or shuffle.")]
+Show = Annotated[bool, typer.Option("--show", help="Do no runs: show what is there.")]
+Folder = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where results are kept.")]
+
+OUT = Path("results/paper")
+_C = Choices()
 
 
-def chosen(datasets: Sequence[str] | None, settings: Sequence[str] | None, sizes: Sequence[int] | None) -> list[Cell]:
-    """The cells of Table 1 that were asked for."""
-    for what, given, known in (("dataset", datasets, DATASETS), ("setting", settings, SETTINGS), ("n", sizes, SIZES)):
-        for value in given or ():
-            if value not in known:
-                raise unknown(what, str(value), [str(one) for one in known])
-    return [
-        cell
-        for cell in cells()
-        if cell.dataset in (datasets or DATASETS)
-        and cell.setting in (settings or SETTINGS)
-        and cell.updates_per_round in (sizes or SIZES)
-    ]
+@app.callback()
+def _paper(
+    context: typer.Context, presets: Annotated[bool, typer.Option("--list", help="List the presets.")] = False
+) -> None:
+    if presets:
+        list_(as_json=False)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        out.print(context.get_help(), markup=False)
 
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
-    """List the cells of Table 1: the paper's rates, target and seconds."""
+    """List the presets: every cell of Table 1 with the paper's rates, target and seconds."""
     from ..report import tables
 
     found = [
@@ -56,93 +75,166 @@ def list_(as_json: Json = False) -> None:
             "global_lr": cell.rates[0],
             "local_lr": cell.rates[1],
             "paper_seconds": cell.seconds,
+            "given_up_after": _C.limit(Piece(cell, cell.rates)),
         }
         for cell in cells()
     ]
     if as_json:
         print_json(found)
         return
-    rows = [[("–" if value is None else str(value)) for value in row.values()] for row in found]
+    rows = [[("–" if value is None else f"{value}") for value in row.values()] for row in found]
     out.print(tables.make("Table 1 of the paper", list(found[0]), rows))
+    out.print("table1, table2: these cells. figure2 … figure5: their curves for n = 10, 20, 40, 80.")
+    out.print(
+        f"figure6: DeFedAvg over rounds for n = {', '.join(map(str, FIGURE6_SIZES))}. figure7: for K = 20, 50, 100."
+    )
+    out.print("figure1: who trains when; three clients, n = 2.")
 
 
-@app.command()
-def table1(
-    datasets: Datasets = None,
-    settings: Settings = None,
-    sizes: Sizes = None,
-    seeds: Annotated[int, typer.Option(help="Seeds 0, 1, … of each cell.")] = len(SEEDS),
-    max_time: Annotated[
-        float | None, typer.Option(help="Simulated seconds after which a run is given up; 900 to 2,500 if not given.")
-    ] = None,
-    measure_seconds: Annotated[float, typer.Option(help="Simulated seconds between measurements.")] = 0.25,
-    normalise: Annotated[str, typer.Option(help="Inputs: standard or unit.")] = "standard",
-    sampling: Annotated[str, typer.Option(help="Mini-batches: replacement or shuffle.")] = "replacement",
-    folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where results are kept.")] = Path(
-        "results/paper/table1"
-    ),
-    device: Device = "auto",
-    width: Width = None,
-    memory: Memory = None,
-    precision: Precision = "auto",
-    data_dir: DataDir = None,
-    as_json: Json = False,
+def _table1(request: Request) -> bool:
+    from .tables import rows, to_csv, to_markdown
+
+    pieces, store, finished = request.cells_with_rates()
+    finished = finished and request.carry_out(store, pieces, "table 1")
+    found = rows(store.results(pieces, request.seeds))
+    _show(request, store.folder / "table1", found, to_markdown, to_csv)
+    return finished
+
+
+def _table2(request: Request) -> bool:
+    from .tables import rates_rows, rates_to_markdown, to_csv
+
+    tuned, finished = request.tuned()
+    found = rates_rows(tuned)
+    _show(request, request.folder / "table1-tuned" / "table2", found, rates_to_markdown, to_csv)
+    return finished
+
+
+def _show(
+    request: Request,
+    path: Path,
+    found: list[dict[str, Any]],
+    to_markdown: Callable[[list[dict[str, Any]]], str],
+    to_csv: Callable[[list[dict[str, Any]]], str],
 ) -> None:
-    """Seconds to the target accuracy, at the paper's rates: first hit and sustained (five measurements in a row).
+    from ..files import write_whole
 
-    Runs whose results are in the folder are not done again, so the table can be made in parts. Ctrl-C loses only the
-    runs under way.
-    """
-    from ..live import watching
-    from ..sweep import Means
-    from .table1 import Choices, Table1, rows, to_csv, to_markdown
-
-    if seeds < 1:
-        raise UserError(f"--seeds is {seeds}; it must be at least 1")
-    wanted, numbers = chosen(datasets, settings, sizes), range(seeds)
-    means = Means.choose("batched", device, width, memory, precision)
-    table = Table1(folder, Choices(measure_seconds, normalise, sampling, max_time), means)
-    rates = {cell: cell.rates for cell in wanted}
-    table.results(wanted, numbers, rates)  # what is there must fit before hours are spent
-    runs = table.missing(wanted, numbers)
-    finished = True
-    if runs:
-        err.print(f"{len(runs)} runs to do, {len(wanted) * seeds - len(runs)} are there", markup=False, soft_wrap=True)
-        with watching(err, "table 1", len(runs)) as watch:
-            finished = table.carry_out(runs, rates, watch)
-        _note_provenance(folder, means)
-    found = rows(table.results(wanted, numbers, rates))
-    if as_json:
+    if request.as_json:
         print_json(found)
-    elif found:
+    if not found:
+        err.print("no result is there yet", markup=False)
+        return
+    if not request.as_json:
         sys.stdout.write(to_markdown(found))
-    if found:
-        from ..files import write_whole
-
-        write_whole(folder / "table1.md", to_markdown(found).encode())
-        write_whole(folder / "table1.csv", to_csv(found).encode())
-        err.print(f"written: {folder / 'table1.md'} and .csv", markup=False, soft_wrap=True)
-    if not finished:
-        err.print("stopped by Ctrl-C; finished runs are kept, the same command goes on", markup=False, soft_wrap=True)
-        raise typer.Exit(130)
+    write_whole(path.with_suffix(".md"), to_markdown(found).encode())
+    write_whole(path.with_suffix(".csv"), to_csv(found).encode())
+    err.print(f"written: {path}.md and .csv", markup=False, soft_wrap=True)
 
 
-def _note_provenance(folder: Path, means: Any) -> None:
-    """One line for every time that runs were done: when, with what, by which command."""
-    import torch
+def _figure(number: int) -> Callable[[Request], bool]:
+    def draw(request: Request) -> bool:
+        if number in SIZE_OF:
+            pieces, store, finished = request.cells_with_rates(SIZE_OF[number])
+        else:
+            pieces, store, finished = request.defedavg(number)
+        finished = finished and request.carry_out(store, pieces, f"figure {number}")
+        results = store.results(pieces, request.seeds)
+        if not results:
+            err.print("no result is there yet", markup=False)
+            return finished
+        from .figures import curves
 
-    from .. import __version__
+        kind = "-tuned" if request.rates == "tuned" else ""
+        for figure, name in zip(curves(results, number), ("accuracy", "loss"), strict=True):
+            _draw(request, figure, f"figure{number}{kind}-{name}")
+        return finished
+
+    return draw
+
+
+def _draw(request: Request, figure: Any, name: str) -> None:
     from ..files import writing
+    from ..report.plots import save
 
-    line = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["defedavg", *sys.argv[1:]],
-        "version": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if means.device == "cuda" else platform.machine(),
-        "precision": means.precision,
-    }
-    path = folder / "provenance.jsonl"
-    with writing(path), path.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(line) + "\n")
+    place = request.folder / "figures" / name
+    with writing(place.parent):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    for written in save(figure, place):
+        (out if request.as_json is False else err).print(f"drawn: {written}", markup=False, soft_wrap=True)
+
+
+@app.command("figure1")
+def figure1(
+    seed: Annotated[int, typer.Option(help="Of the clients' speeds and the draws.")] = 0, folder: Folder = OUT
+) -> None:
+    """Draw who trains when: three clients, n = 2, under FedAvg, DeFedAvg-nIID and DeFedAvg-IID. Needs no data."""
+    from .figures import figure1 as make
+
+    _draw(Request(folder=folder), make(seed), "figure1")
+
+
+def _register(name: str, help_: str, action: Callable[[Request], bool]) -> None:
+    """A command with the options that all experiments have."""
+
+    def command(
+        datasets: Datasets = None,
+        settings: Settings = None,
+        sizes: Sizes = None,
+        algorithms: Algorithms = None,
+        seeds: Seeds = 3,
+        rates: RatesOption = "paper",
+        max_time: MaxTime = None,
+        beyond: Beyond = _C.beyond,
+        measure_seconds: MeasureSeconds = _C.measure_seconds,
+        train_samples: TrainSamples = _C.train_samples,
+        normalise: Normalise = _C.normalise,
+        sampling: Sampling = _C.sampling,
+        folder: Folder = OUT,
+        executor: Executor = "batched",
+        ray_address: RayAddress = None,
+        device: Device = "auto",
+        width: Width = None,
+        memory: Memory = None,
+        precision: Precision = "auto",
+        data_dir: DataDir = None,
+        show: Show = False,
+        as_json: Json = False,
+    ) -> None:
+        from ..sweep import Means
+
+        request = Request(
+            cells=tuple(chosen(datasets, settings, sizes, algorithms)),
+            seeds=seeds_or_refuse(seeds),
+            rates=rates_or_refuse(rates),
+            choices=Choices.checked(measure_seconds, normalise, sampling, train_samples, beyond, max_time),
+            folder=folder,
+            means=Means.choose(executor, device, width, memory, precision, ray_address),
+            show=show,
+            as_json=as_json,
+        )
+        if not action(request):
+            err.print("stopped by Ctrl-C; finished runs are kept, the same command goes on", markup=False)
+            raise typer.Exit(130)
+
+    app.command(name, help=help_)(command)
+
+
+_PARTS = (
+    "Runs whose results are in the folder are not done again, so it can be made in parts. "
+    "Ctrl-C loses only the runs under way."
+)
+_register(
+    "table1",
+    "Seconds to the target accuracy: first hit and sustained (five measurements in a row), beside the paper's.\n\n"
+    + _PARTS,
+    _table1,
+)
+_register("table2", "The best rates of the paper's grid for each cell, beside the paper's.\n\n" + _PARTS, _table2)
+for _number, _n in SIZE_OF.items():
+    _register(
+        f"figure{_number}",
+        f"Test accuracy and training loss over simulated seconds, n = {_n}: the runs of Table 1.\n\n" + _PARTS,
+        _figure(_number),
+    )
+_register("figure6", "DeFedAvg over rounds for n = 5, 10, 20, 40, 80.\n\n" + _PARTS, _figure(6))
+_register("figure7", "DeFedAvg over rounds for K = 20, 50, 100 and n = 10.\n\n" + _PARTS, _figure(7))

@@ -66,6 +66,9 @@ _OTHER_MARKERS = ("P", "<", ">", "p", "h", "*", "d")
 _TARGET: dict[str, Any] = {"color": "0.3", "linewidth": 0.9, "linestyle": (0, (4, 3))}
 _TICKS: dict[str, Any] = {"steps": [1, 2, 5, 10], "min_n_ticks": 1}
 
+MARKERS = 6  # on every curve
+FAR = 3.0  # a loss of so many times the first is not shown: the run diverges
+
 _FORMATS: dict[str, dict[str, Any]] = {
     ".png": {"dpi": 150, "metadata": {"Software": None}},
     ".pdf": {"dpi": 300, "metadata": {"CreationDate": None}},
@@ -160,25 +163,31 @@ def accuracy_curves(
     *,
     target: Mapping[str, float] | float | None = None,
     against: Against = "seconds",
+    columns: int = 4,
 ) -> Figure:
     """Test accuracy over simulated seconds or rounds, one panel per title, with the target accuracy where given."""
     targets = target if isinstance(target, Mapping) else {} if target is None else dict.fromkeys(panels, target)
     for title in targets:
         if title not in panels:
             raise unknown("panel", title, panels)
-    return _curves(panels, "accuracy", against, targets)
+    return _curves(panels, "accuracy", against, targets, "test accuracy", columns)
 
 
-def loss_curves(panels: Panels, *, against: Against = "seconds") -> Figure:
-    """Test loss over simulated seconds or rounds, on a log axis where every loss is above zero."""
-    return _curves(panels, "loss", against, {})
+def loss_curves(panels: Panels, *, against: Against = "seconds", name: str = "test loss", columns: int = 4) -> Figure:
+    """Loss over simulated seconds or rounds, on a log axis where every loss is above zero.
+
+    A run that diverges leaves the picture at the top, so that the others can still be read.
+    """
+    return _curves(panels, "loss", against, {}, name, columns)
 
 
-def _curves(panels: Panels, measure: str, against: Against, targets: Mapping[str, float]) -> Figure:
+def _curves(
+    panels: Panels, measure: str, against: Against, targets: Mapping[str, float], name: str, most: int
+) -> Figure:
     if not any(getattr(curve, against) for curves in panels.values() for curve in curves):
         raise UserError("there is nothing to draw: no run has a measurement")
     looks = _looks(curve for curves in panels.values() for curve in curves)
-    columns = min(len(panels), 4)
+    columns = min(len(panels), most)
     rows = math.ceil(len(panels) / columns)
     width = 1.1 + 3.3 * columns
     across = max(1, min(2 * columns, int(width / (0.75 + 0.08 * max(map(len, looks))))))  # legend entries in a line
@@ -194,12 +203,16 @@ def _curves(panels: Panels, measure: str, against: Against, targets: Mapping[str
             ax.set_title(title)
             ax.set_xlabel("simulated seconds" if against == "seconds" else "rounds")
             if place % columns == 0:
-                ax.set_ylabel(f"test {measure}")
+                ax.set_ylabel(name)
             if title in targets:
                 _target(ax, targets[title])
         values = [v for curves in panels.values() for c in curves for v in getattr(c, measure) if math.isfinite(v)]
         if measure == "loss" and values and min(values) > 0:
-            _log(axes[0], "y", min(values), max(values))
+            first = max(c.loss[0] for curves in panels.values() for c in curves if c.loss and math.isfinite(c.loss[0]))
+            top = min(max(values), FAR * first)
+            _log(axes[0], "y", min(values), top)
+            if top < max(values):
+                axes[0].set_ylim(min(values) / 1.2, top)
         handles = [Line2D([], [], label=label, markersize=5, lw=1.6, **how) for label, how in looks.items()]
         if targets:
             handles.append(Line2D([], [], label="target", **_TARGET))
@@ -237,8 +250,7 @@ def _panel(
         if len(runs) > 1:
             low, high = found.low[shown], found.high[shown]
             ax.fill_between(x, low, high, step="post", color=how["color"], alpha=0.16, lw=0, zorder=2, gid="band")
-        # Markers are spread over the drawn length, and each curve starts elsewhere so that they do not meet.
-        every = (0.03 + 0.16 * order / len(labels), 0.16)
+        every = _marked(x, log, order / len(labels))
         ax.plot(x, found.mean[shown], drawstyle="steps-post", lw=1.5, ms=4.5, markevery=every, zorder=3, **how)
     ax.grid(True)
     if log:
@@ -246,6 +258,13 @@ def _panel(
     else:
         ax.set_xlim(left=0)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=against == "rounds", **_TICKS))
+
+
+def _marked(x: Floats, log: bool, shift: float) -> list[int]:
+    """Where a curve has its markers: evenly along the axis, each curve's elsewhere so that they do not meet."""
+    along = np.log(x) if log else x
+    places = along[0] + (along[-1] - along[0]) * (np.arange(MARKERS) + 0.2 + 0.6 * shift) / MARKERS
+    return sorted(set(np.minimum(np.searchsorted(along, places), x.size - 1).tolist()))
 
 
 def _log(ax: Axes, which: Literal["x", "y"], low: float, high: float) -> None:

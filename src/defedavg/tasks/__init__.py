@@ -7,6 +7,7 @@ answer must be known exactly.
 from __future__ import annotations
 
 from .data import DATASETS, classification_task, load
+from .drawn import Drawn, sampled, sampled_classes
 from .least_squares import LeastSquares, Scale, least_squares
 from .models import MODELS, build, seeded
 from .places import data_dir, set_data_dir
@@ -19,6 +20,7 @@ __all__ = [
     "SPLITS",
     "Clients",
     "Data",
+    "Drawn",
     "LeastSquares",
     "Loss",
     "Scale",
@@ -35,6 +37,8 @@ __all__ = [
     "least_squares",
     "load",
     "make_task",
+    "sampled",
+    "sampled_classes",
     "seeded",
     "set_data_dir",
     "split",

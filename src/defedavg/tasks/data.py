@@ -161,6 +161,7 @@ def classification_task(
     classes_per_client: int = 2,
     alpha: float = 0.5,
     shards_per_client: int = 2,
+    samples_per_client: int = 100,
 ) -> Task:
     """A classification task from the names of its data set, model and split."""
     train, test, classes = load(data, normalise)
@@ -175,5 +176,6 @@ def classification_task(
         classes_per_client=classes_per_client,
         alpha=alpha,
         shards_per_client=shards_per_client,
+        samples_per_client=samples_per_client,
     )
     return Task(f"{data}/{model}/{split_kind}", builder, cross_entropy, train, test, clients, classes)

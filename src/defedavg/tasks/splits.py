@@ -1,7 +1,8 @@
 """Splits: which client gets which training samples.
 
 Every split is a pure function of (labels, number of clients, seed, its own option). It gives each sample to at most one
-client, leaves no client empty, and returns sorted indices. A new split is a function and a line in ``SPLITS``.
+client (but for the sampled ones), leaves no client empty, and returns sorted indices. A new split is a function and a
+line in ``SPLITS``.
 
 iid         equal parts of a shuffled set.
 classes     exactly c classes per client (as in the pathological split), each class held by nearly as many clients.
@@ -9,6 +10,9 @@ dirichlet   each class divided in proportions ~ Dir(alpha) (Hsu, Qi, Brown: Meas
             Distribution for Federated Visual Classification, 2019).
 shards      the set sorted by label, cut into equal shards, s random shards per client (McMahan et al.:
             Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017).
+sampled, sampled-classes
+            a few samples each, drawn when they are needed and perhaps the same for two clients: for any number of
+            clients (``drawn.py``).
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from numpy.typing import NDArray
 
 from .. import keyed
 from ..errors import UserError, unknown
+from .drawn import sampled, sampled_classes
 from .task import Clients
 
 REDRAWS: Final = 100
@@ -125,6 +130,8 @@ SPLITS: Final[dict[str, Callable[..., Clients]]] = {
     "classes": by_classes,
     "dirichlet": dirichlet,
     "shards": by_shards,
+    "sampled": sampled,
+    "sampled-classes": sampled_classes,
 }
 
 
@@ -137,11 +144,17 @@ def split(
     classes_per_client: int = 2,
     alpha: float = 0.5,
     shards_per_client: int = 2,
+    samples_per_client: int = 100,
 ) -> Clients:
     """The sample indices of every client, by the split named ``kind``; it reads only the options it has."""
     if kind not in SPLITS:
         raise unknown("split", kind, SPLITS)
-    options = {"classes_per_client": classes_per_client, "alpha": alpha, "shards_per_client": shards_per_client}
+    options = {
+        "classes_per_client": classes_per_client,
+        "alpha": alpha,
+        "shards_per_client": shards_per_client,
+        "samples_per_client": samples_per_client,
+    }
     wanted = signature(SPLITS[kind]).parameters
     return SPLITS[kind](labels, num_clients, seed, **{name: options[name] for name in options if name in wanted})
 
@@ -162,7 +175,10 @@ def _check(labels: Labels, num_clients: int) -> None:
     if num_clients < 1:
         raise UserError(f"the number of clients is {num_clients}; use at least 1")
     if num_clients > len(labels):
-        raise UserError(f"cannot split {len(labels)} samples among {num_clients} clients; use at most {len(labels)}")
+        raise UserError(
+            f"cannot split {len(labels)} samples among {num_clients} clients; "
+            f"use at most {len(labels)}, or split = sampled, which shares them"
+        )
 
 
 def _sorted(parts: list[NDArray[np.intp]]) -> Clients:

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from ..errors import UserError
+from .drawn import Drawn
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one value per sample, of shape (batch,)."""
 
-Clients = tuple[NDArray[np.int64], ...]
-"""For every client, the indices of its training samples."""
+Clients = tuple[NDArray[np.int64], ...] | Drawn
+"""For every client, the indices of its training samples; ``Drawn`` makes them when they are asked for."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -99,6 +100,8 @@ class Task:
 def _check_clients(clients: Clients, samples: int) -> None:
     if not clients:
         raise UserError("the task has no clients; give the sample indices of at least one client")
+    if isinstance(clients, Drawn):
+        return  # right by construction, and too many to look at
     for i, indices in enumerate(clients):
         if len(indices) == 0:
             raise UserError(f"client {i} has no samples; use fewer clients, more data, or another split")

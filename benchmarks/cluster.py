@@ -1,0 +1,80 @@
+"""What a second worker brings: a sweep of 8 runs over one and over two workers of one core each, alternating.
+
+    python benchmarks/cluster.py [--rounds 6] [--repeats 3]
+
+The nodes are processes on this machine. Time counts from the first measurement to the last, without the start of the
+workers; medians are reported, with every single time. A machine of two cores should have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from typing import Any
+
+from defedavg import config
+from defedavg.sweep import Item, Means, Sweep
+
+
+class Cluster:
+    """So many nodes of one core, and a head without any."""
+
+    def __init__(self, workers: int) -> None:
+        from ray.cluster_utils import Cluster as Nodes
+
+        self._nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        for _ in range(workers):
+            self._nodes.add_node(num_cpus=1, object_store_memory=200 << 20)
+        self.address = str(self._nodes.address)
+
+    def close(self) -> None:
+        """Stop the nodes."""
+        self._nodes.shutdown()  # type: ignore[no-untyped-call]
+
+
+def sweep(address: str, items: list[Item]) -> tuple[float, int]:
+    """Seconds and updates of a sweep."""
+    import ray
+
+    running = Sweep(Means("ray", ray_address=address))
+    began, updates = 0.0, 0
+    for event in running.events(items):
+        began = began or time.perf_counter()
+        if not hasattr(event, "evaluation"):
+            updates += event.run.executor.updates_trained
+    seconds = time.perf_counter() - began
+    ray.shutdown()
+    return seconds, updates
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    tables: dict[str, Any] = {
+        "task": {"model": "cnn"},
+        "stop": {"max_rounds": given.rounds, "measure_rounds": max(1, given.rounds // 2)},
+    }
+    (point,) = config.study(tables).points()
+    items = [Item("run", point.settings, seed) for seed in range(8)]
+    times: dict[int, list[float]] = {1: [], 2: []}
+    for turn in range(given.repeats):
+        for workers, own in times.items():
+            cluster = Cluster(workers)
+            seconds, updates = sweep(cluster.address, items)
+            cluster.close()
+            own.append(seconds)
+            load = os.getloadavg()[0]
+            print(
+                f"turn {turn + 1}, {workers} worker(s): {seconds:.2f} s, {updates} updates, load {load:.1f}", flush=True
+            )
+    one, two = (statistics.median(times[workers]) for workers in (1, 2))
+    print(f"medians: {one:.2f} s and {two:.2f} s; two workers have {one / two:.2f} times the throughput of one")
+
+
+if __name__ == "__main__":
+    main()

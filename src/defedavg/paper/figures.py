@@ -1,0 +1,77 @@
+"""The paper's figures again: curves of Table 1's runs, DeFedAvg for several n and K, and who trains when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from matplotlib.figure import Figure
+
+from .. import config
+from ..plan import Plan
+from ..report.gantt import gantt
+from ..report.plots import Curve, accuracy_curves, loss_curves
+from ..simulation import make_timeline
+from .facts import COMPARED, DATASETS, SETTINGS, SIZE_OF, Cell
+from .store import Result
+
+NAMES = {"fashionmnist": "FashionMNIST", "cifar10": "CIFAR-10", "iid": "IID", "non-iid": "non-IID"}
+
+_TITLES = {"fedavg": "FedAvg", "defedavg-niid": "DeFedAvg-nIID", "defedavg-iid": "DeFedAvg-IID"}
+_MERGES = 4  # of FedAvg that Figure 1 shows
+
+
+def figure1(seed: int = 0) -> Figure:
+    """Three clients, n = 2: who trains when under FedAvg, DeFedAvg-nIID and DeFedAvg-IID."""
+    plans = {}
+    for name, title in _TITLES.items():
+        tables: dict[str, Any] = {
+            "algorithms": [name],
+            "clients": {"num_clients": 3, "slowness": "uniform(1, 5)"},
+            "training": {"updates_per_round": 2},
+        }
+        (point,) = config.study(tables).points()
+        plans[title] = Plan.collect(make_timeline(point.settings, seed), 10 * _MERGES)
+    return gantt(plans, until=plans["FedAvg"].rounds[_MERGES - 1].time)
+
+
+def curves(results: Sequence[Result], figure: int) -> tuple[Figure, Figure]:
+    """Accuracy and training loss of runs: over seconds for figures 2 to 5, over rounds for 6 and 7."""
+    panels: dict[str, list[Curve]] = {}
+    targets: dict[str, float] = {}
+    for one in sorted(results, key=_place):
+        cell = Cell(**one["piece"]["cell"])
+        title = f"{NAMES[cell.dataset]}, {NAMES[cell.setting]}"
+        panels.setdefault(title, []).append(_curve(one, cell, figure))
+        targets[title] = cell.target
+    against: Literal["seconds", "rounds"] = "seconds" if figure in SIZE_OF else "rounds"
+    return (
+        accuracy_curves(panels, target=targets if figure in SIZE_OF else None, against=against, columns=2),
+        loss_curves(panels, against=against, name="training loss", columns=2),
+    )
+
+
+def _place(one: Result) -> tuple[int, ...]:
+    """Panels and curves in the paper's order."""
+    cell = Cell(**one["piece"]["cell"])
+    panel = SETTINGS.index(cell.setting), DATASETS.index(cell.dataset)
+    algorithm = COMPARED[cell.setting].index(cell.algorithm)
+    return (*panel, algorithm, cell.updates_per_round, one["piece"]["local_steps"])
+
+
+def _curve(one: Result, cell: Cell, figure: int) -> Curve:
+    seen, label = one["curve"], cell.algorithm
+    if figure == 6:
+        label = f"n = {cell.updates_per_round}"
+    elif figure == 7:
+        label = f"K = {one['piece']['local_steps']}"
+    known = [i for i, loss in enumerate(seen["train_loss"]) if loss is not None]
+    return Curve(
+        algorithm=cell.algorithm if figure in SIZE_OF else label,
+        label=label,
+        seconds=tuple(seen["seconds"][i] for i in known),
+        rounds=tuple(seen["rounds"][i] for i in known),
+        accuracy=tuple(math.nan if seen["accuracy"][i] is None else seen["accuracy"][i] for i in known),
+        loss=tuple(seen["train_loss"][i] for i in known),
+    )

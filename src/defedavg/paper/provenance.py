@@ -1,0 +1,59 @@
+"""Where results come from: one line for every time that runs were done."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import __version__
+from ..files import writing
+
+if TYPE_CHECKING:
+    from ..sweep import Means
+
+_HERE = Path(__file__).parent
+
+
+def _commit() -> str | None:
+    """The code's commit, with a plus where it was changed since; outside a repository what DEFEDAVG_COMMIT says."""
+    words = ("git", "-C", str(_HERE), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("DEFEDAVG_COMMIT")
+
+
+@contextmanager
+def note(folder: Path, means: Means) -> Iterator[None]:
+    """Add a line to provenance.jsonl when what is done here ends, however it ends."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    began, when = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        yield
+    finally:
+        line = {
+            "time": when,
+            "command": ["defedavg", *sys.argv[1:]],
+            "real_seconds": round(time.perf_counter() - began, 1),
+            "version": __version__,
+            "commit": _commit(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if means.device == "cuda" else platform.machine(),
+            "precision": means.precision,
+        }
+        path = folder / "provenance.jsonl"
+        with writing(path), path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")

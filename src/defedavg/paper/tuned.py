@@ -1,0 +1,153 @@
+"""Rates tuned on the paper's grid, for every cell and algorithm alike.
+
+A cell's pairs race for the target on the first seed. The paper's own pair takes part: where it was run before, it is
+not run again, and nobody needs longer than it did. Every point is kept, one file per cell.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ..algorithms import ALGORITHMS
+from ..config import Point
+from ..errors import UserError
+from ..execute import Status
+from ..files import file_name, write_whole, writing
+from ..report.jsons import finite
+from ..sweep import Event, Finished, Means, Watch
+from ..tune import Outcome, Pair, Tuning, pairs_of, score
+from .facts import GLOBAL_GRID, LOCAL_GRID, Cell, Rates
+from .pieces import Piece
+from .store import Result, Store, record
+
+SEED = 0
+
+
+class TunedRates:
+    """The best pair of every cell: read where it is known, else found."""
+
+    def __init__(self, store: Store, at_paper_rates: Store) -> None:
+        self._store = store
+        self._paper = at_paper_rates
+
+    def path(self, cell: Cell) -> Path:
+        """Where all points of a cell are."""
+        return self._store.folder / "tuning" / f"{file_name(cell.label, SEED)}.json"
+
+    def known(self, cells: Sequence[Cell]) -> dict[Cell, Rates]:
+        """The cells that have been tuned."""
+        found = {cell: self._best(cell) for cell in cells if self.path(cell).exists()}
+        return {cell: best for cell, best in found.items() if best is not None}
+
+    def _best(self, cell: Cell) -> Rates | None:
+        """None where all pairs were given up sooner than they would be now."""
+        path = self.path(cell)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            wide, near = found["best"]
+            ours = found["choices"] == self._store.choices.open()
+            sound = all(rate is None or 0 < rate < 1e9 for rate in (wide, near))
+            held = any(point["hit_seconds"] is not None for point in found["points"])
+            too_soon = not held and found["limit"] < self._store.choices.limit(Piece(cell, cell.rates))
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(f"{path} cannot be read; delete it, and the rates are tuned again") from None
+        if not ours or not sound:
+            raise UserError(f"{path} is of other choices; use another --out")
+        return None if too_soon else (wide, near)
+
+    def pairs(self, cells: Sequence[Cell]) -> int:
+        """How many runs tuning these cells takes at most."""
+        race = _Race(self, cells, self._store, self._paper)
+        return len(race.pairs) - len(race.known)
+
+    def find(self, cells: Sequence[Cell], means: Means, watch: Watch) -> bool:
+        """Tune cells; False if Ctrl-C ended it: cells that were decided are kept."""
+        race = _Race(self, cells, self._store, self._paper)
+        return race.tuning(means).carry_out(race.watching(watch))
+
+
+class _Race:
+    """The pairs of some cells on their way."""
+
+    def __init__(self, rates: TunedRates, cells: Sequence[Cell], store: Store, paper: Store) -> None:
+        self._rates = rates
+        self._store = store
+        self._cells: dict[Point, Cell] = {}
+        self.known: dict[Pair, dict[int, Outcome]] = {}
+        self._ended: dict[Pair, Finished] = {}
+        self._before: dict[Cell, Result] = {}
+        self.pairs: list[Pair] = []
+        for cell in cells:
+            for before in paper.results([Piece(cell, cell.rates)], [SEED]):
+                self._before[cell] = before
+            self._enter(cell)
+        self._tuning: Tuning | None = None
+
+    def _enter(self, cell: Cell) -> None:
+        before = self._before.get(cell)
+        settings = self._store.choices.settings(Piece(cell, cell.rates))
+        if before is not None and before["status"] == Status.TARGET:
+            settings = replace(settings, stop=replace(settings.stop, max_seconds=before["seconds"]))
+        swept = (("data", cell.dataset), ("setting", cell.setting), ("n", cell.updates_per_round))
+        point = Point(swept, settings)
+        # An algorithm with a single rate may have any that the others can have.
+        wide = GLOBAL_GRID if ALGORITHMS[cell.algorithm].uses_local_lr else (*LOCAL_GRID, GLOBAL_GRID[-1])
+        for pair in pairs_of([point], wide, LOCAL_GRID):
+            self._cells[pair.point] = cell
+            self.pairs.append(pair)
+            if before is not None and _rates(pair) == cell.rates:
+                self.known[pair] = {SEED: _outcome(before)}
+
+    def tuning(self, means: Means) -> Tuning:
+        """The search."""
+        self._tuning = Tuning(self.pairs, [SEED], means, known=self.known, decided=self._decided)
+        return self._tuning
+
+    def watching(self, watch: Watch) -> Watch:
+        """Remembers the pairs that held the target, and passes everything on."""
+
+        def see(event: Event) -> None:
+            if isinstance(event, Finished) and event.run.progress.status is Status.TARGET:
+                assert isinstance(event.item.name, Pair)
+                self._ended[event.item.name] = event
+            watch(event)
+
+        return see
+
+    def _decided(self, rivals: Sequence[Pair]) -> None:
+        assert self._tuning is not None
+        # Where every pair diverged, that is the result: the best of them is run, and says so.
+        outcomes = self._tuning.outcomes
+        cell, best = self._cells[rivals[0].point], min(rivals, key=lambda pair: score(outcomes[pair].values()))
+        piece = Piece(cell, _rates(best))
+        if best in self.known:  # nothing is gained by doing it again
+            self._store.keep(self._before[cell], piece)
+        elif best in self._ended:
+            self._store.keep(record(self._ended[best], piece, self._store.choices), piece)
+        points = [self._point(pair) for pair in rivals]
+        limit = self._store.choices.limit(Piece(cell, cell.rates))
+        choices = self._store.choices.open()
+        found = {**asdict(cell), "choices": choices, "limit": limit, "best": _rates(best), "points": points}
+        path = self._rates.path(cell)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, (json.dumps(finite(found), allow_nan=False, indent=1) + "\n").encode())
+        for pair in rivals:
+            self._ended.pop(pair, None)
+
+    def _point(self, pair: Pair) -> dict[str, Any]:
+        assert self._tuning is not None
+        return {"rates": _rates(pair), **asdict(self._tuning.outcomes[pair][SEED]), "known": pair in self.known}
+
+
+def _outcome(before: Result) -> Outcome:
+    held = before["sustained_seconds"] if before["status"] == Status.TARGET else None
+    return Outcome(hit_seconds=held, **{name: before[name] for name in asdict(Outcome()) if name != "hit_seconds"})
+
+
+def _rates(pair: Pair) -> Rates:
+    return pair.global_lr, pair.local_lr

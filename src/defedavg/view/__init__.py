@@ -1,0 +1,1 @@
+"""The live view: a small server for this machine, and its page."""

@@ -1,0 +1,129 @@
+"""What is seen of runs while they run: the table, the quiet lines, and the logs for TensorBoard."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from defedavg import config, live, tensorboard
+from defedavg.errors import UserError
+from defedavg.execute import Evaluation
+from defedavg.runs import Run
+from defedavg.sweep import Event, Finished, Item, Measured
+
+STUDY = config.study(
+    {
+        "name": "small",
+        "algorithms": ["fedavg", "defedavg-niid"],
+        "task": {"model": "softmax", "split": "classes"},
+        "clients": {"num_clients": 20},
+        "training": {"updates_per_round": 3, "local_steps": 2},
+        "stop": {"max_rounds": 10},
+    }
+)
+POINT = STUDY.points()[0]
+ITEM = Item(POINT, POINT.settings, 0)
+FIRST = Evaluation(0, 0.0, 0.1, 2.3, None, 0.0, 0, 0.0)
+
+
+def measured(item: Item, **more: Any) -> Measured:
+    return Measured(item, cast(Any, SimpleNamespace()), replace(FIRST, **more), None)
+
+
+def test_speed_and_time_left_follow_the_clock() -> None:
+    now = [100.0]
+    board = live.Board("title", 2, clock=lambda: now[0])
+    board.take(measured(ITEM))
+    assert board.line().startswith("fedavg seed 0: round 0, 0.00 s simulated, accuracy 10.0 %, – updates/s")
+    now[0] = 104.0
+    board.take(measured(ITEM, round=2, seconds=1.5, accuracy=None, updates=6, staleness=1.25))
+    assert board.line() == (
+        "fedavg seed 0: round 2, 1.50 s simulated, accuracy –, 1.5 updates/s, staleness 1.2, at most 0:16 left; "
+        "0 of 2 runs over"
+    )
+    assert board.done == pytest.approx(0.2)
+    assert board.left == pytest.approx(4.0 * 1.8 / 0.2)
+    board.take(Finished(ITEM, cast(Any, SimpleNamespace()), 4.0))
+    assert (board.done, board.rows) == (1, {})
+
+
+def test_the_table_shows_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = live.Board("title", 9)
+    for seed in range(5):
+        board.take(measured(Item(POINT, POINT.settings, seed), round=1, updates=3))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(board.table(2))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.findall(r"seed (\d)", shown) == ["3", "4"]
+    assert "and 3 more under way" in shown
+    for word in live.HEAD:
+        assert word in shown
+    assert [live.duration(s) for s in (None, 5.4, 65, 3661)] == ["–", "0:05", "1:05", "1:01:01"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_a_table_and_a_file_gets_plain_lines(
+    tmp_path: Path, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "QUIET_SECONDS", 0.0)
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120, height=30, color_system=None)
+    run = Run(STUDY, tmp_path / "small")
+    with live.watching(console, "small", 2) as watch:
+        assert run.carry_out(watch)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert ("\x1b" in shown) == terminal
+    if terminal:
+        assert "small" in shown
+    else:
+        lines = shown.splitlines()
+        assert len(lines) == 2 * 11
+        assert all(
+            re.match(r"(fedavg|defedavg-niid) seed 0: round \d+, .* simulated, accuracy ", line) for line in lines
+        )
+        assert lines[-1].endswith("of 2 runs over")
+
+
+def events(path: Path) -> list[Any]:
+    """The events of a TensorBoard log, read by its own format: length, checksum, message, checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    data, found, at = path.read_bytes(), [], 0
+    while at < len(data):
+        (size,) = struct.unpack_from("<Q", data, at)
+        found.append(Event.FromString(data[at + 12 : at + 12 + size]))
+        at += 12 + size + 4
+    return found
+
+
+def test_logs_for_tensorboard_hold_every_measurement_at_its_simulated_time(tmp_path: Path) -> None:
+    run = Run(STUDY, tmp_path / "small")
+    told: list[Event] = []
+    with tensorboard.logging(run.folder, told.append, True) as watch:
+        assert run.carry_out(watch)
+    assert len([event for event in told if isinstance(event, Measured)]) == 2 * 11
+    logs = sorted((run.folder / "tensorboard").iterdir())
+    assert [log.name for log in logs] == ["defedavg-niid_seed=0", "fedavg_seed=0"]
+    wanted = [e.evaluation for e in told if isinstance(e, Measured) and e.item.settings.algorithm == "fedavg"]
+    (file,) = logs[1].iterdir()
+    values: dict[str, list[tuple[int, float, float]]] = {}
+    for event in events(file):
+        for value in event.summary.value:
+            values.setdefault(value.tag, []).append((event.step, event.wall_time, value.simple_value))
+    assert set(values) == set(tensorboard.TAGS) - {"train/loss"}
+    assert [step for step, _, _ in values["test/accuracy"]] == [e.round for e in wanted]
+    assert [t for _, t, _ in values["test/accuracy"]] == pytest.approx([e.seconds for e in wanted])
+    assert [v for _, _, v in values["test/accuracy"]] == pytest.approx([e.accuracy for e in wanted])
+
+
+def test_without_the_writer_it_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    with pytest.raises(UserError, match=r"defedavg\[tensorboard\]"):
+        tensorboard.check()
