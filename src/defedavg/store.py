@@ -221,6 +221,7 @@ def _measurement(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("algorithm"), str):
         raise TypeError("no measurement")
     known = {"algorithm": found.pop("algorithm")}
+    found.pop("label", None)  # it says again what was swept
     for name in WHOLE:
         if not _is_whole(found.get(name)):
             raise TypeError(name)
