@@ -3,7 +3,7 @@
 # and, where wanted: make docs (the documentation as a site)   make test-browser (the pages in a real browser)
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: demo test test-browser lint types tests docs bench clean
+.PHONY: demo test test-deploy test-browser lint types tests docs bench clean
 
 .venv/user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -11,7 +11,7 @@ BIN := .venv/bin
 	touch $@
 
 .venv/dev: .venv/user
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .[dev]
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .[dev,flower]
 	touch $@
 
 .venv/browser: .venv/dev
@@ -32,6 +32,10 @@ types: .venv/dev
 
 tests: .venv/dev
 	$(BIN)/python -m pytest
+
+# Real SuperLink and SuperNode processes: minutes, most of them waiting.
+test-deploy: .venv/dev
+	$(BIN)/python -m pytest -n 2 -m deploy --durations=0
 
 # Debian's chromium; installed if it is missing and this may be done, else the tests say that they were skipped.
 test-browser: .venv/browser

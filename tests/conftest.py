@@ -6,9 +6,18 @@ from __future__ import annotations
 import os
 
 import hypothesis
+import pytest
 import torch
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that start whole clusters run where they are asked for (``-m deploy``), and nowhere else."""
+    if "deploy" not in str(config.getoption("-m")):
+        for item in items:
+            if item.get_closest_marker("deploy"):
+                item.add_marker(pytest.mark.skip(reason="make test-deploy runs it"))

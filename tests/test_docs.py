@@ -34,6 +34,8 @@ PARSED_ONLY = {
     "defedavg run study.toml --executor ray": "a cluster; tests/test_cluster.py has one",
     "defedavg run my.toml --executor ray": "a cluster; tests/test_cluster.py has one",
     "defedavg tune study.toml --executor ray": "a cluster; tests/test_cluster.py has one",
+    "defedavg deploy local": "processes of Flower; tests/test_deploy_flower.py has them",
+    "defedavg replay": "a deployment; tests/test_deploy.py has logs",
     "defedavg runs compare": "two runs; tests/test_runs.py has them",
     "defedavg runs remove": "asks; tests/test_runs.py answers",
     "defedavg theory speedup": "five minutes",
@@ -71,7 +73,7 @@ def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
 
 def commands(text: str) -> Iterator[str]:
     """The lines of a block without their comments."""
-    for line in text.splitlines():
+    for line in text.replace("\\\n", "").splitlines():
         words = re.sub(r"\s+#.*$", "", line).strip()
         if words and not words.startswith("#"):
             yield words

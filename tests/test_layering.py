@@ -123,9 +123,33 @@ def test_computing_knows_no_algorithm_and_no_clock(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_flower_is_known_where_it_is_spoken(path: Path) -> None:
+    speaks = path.relative_to(ROOT).as_posix() in ("deploy/flower.py", "deploy/flower_client.py")
+    assert ("flwr" in packages_of(path)) is speaks
+
+
+@pytest.mark.parametrize("path", files("deploy"), ids=lambda path: path.name)
+def test_a_deployment_shares_the_machines_with_the_timeline_and_nothing_else(path: Path) -> None:
+    assert path.name == "whatif.py" or not rooms_of(path) & {"timeline", "agenda", "versions"}
+    if path.name in ("engine.py", "events.py", "follow.py"):  # they decide: no network, no tensor, no clock
+        assert packages_of(path) == set()
+        assert rooms_of(path) <= {"algorithms", "protocol", "deploy"}
+        assert not {name.split(".")[0] for name in imports_of(path)} & {"time", "datetime", "socket", "threading"}
+
+
+@pytest.mark.parametrize("module", ["flower_client", "workers", "replay", "command"])
+def test_a_client_loads_no_torch_before_it_trains(module: str) -> None:
+    code = f"import sys, defedavg.deploy.{module}\nprint(sorted({{'torch', 'matplotlib'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_ray_and_safetensors_have_their_places(path: Path) -> None:
     allowed = {"ray"} if path.parent.name == "cluster" else set()
-    allowed |= {"safetensors"} if path.name in ("checkpoints.py", "runs.py") else set()
+    name = path.relative_to(ROOT).as_posix()
+    allowed |= {"safetensors"} if name in ("checkpoints.py", "runs.py", "deploy/store.py") else set()
     assert packages_of(path) & {"ray", "safetensors"} <= allowed
     assert not {"pickle", "cloudpickle", "dill"} & {name.split(".")[0] for name in imports_of(path)}
 

@@ -20,6 +20,8 @@ from rich.markup import escape
 from . import __version__, config
 from .data_cli import DataDir
 from .data_cli import app as data_app
+from .deploy.command import app as deploy_app
+from .deploy.command import replay
 from .errors import UserError
 from .paper.command import app as paper_app
 from .plan_cli import plan as plan_command
@@ -112,6 +114,8 @@ app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
 app.add_typer(runs_app, name="runs")
 register_pages(app)  # report, view
+app.add_typer(deploy_app, name="deploy")
+app.command()(replay)
 
 
 app.command()(plan_command)

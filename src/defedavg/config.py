@@ -317,10 +317,10 @@ def _several(name: str, value: Any, kind: type[Any]) -> tuple[Any, ...]:
     values = value if isinstance(value, list) else [value]
     if not values:
         raise UserError(f"{name} is empty; give at least one")
-    checked = tuple(_value(name, item, kind) for item in values)
-    if len(set(checked)) != len(checked):
-        raise UserError(f"{name} names something twice: {', '.join(map(str, checked))}")
-    return checked
+    read = tuple(single(name, item, kind) for item in values)
+    if len(set(read)) != len(read):
+        raise UserError(f"{name} names something twice: {', '.join(map(str, read))}")
+    return read
 
 
 def _table(table: str, found: Any, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
@@ -335,14 +335,15 @@ def _table(table: str, found: Any, kinds: Mapping[str, type[Any]]) -> dict[str, 
         assert default is not MISSING
         kind = type(default)
         word = f"{table}.{name}"
-        read[name] = _several(word, value, kind) if isinstance(value, list) else _value(word, value, kind)
+        read[name] = _several(word, value, kind) if isinstance(value, list) else single(word, value, kind)
     return read
 
 
 _WORDS = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
 
 
-def _value(name: str, value: Any, kind: type[Any]) -> Any:
+def single(name: str, value: Any, kind: type[Any]) -> Any:
+    """A value of that kind, or an error that names the key."""
     wrong = UserError(f"{name} is {repr(value)[:80]}; it must be {_WORDS[kind]}")
     if kind in (int, float) and not isinstance(value, bool):
         numbers = Integral if kind is int else Real  # NumPy's numbers too, from Python

@@ -31,10 +31,11 @@ from . import __version__
 from .checkpoints import Shelf
 from .config import Point, Study
 from .errors import UserError
-from .execute import Evaluation
+from .execute import Evaluation, Progress
 from .files import Claim, file_name, read_text, write_whole, writing
 from .journal import Journal, Mark, read
 from .plan import Plan
+from .profiles import Fleet
 from .provenance import provenance
 from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
@@ -154,7 +155,7 @@ class Run:
         for line in text.splitlines():
             known = json.loads(line)
             self._measured.setdefault(_key(known), []).append(evaluation(known))
-        self.curves = [_curve(_point(item), self._evaluations(item)) for item in self._items if self._is_over(item)]
+        self.curves = [curve_of(_point(item), self._evaluations(item)) for item in self._items if self._is_over(item)]
 
     def _is_over(self, item: Item) -> bool:
         return any((_point(item).label, item.seed) == (entry["label"], entry["seed"]) for entry in self.entries)
@@ -212,8 +213,11 @@ class Run:
         plan.save(self.folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
         weights = safetensors.torch.save(run.executor.named(run.weights))
         write_whole(self.folder / "weights" / (file_name(point.label, seed) + ".safetensors"), weights)
-        self.curves.append(_curve(point, run.progress.evaluations))
-        self.entries.append(finite(_entry(point, seed, run, plan, wall)))
+        self.curves.append(curve_of(point, run.progress.evaluations))
+        found = entry_of(
+            point, seed, run.progress, plan, run.timeline.fleet, trained=run.executor.updates_trained, wall=wall
+        )
+        self.entries.append(finite(found))
         # Runs in shared batches end in any order; they are listed in that of the study.
         place = {point.label: number for number, point in enumerate(self.points)}
         self.entries.sort(key=lambda entry: (place[entry["label"]], self.study.seeds.index(entry["seed"])))
@@ -225,12 +229,8 @@ class Run:
         plots = self.folder / "plots"
         if not self.curves:
             return
-        panels = {self.study.name: self.curves}
         targets = {entry["target_accuracy"] for entry in self.entries}
-        target = targets.pop() if len(targets) == 1 else None
-        for against in ("seconds", "rounds"):
-            save(accuracy_curves(panels, target=target, against=against), plots / f"accuracy-over-{against}")
-            save(loss_curves(panels, against=against), plots / f"loss-over-{against}")
+        draw_curves(plots, self.study.name, self.curves, targets.pop() if len(targets) == 1 else None)
         if self._split is not None:
             save(split_map(*self._split), plots / "split")
 
@@ -273,7 +273,15 @@ def _key(line: Mapping[str, Any]) -> str:
     return json.dumps(finite({name: value for name, value in line.items() if name not in MEASURED}))
 
 
-def _curve(point: Point, found: Sequence[Evaluation]) -> Curve:
+def draw_curves(plots: Path, title: str, curves: Sequence[Curve], target: float | None) -> None:
+    """Accuracy and loss, over seconds and over rounds."""
+    for against in ("seconds", "rounds"):
+        save(accuracy_curves({title: curves}, target=target, against=against), plots / f"accuracy-over-{against}")
+        save(loss_curves({title: curves}, against=against), plots / f"loss-over-{against}")
+
+
+def curve_of(point: Point, found: Sequence[Evaluation]) -> Curve:
+    """What was measured of a run, ready to be drawn."""
     known = [e for e in found if math.isfinite(e.loss)]
     return Curve(
         algorithm=point.settings.algorithm,
@@ -285,9 +293,11 @@ def _curve(point: Point, found: Sequence[Evaluation]) -> Curve:
     )
 
 
-def _entry(point: Point, seed: int, run: Simulation, plan: Plan, wall: float) -> dict[str, Any]:
-    progress = run.progress
-    stats = summarise(plan, run.timeline.fleet)
+def entry_of(
+    point: Point, seed: int, progress: Progress, plan: Plan, fleet: Fleet, *, trained: int, wall: float
+) -> dict[str, Any]:
+    """What the summary says of a run."""
+    stats = summarise(plan, fleet)
     return {
         "algorithm": point.settings.algorithm,
         "label": point.label,
@@ -302,7 +312,7 @@ def _entry(point: Point, seed: int, run: Simulation, plan: Plan, wall: float) ->
         "best_accuracy": progress.best_accuracy,
         "final_accuracy": progress.final_accuracy,
         "diverged_at": progress.diverged_at,
-        "updates_trained": run.executor.updates_trained,
+        "updates_trained": trained,
         "updates_started": stats.jobs_started,
         "staleness_mean": stats.staleness_mean,
         "participation": list(stats.participation),

@@ -9,7 +9,7 @@ Jobs that no merge uses are never trained. A version is dropped as soon as the p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,9 +41,9 @@ class Recipe:
         """From which the layers that draw take the draws of a job."""
         return key(self.seed, "layers", update.client, update.index)
 
-    def samples(self, task: Task, update: Update) -> NDArray[np.int64]:
-        """The training samples that a job sees, (steps, batch_size)."""
-        own = task.clients[update.client]
+    def samples(self, task: Task, update: Update, own: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """The training samples that a job sees, (steps, batch_size); ``own``: its client's, if not the task says so."""
+        own = task.clients[update.client] if own is None else own
         drawn = positions(
             self.seed,
             update.client,
@@ -159,18 +159,31 @@ class Reference:
 
     def _train(self, update: Update) -> Tensor:
         """Δ = w_start − w_end of one job."""
+        self.updates_trained += 1
+        return self.train(update, self.versions[update.version])[0]
+
+    def train(
+        self,
+        update: Update,
+        start: Tensor,
+        own: NDArray[np.int64] | None = None,
+        goes_on: Callable[[int], bool] = lambda step: True,
+    ) -> tuple[Tensor, int]:
+        """Δ of a job from ``start``, and how many steps it did: before each one ``goes_on`` is asked."""
         flat, recipe = self._flat, self.recipe
-        samples_of_steps = torch.from_numpy(recipe.samples(self.task, update)).to(flat.vector.device)
-        start = self.versions[update.version]
+        samples_of_steps = torch.from_numpy(recipe.samples(self.task, update, own)).to(flat.vector.device)
+        done = 0
         flat.load(start)
         flat.module.train()
         # Layers that draw for themselves do so from the job's own key, and the global state is left alone.
         with torch.random.fork_rng(devices=[]):
-            own = recipe.layer_key(update)
-            torch.default_generator.manual_seed(own >> 1)
+            layers = recipe.layer_key(update)
+            torch.default_generator.manual_seed(layers >> 1)
             for step, samples in enumerate(samples_of_steps):
+                if not goes_on(step):
+                    break
                 if flat.draws.used:
-                    flat.draws.key = torch.tensor(signed(extend(own, step)), device=flat.vector.device)
+                    flat.draws.key = torch.tensor(signed(extend(layers, step)), device=flat.vector.device)
                 outputs = flat.module(self.task.train.inputs[samples])
                 loss = sample_losses(self.task, outputs, self.task.train.targets[samples]).mean()
                 gradients = torch.autograd.grad(loss, flat.trainable, allow_unused=True)
@@ -178,8 +191,8 @@ class Reference:
                     for parameter, gradient in zip(flat.trainable, gradients, strict=True):
                         if gradient is not None:
                             parameter.sub_(gradient, alpha=recipe.local_lr)
-        self.updates_trained += 1
-        return start - flat.vector
+                done += 1
+        return start - flat.vector, done
 
     def measure(self, weights: Tensor, data: Data, chunk: int = 1000) -> tuple[float, float | None]:
         """Mean loss and, for a task with classes, accuracy of a version; reading changes nothing."""

@@ -139,7 +139,7 @@ def _toml(value: Any) -> str:
     return "inf" if value == math.inf else json.dumps(value, ensure_ascii=False)
 
 
-def result_table(title: str, entries: Sequence[dict[str, Any]]) -> Table:
+def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "simulated seconds") -> Table:
     """One row per setting, over its seeds: time to the target first."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
@@ -167,7 +167,7 @@ def result_table(title: str, entries: Sequence[dict[str, Any]]) -> Table:
         for label, own in groups.items()
     ]
     caption = (
-        "Times to the target are simulated seconds. Quarters of the clients by speed: how often their updates are "
+        f"Times to the target are {clock}. Quarters of the clients by speed: how often their updates are "
         "merged, 1.00 being an equal share. trained/started: updates that some merge needed, of all that clients began."
     )
     return make(title, columns, rows, caption)

@@ -1,0 +1,230 @@
+"""``defedavg deploy`` and ``defedavg replay``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import config
+from ..algorithms import ALGORITHMS
+from ..errors import UserError, unknown
+from ..report import tables
+from ..terminal import Force, Json, Out, err, out, print_json
+
+app = typer.Typer(
+    help="Run on a real network with Flower: the same machines, the same tasks, the same run folders.",
+    no_args_is_help=True,
+)
+
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="A setting, as in a study or of [deploy]. Repeatable."),
+]
+
+
+def _need_flower() -> None:
+    if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("safetensors") is None:
+        raise UserError("Flower is not installed here; run: pip install 'defedavg[flower]'")
+
+
+def _settings(algorithm: str, clients: int, given: list[str] | None) -> dict[str, Any]:
+    from .app import defaults
+
+    if algorithm not in ALGORITHMS:
+        raise unknown("algorithm", algorithm, ALGORITHMS)
+    flat = defaults(algorithm, clients)
+    for table, values in config.override({}, tuple(given or ())).items():
+        for word, value in values.items() if isinstance(values, dict) else ((None, values),):
+            name = table if word is None else f"{table}.{word}"
+            if name not in flat:
+                raise unknown("setting", name, flat)
+            kind = type(flat[name])
+            flat[name] = config.single(name, value, kind)
+    return flat
+
+
+Algorithm = Annotated[str, typer.Option(help="See `defedavg algorithms`.")]
+Clients = Annotated[int, typer.Option(min=1, max=1000, help="How many.")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="MY_APP", help="The folder to make; the app is named after it.")],
+    algorithm: Algorithm = "defedavg-iid",
+    clients: Clients = 6,
+    given: Sets = None,
+) -> None:
+    """Write a Flower app: settings in pyproject.toml, the model and the data in task.py; `flwr run` accepts it."""
+    _need_flower()
+    from .app import write_app
+    from .settings import read_orders
+
+    flat = _settings(algorithm, clients, given)
+    read_orders(flat)
+    write_app(folder, flat)
+    out.print(
+        f"{folder} is ready: put your model and data into {folder / folder.name / 'task.py'}, then try it with\n"
+        f"  defedavg deploy local --app {folder}",
+        markup=False,
+    )
+
+
+@app.command()
+def local(
+    algorithm: Algorithm = "defedavg-iid",
+    clients: Clients = 6,
+    name: Annotated[str, typer.Option(help="The run's folder is named after it.")] = "deployment",
+    given: Sets = None,
+    app_folder: Annotated[
+        Path | None, typer.Option("--app", metavar="FOLDER", help="An app of your own, with its settings.")
+    ] = None,
+    folder: Out = Path("runs"),
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of the SuperLink; a free one if not given.")
+    ] = None,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Keep no worker between messages; each then loads PyTorch anew.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name.")] = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """A whole deployment on this machine: SuperLink, SuperNodes of uneven slowness, a run; then all is stopped again.
+
+    A step of a client lasts clients.step_seconds times its slowness. The run folder is like a simulation's, with the
+    event log beside it.
+    """
+    _need_flower()
+    from .app import write_app
+    from .cluster import check_port
+    from .local import run_local, showing
+    from .runfolder import clear
+    from .settings import read_orders
+
+    place = folder / name
+    if resume:
+        flat, app_folder = _before(place, app_folder)
+    elif app_folder is not None:
+        flat = _of_app(app_folder)
+    else:
+        flat = {**_settings(algorithm, clients, given), "name": name}
+    orders = read_orders({**flat, "deploy.resume": resume})
+    if port is not None:
+        check_port(port)
+    if not resume:
+        clear(place, force)
+        if app_folder is None:
+            app_folder = place / "app"
+            write_app(app_folder, flat)
+        else:
+            (place / "app.txt").write_text(f"{app_folder.absolute()}\n", encoding="utf-8")
+    assert app_folder is not None
+    try:
+        with showing(err, orders.settings.clients.num_clients) as watch:
+            run_local(app_folder, orders, place, watch, port=port, warm=not cold)
+    except KeyboardInterrupt:
+        err.print(f"stopped by Ctrl-C; go on with: defedavg deploy local --name {name} --resume", markup=False)
+        raise typer.Exit(130) from None
+    entries = json.loads((place / "summary.json").read_text())["runs"]
+    if as_json:
+        print_json(entries)
+    else:
+        out.print(tables.result_table(name, entries, clock="seconds of the run"))
+        out.print(f"\nresults: {place}", markup=False)
+
+
+def _before(place: Path, app_folder: Path | None) -> tuple[dict[str, Any], Path]:
+    """The settings and the app of a run that is to be resumed."""
+    from . import log as logs
+    from .log import LOG
+
+    if not (place / LOG).exists():
+        raise UserError(f"there is no run to resume in {place}")
+    told = place / "app.txt"
+    own = Path(told.read_text(encoding="utf-8").strip()) if told.exists() else place / "app"
+    head = logs.read(place / LOG).head.get("settings")
+    if not isinstance(head, dict):
+        raise UserError(f"the log in {place} does not say with which settings it was made")
+    return head, app_folder or own
+
+
+def _of_app(folder: Path) -> dict[str, Any]:
+    try:
+        whole = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        tree = whole["tool"]["flwr"]["app"]["config"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{folder} is no Flower app with settings; make one with `defedavg deploy init`") from None
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{word}": item for word, item in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to make.")],
+    clients: Clients = 6,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address of the server, for its certificate. Repeatable.")
+    ] = None,
+) -> None:
+    """Make what a secure deployment needs: a CA, a server certificate, and a key pair for every client."""
+    _need_flower()
+    from .keys import make_keys
+
+    made = make_keys(folder, clients, tuple(host or ("127.0.0.1", "localhost")))
+    out.print(
+        f"{len(made)} files are in {folder}; give every client its own key and ca.crt, and nothing else", markup=False
+    )
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(metavar="LOG", help="events.jsonl of a deployment, or its run folder.")],
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B,…",
+            help="Plan anew for the clients that were measured: updates_per_round=5,10, local_steps=…, algorithm=…",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Merges that a what-if plans.")] = 100,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the plan (.jsonl or .jsonl.gz).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Rebuild the plan of a deployment from its log, check every invariant, and plan what other settings would do."""
+    from ..profiles import Fleet
+    from ..stats import summarise
+    from . import log as logs
+    from .log import LOG
+    from .replay import replay as rebuild
+    from .whatif import plans_of
+
+    found = rebuild(logs.read(file / LOG if file.is_dir() else file))
+    found.plan.check()
+    if save is not None:
+        found.plan.save(save)
+    fleet = Fleet(
+        num_clients=found.plan.header.num_clients, model_megabytes=found.model_bytes * 1e-6, trace=found.trace
+    )
+    rows = [("as it was", summarise(found.plan, fleet))]
+    rows += [(label, summarise(plan, fleet)) for label, plan in plans_of(found, tuple(what_if or ()), rounds)]
+    if as_json:
+        named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
+        print_json({"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named})
+        return
+    out.print(tables.plan_table([label for label, _ in rows], [[stats] for _, stats in rows], len(found.plan.rounds)))
+    out.print(
+        f"\nevery invariant holds; {len(found.plan.rounds)} merges as logged; {len(found.refused)} updates refused, "
+        f"{len(found.quarantined)} clients quarantined; speeds of {len(found.measured)} of "
+        f"{found.plan.header.num_clients} clients measured",
+        markup=False,
+    )

@@ -1,0 +1,140 @@
+"""The server's side of Flower: a ``Port`` over its Grid, and the ServerApp. Nothing else here knows Flower."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.serverapp import Grid, ServerApp
+
+from ..errors import UserError
+from ..tasks import Task
+from .coordinator import Coordinator
+from .desk import MakeTask, find_task
+from .port import Message, Port, Reply, Vector, size_of
+from .runfolder import ERROR, Busy, finish, folder_of, goes_on, is_finished, locked, open_run
+from .session import Session
+from .settings import Orders, read_orders
+
+FAILED = {1, 2, 6, 7, 8}
+"""Errors of the client's own app; all others mean that the node or its reply cannot be had."""
+
+
+class FlowerPort:
+    """Messages over Flower's Grid; a version is one record object, which Flower then uploads once for all nodes."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._records: dict[int, tuple[Vector, ArrayRecord]] = {}
+
+    def nodes(self) -> set[int]:
+        """The nodes that are connected."""
+        return set(self._grid.get_node_ids())
+
+    def _record(self, vector: Vector) -> ArrayRecord:
+        found = self._records.get(id(vector))
+        if found is None:
+            if len(self._records) >= 4:
+                self._records.pop(next(iter(self._records)))
+            found = self._records[id(vector)] = (vector, ArrayRecord({"weights": Array(vector)}))
+        return found[1]
+
+    def push(self, messages: Sequence[Message]) -> list[str]:
+        """Send."""
+        out = []
+        for message in messages:
+            content = RecordDict({"fields": ConfigRecord({"kind": message.kind, **message.fields})})
+            if message.weights is not None:
+                content["weights"] = self._record(message.weights)
+            kind = "query" if message.kind == "hello" else "train"
+            out.append(FlowerMessage(content, dst_node_id=message.node, message_type=kind, ttl=message.seconds))
+        ids = list(self._grid.push_messages(out))
+        if len(ids) != len(messages):
+            raise UserError("the SuperLink takes no message as large as this model; see its limit of the message size")
+        return [name or "" for name in ids]
+
+    def pull(self, ids: Collection[str]) -> list[Reply]:
+        """The replies that have come."""
+        return [_reply(message) for message in self._grid.pull_messages(list(ids))]
+
+
+def _reply(message: FlowerMessage) -> Reply:
+    to = message.metadata.reply_to_message_id
+    if message.has_error():
+        error = message.error
+        reason = (error.reason or "no reason given").strip().splitlines()
+        return Reply(to, error=(reason[-1] if reason else "")[:300], failed=error.code in FAILED)
+    content = message.content
+    fields: dict[str, Any] = dict(content["fields"]) if isinstance(content.get("fields"), ConfigRecord) else {}
+    record, update = content.get("update"), None
+    if isinstance(record, ArrayRecord) and "update" in record:
+        try:
+            update = record["update"].numpy()
+        except (ValueError, TypeError, EOFError, OSError):
+            update = np.zeros(0, dtype=object)  # of no shape that a model has: it is refused
+    return Reply(to, fields, update, size_of(update))
+
+
+def server_app(task: str | MakeTask) -> ServerApp:
+    """A ServerApp for the run that the app's configuration describes; ``task`` is ``module:function``."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(FlowerPort(grid), dict(context.run_config), task, str(context.run_id))
+
+    return app
+
+
+def serve(port: Port, flat: dict[str, Any], task: str | MakeTask, run: str) -> None:
+    """Carry out a run; what the user can mend is one line, also in the file ``error.txt`` of the run's folder."""
+    folder = Path(str(flat.get("deploy.folder") or "."))
+    try:
+        orders = read_orders(flat)
+        folder = folder_of(orders)
+        with locked(folder):
+            again = goes_on(folder, run)
+            if again and is_finished(folder):
+                return
+            resume = again or orders.deploy.resume
+            open_run(orders, folder, resume=resume)
+            _carry_out(port, orders, flat, find_task(task)(flat, None), folder, run, resume)
+    except Busy as error:  # not the run's own fault, so its folder is left alone
+        _say(folder, f"defedavg: {error}")
+        raise SystemExit(2) from None
+    except UserError as error:
+        if folder.is_dir():
+            (folder / ERROR).write_text(f"{error}\n", encoding="utf-8")
+        _say(folder, f"defedavg: {error}")
+        raise SystemExit(2) from None
+    except Exception:
+        _say(folder, traceback.format_exc())
+        raise
+
+
+def _carry_out(
+    port: Port, orders: Orders, flat: dict[str, Any], task: Task, folder: Path, run: str, resume: bool
+) -> None:
+    began = time.perf_counter()
+    session = Session.resume(orders, flat, task, folder) if resume else Session(orders, flat, task, folder, run=run)
+    with session.log:
+        if resume:
+            session.resumed()
+        Coordinator(session, port, say=partial(_say, folder)).run()
+        session.note("done", status=str(session.progress.status))
+    finish(session, time.perf_counter() - began)
+
+
+def _say(folder: Path, line: str) -> None:
+    """To Flower's own log, and to a file beside the run."""
+    print(line, flush=True)
+    if folder.is_dir():
+        with (folder / "server.log").open("a", encoding="utf-8") as out:
+            out.write(f"{time.strftime('%H:%M:%S')} {line}\n")

@@ -1,0 +1,118 @@
+"""The folder that a deployment leaves: that of a simulation, and beside it the event log and the server's state."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .. import __version__
+from ..config import Point
+from ..errors import UserError
+from ..files import file_name, write_whole, writing
+from ..profiles import Fleet
+from ..report.jsons import finite
+from ..runs import curve_of, draw_curves, entry_of, open_folder
+from . import log as logs
+from .log import LOG
+from .replay import replay
+from .session import Session
+from .settings import Orders
+
+ERROR = "error.txt"
+LOCK_SECONDS = 30.0
+
+
+class Busy(UserError):
+    """Another server is writing to the run."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the only server of a run. Flower may start a second one when it has not heard of the first for a while."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + LOCK_SECONDS
+    with (folder / "lock").open("ab") as held:
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise Busy(f"another server is writing to {folder}; stop it, or choose another folder") from None
+                time.sleep(0.2)
+        yield
+
+
+def goes_on(folder: Path, run: str) -> bool:
+    """Whether the folder holds the beginnings of this very run: then Flower has started its server once more."""
+    return (folder / LOG).exists() and logs.read(folder / LOG).head.get("run") == run
+
+
+def folder_of(orders: Orders) -> Path:
+    """Where a run is kept."""
+    if not orders.deploy.folder:
+        raise UserError("deploy.folder is empty; give the folder in which the server keeps the run")
+    return Path(orders.deploy.folder).absolute()
+
+
+def open_run(orders: Orders, folder: Path, *, resume: bool) -> None:
+    """Make the folder of a run ready to be written to."""
+    if resume:
+        if not (folder / LOG).exists():
+            raise UserError(f"there is no run to resume in {folder}")
+    else:
+        if (folder / LOG).exists():
+            raise UserError(f"{folder} holds a run already; resume it, or choose another folder")
+        with writing(folder):
+            (folder / "plans").mkdir(parents=True, exist_ok=True)
+            (folder / "plots").mkdir(exist_ok=True)
+        write_whole(folder / "config.toml", orders.toml.encode())
+        _save_summary(folder, orders.name, [], finished=False)
+    (folder / ERROR).unlink(missing_ok=True)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run there came to its end."""
+    path = folder / "summary.json"
+    return path.exists() and bool(json.loads(path.read_text(encoding="utf-8"))["finished"])
+
+
+def clear(folder: Path, force: bool) -> None:
+    """Make room for a run; what an earlier deployment left goes with ``force`` only."""
+    open_folder(folder, force)
+    for name in ("state", "app", "flower"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (LOG, ERROR, "server.log", "lock", "app.txt"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _save_summary(folder: Path, name: str, entries: list[object], *, finished: bool) -> None:
+    whole = {"name": name, "version": __version__, "finished": finished, "runs": entries}
+    write_whole(folder / "summary.json", (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode())
+
+
+def finish(session: Session, wall: float) -> None:
+    """Plan, summary and plots of a run that is over; the invariants are checked."""
+    orders, folder = session.orders, session.folder
+    found = replay(logs.read(folder / LOG))
+    found.plan.check()
+    fleet = Fleet(
+        num_clients=found.plan.header.num_clients,
+        seed=orders.seed,
+        model_megabytes=found.model_bytes * 1e-6,
+        trace=found.trace,
+    )
+    point = Point((), orders.settings)
+    merged = sum(update.steps > 0 for record in found.plan.rounds for update, _ in record.merge.updates)
+    found.plan.save(folder / "plans" / (file_name(point.label, orders.seed) + ".jsonl.gz"))
+    entry = entry_of(point, orders.seed, session.progress, found.plan, fleet, trained=merged, wall=wall)
+    _save_summary(folder, orders.name, [finite(entry)], finished=True)
+    draw_curves(
+        folder / "plots", orders.name, [curve_of(point, session.progress.evaluations)], entry["target_accuracy"]
+    )

@@ -1,0 +1,193 @@
+"""A deployment without a network: clients in memory, on a clock that only the tests move."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from defedavg import make_task
+from defedavg.deploy.coordinator import Coordinator
+from defedavg.deploy.desk import Desk
+from defedavg.deploy.port import Message, Reply, size_of
+from defedavg.deploy.session import Session
+from defedavg.deploy.settings import read_orders
+from defedavg.tasks import Task
+
+Twist = Callable[["Node", Message, Reply], Reply | None]
+
+
+class Clock:
+    """Time that passes when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def tiny_task(config: Mapping[str, Any], client: int | None) -> Task:
+    """Two classes that a line parts."""
+    from torch import nn
+
+    rng = np.random.Generator(np.random.Philox(key=5))
+    x = rng.normal(size=(360, 4)).astype("float32")
+    y = (x.sum(axis=1) > 0).astype("int64")
+    total = int(config.get("clients.num_clients", 6))
+    return make_task(
+        model=lambda: nn.Linear(4, 2),
+        train=(x[:300], y[:300]),
+        test=(x[300:], y[300:]),
+        clients=np.array_split(np.arange(300), total),
+    )
+
+
+@dataclass
+class Node:
+    """A client behind a node; ``twist`` may change or withhold its replies."""
+
+    desk: Desk
+    delay: float
+    alive: bool = True
+    twist: Twist | None = None
+    answered: int = 0
+
+
+@dataclass
+class _Pending:
+    node: int
+    message: Message
+    at: float
+
+
+@dataclass
+class MemoryPort:
+    """Messages take half of a node's delay each way and its job the other half; replies come when they are due."""
+
+    clock: Clock
+    members: dict[int, Node] = field(default_factory=dict)
+    pending: dict[str, _Pending] = field(default_factory=dict)
+    sent: list[Message] = field(default_factory=list)
+    _names: Any = field(default_factory=itertools.count)
+
+    def nodes(self) -> set[int]:
+        return {name for name, node in self.members.items() if node.alive}
+
+    def push(self, messages: Sequence[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            node = self.members.get(message.node)
+            if node is None or not node.alive:
+                ids.append("")
+                continue
+            name = f"m{next(self._names)}"
+            self.sent.append(message)
+            delay = 0.01 if message.kind == "hello" else node.delay
+            self.pending[name] = _Pending(message.node, message, self.clock.now + delay)
+            ids.append(name)
+        return ids
+
+    def pull(self, ids: Collection[str]) -> list[Reply]:
+        due = [name for name in ids if name in self.pending and self.pending[name].at <= self.clock.now]
+        replies = []
+        for name in sorted(due, key=lambda name: (self.pending[name].at, name)):
+            waiting = self.pending.pop(name)
+            reply = self._answer(name, waiting)
+            if reply is not None:
+                replies.append(reply)
+        return replies
+
+    def _answer(self, name: str, waiting: _Pending) -> Reply | None:
+        node = self.members[waiting.node]
+        if not node.alive:
+            return Reply(name, error="the node is unavailable")
+        message = waiting.message
+        found = node.desk.answer(message.kind, message.fields, message.weights)
+        fields = dict(found.fields)
+        if message.kind == "train":
+            fields["seconds"] = node.delay / 2  # what its desk took is of the real clock
+        node.answered += 1
+        reply = Reply(name, fields, found.update, size_of(found.update))
+        return reply if node.twist is None else node.twist(node, message, reply)
+
+
+FLAT: dict[str, Any] = {
+    "name": "tiny",
+    "algorithm": "defedavg-iid",
+    "seed": 3,
+    "clients.num_clients": 6,
+    "training.updates_per_round": 3,
+    "training.local_steps": 4,
+    "training.local_lr": 0.1,
+    "stop.max_rounds": 8,
+    "deploy.job_seconds": 30.0,
+    "deploy.poll_seconds": 0.05,
+}
+
+
+class World:
+    """A server, six clients of different speed, and a clock."""
+
+    made: ClassVar[list[World]] = []
+
+    def __init__(self, folder: Path, *, connected: Collection[int] | None = None, **changes: Any) -> None:
+        self.flat = {**FLAT, **{name.replace("__", "."): value for name, value in changes.items()}}
+        self.folder = folder
+        self.orders = read_orders(self.flat)
+        self.total = self.orders.settings.clients.num_clients
+        self.clock = Clock()
+        self.port = MemoryPort(self.clock)
+        self._next = 100
+        for client in range(self.total) if connected is None else connected:
+            self.connect(client)
+        self.said: list[str] = []
+        self.session = Session(self.orders, self.flat, tiny_task(self.flat, None), folder)
+        self.coordinator = self._coordinator()
+        World.made.append(self)
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Close the logs of all worlds."""
+        while cls.made:
+            cls.made.pop().session.log.close()
+
+    def _coordinator(self) -> Coordinator:
+        return Coordinator(self.session, self.port, clock=self.clock, sleep=self.clock.sleep, say=self.said.append)
+
+    def connect(self, client: int, twist: Twist | None = None, delay: float | None = None) -> int:
+        """A new node for a client; gives its id."""
+        self._next += 1
+        desk = Desk(tiny_task, self.flat, client)
+        self.port.members[self._next] = Node(desk, 0.4 * (1 + client) if delay is None else delay, twist=twist)
+        return self._next
+
+    def node_of(self, client: int) -> Node:
+        """The node that was connected last for a client."""
+        return [node for node in self.port.members.values() if node.desk.client == client][-1]
+
+    def crash(self) -> None:
+        """The server is lost, and all that was on its way; another goes on from its files."""
+        self.session.log.close()
+        self.port.pending.clear()
+        self.session = Session.resume(self.orders, self.flat, tiny_task(self.flat, None), self.folder)
+        self.coordinator = self._coordinator()
+        self.session.resumed()
+
+    def until(self, condition: Callable[[], bool], turns: int = 20_000) -> None:
+        """Let time pass until something is true."""
+        if not self.session.engine.begun:
+            self.coordinator._gather()
+        for _ in range(turns):
+            if condition():
+                return
+            if not self.coordinator.turn():
+                self.clock.sleep(0.05)
+        raise AssertionError(f"it hangs at {self.clock.now:.1f} s in version {self.session.engine.server.version}")

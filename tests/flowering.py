@@ -1,0 +1,120 @@
+"""Real SuperLinks and SuperNodes for tests: small tasks, everything bounded in time, everything ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from defedavg.deploy import log as logs
+from defedavg.deploy.app import defaults, write_app
+from defedavg.deploy.cluster import Cluster, Security
+from defedavg.deploy.local import Follower, follow, start_nodes
+from defedavg.deploy.log import LOG, Log
+from defedavg.deploy.replay import Replay, replay
+from defedavg.deploy.settings import read_orders
+
+TASK = '''"""A line parts two classes."""
+
+import numpy as np
+from torch import nn
+
+from defedavg import make_task
+
+
+def make(config, client):
+    rng = np.random.Generator(np.random.Philox(key=5))
+    x = rng.normal(size=(660, 20)).astype("float32")
+    y = (x.sum(axis=1) > 0).astype("int64")
+    total = config["clients.num_clients"]
+    width = 2
+    return make_task(
+        model=lambda: nn.Linear(20, width),
+        train=(x[:600], y[:600]),
+        test=(x[600:], y[600:]),
+        clients=np.array_split(np.arange(600), total),
+    )
+'''
+
+
+class Deployment:
+    """An app, a cluster, and a run in a folder."""
+
+    def __init__(
+        self, folder: Path, *, security: Security | None = None, own_task: bool = True, **changes: Any
+    ) -> None:
+        flat = defaults(changes.pop("algorithm", "defedavg-iid"), changes.pop("clients", 4))
+        flat |= {
+            "name": "test",
+            "training.updates_per_round": 2,
+            "training.local_steps": 10,
+            "clients.step_seconds": 0.02,
+            "stop.max_rounds": 6,
+            "stop.max_seconds": 240.0,
+            "deploy.job_seconds": 25.0,
+            "deploy.wait_seconds": 90.0,
+        }
+        flat |= {name.replace("__", "."): value for name, value in changes.items()}
+        self.folder = folder / "run"
+        self.folder.mkdir(parents=True)
+        self.app = folder / "app"
+        write_app(self.app, flat)
+        if own_task:
+            (self.app / "app" / "task.py").write_text(TASK)
+        self.orders = read_orders(flat)
+        self.cluster = Cluster(folder / "flower", security=security)
+        self.follower = Follower(self.folder)
+        self.lines: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Deployment:
+        self.cluster.start_link()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.cluster.stop()
+        assert self.cluster.processes() == {}
+
+    def start_nodes(self, clients: list[int] | None = None) -> None:
+        start_nodes(self.cluster, self.orders, clients)
+
+    def submit(self, *, resume: bool = False) -> None:
+        self.cluster.submit(self.app, **{"deploy.folder": str(self.folder), "deploy.resume": resume})
+
+    def until(self, what: str, condition: Callable[[], bool], seconds: float = 150.0) -> None:
+        """Wait for something that the log tells."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self.lines.extend(self.follower.lines())
+            if condition():
+                return
+            assert time.monotonic() < deadline, f"{what} did not happen: {self.lines[-3:]}, {self.server_log()}"
+            time.sleep(0.2)
+
+    def version(self) -> int:
+        """The newest version that the log tells of."""
+        return max((line["version"] for line in self.lines if line.get("note") == "merge"), default=0)
+
+    def seen(self, event: str) -> list[dict[str, Any]]:
+        """The events or notes of a name so far."""
+        return [line for line in self.lines if event in (line.get("event"), line.get("note"))]
+
+    def server_log(self) -> str:
+        path = self.folder / "server.log"
+        return path.read_text()[-2000:] if path.exists() else "the server said nothing"
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for the end; gives what the summary says of the run."""
+        follow(self.cluster, self.folder, self.lines.append, self.follower)
+        [entry] = json.loads((self.folder / "summary.json").read_text())["runs"]
+        return dict(entry)
+
+    def checked(self) -> tuple[Log, Replay]:
+        """The log, replayed and checked; nothing is merged twice."""
+        log = logs.read(self.folder / LOG)
+        found = replay(log)
+        found.plan.check()
+        merged = [(u.client, u.index) for r in found.plan.rounds for u, _ in r.merge.updates]
+        assert len(set(merged)) == len(merged)
+        return log, found

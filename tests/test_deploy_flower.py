@@ -1,0 +1,240 @@
+"""Deployments with real SuperLink and SuperNode processes on loopback; ``make test-deploy`` runs all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from defedavg.deploy.cluster import Security
+from defedavg.deploy.events import Joined, Left, Refused, Resumed
+from defedavg.deploy.keys import make_keys
+from defedavg.errors import UserError
+from defedavg.keyed import key, uniform
+from defedavg.simulation import make_executor, named_task
+from flowering import Deployment
+
+deploy = pytest.mark.deploy
+
+
+def test_three_clients_train_over_flower(tmp_path: Path) -> None:
+    with Deployment(tmp_path, clients=3, stop__max_rounds=3) as run:
+        run.start_nodes()
+        run.submit()
+        entry = run.finish()
+    assert entry["status"] == "max_rounds"
+    assert entry["best_accuracy"] > 0.6
+    log, found = run.checked()
+    assert len(found.plan.rounds) >= 3
+    assert found.measured == (0, 1, 2)
+    assert {path.name for path in run.folder.iterdir()} >= {"config.toml", "metrics.jsonl", "summary.json", "plans"}
+    assert log.seconds > 0
+
+
+@deploy
+def test_six_uneven_clients_learn_digits_with_defedavg_iid(tmp_path: Path) -> None:
+    with Deployment(
+        tmp_path, own_task=False, clients=6, training__updates_per_round=3, training__local_steps=50,
+        stop__target_accuracy=0.9, stop__max_rounds=100,
+    ) as run:  # fmt: skip
+        run.start_nodes()
+        run.submit()
+        entry = run.finish()
+    assert entry["status"] == "target", entry
+    assert entry["final_accuracy"] >= 0.9
+    _, found = run.checked()
+    executor = make_executor(run.orders.settings, run.orders.seed, named_task(run.orders.settings, run.orders.seed))
+    weights = executor.versions[0]
+    for record in found.plan.rounds:
+        weights = executor.apply(record)
+    from safetensors.torch import load_file
+
+    saved = load_file(run.folder / "state" / f"version-{len(found.plan.rounds)}.safetensors")["weights"]
+    torch.testing.assert_close(weights, saved, rtol=1e-4, atol=1e-5)
+
+
+@deploy
+def test_six_uneven_clients_of_two_classes_learn_digits_with_defedavg_niid(tmp_path: Path) -> None:
+    with Deployment(
+        tmp_path, own_task=False, algorithm="defedavg-niid", clients=6, task__split="classes",
+        training__updates_per_round=12, training__local_steps=50, training__local_lr=0.05, stop__target_accuracy=0.8,
+        stop__max_rounds=100, stop__max_seconds=400.0,
+    ) as run:  # fmt: skip
+        run.start_nodes()
+        run.submit()
+        entry = run.finish()
+    assert entry["status"] == "target", entry
+    assert entry["final_accuracy"] >= 0.8
+    _, found = run.checked()
+    assert sum(job.fate == "ended" for job in found.plan.jobs) > 0
+
+
+@deploy
+def test_favano_interrupts_over_flower(tmp_path: Path) -> None:
+    with Deployment(
+        tmp_path, algorithm="favano", clients=3, favano__wait_seconds=1.0, stop__max_rounds=3, clients__step_seconds=2.0
+    ) as run:
+        run.start_nodes()
+        run.submit()
+        entry = run.finish()
+    assert entry["status"] == "max_rounds"
+    _, found = run.checked()
+    assert any(job.fate == "interrupted" for job in found.plan.jobs)
+
+
+@deploy
+def test_killed_nodes_late_nodes_and_nodes_that_return(tmp_path: Path) -> None:
+    """Three of six are killed at once, one in a job; one joins late; one returns: training goes on."""
+    with Deployment(
+        tmp_path, clients=6, deploy__min_clients=5, stop__max_rounds=14, training__updates_per_round=3,
+        clients__step_seconds=0.1,
+    ) as run:  # fmt: skip
+        run.start_nodes([0, 1, 2, 3, 4])
+        run.submit()
+        run.until("the first merge", lambda: run.version() >= 1)
+        for name in ("1", "3", "4"):
+            run.cluster.kill_node(name)
+        before = run.version()
+        run.until("a merge after three were killed", lambda: run.version() > before)
+        run.start_nodes([5, 3])
+        run.until("a late node", lambda: any(line["client"] == 5 for line in run.seen("trained")))
+        run.until(
+            "a node that returns",
+            lambda: sum(line["client"] == 3 for line in run.seen("joined")) == 2,
+        )
+        entry = run.finish()
+    assert entry["status"] == "max_rounds"
+    log, _ = run.checked()
+    assert {event.client for event in log.events if isinstance(event, Left)} >= {3}
+
+
+@deploy
+def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
+    """SIGKILL of the ServerApp and of the SuperLink, five in all; the run reaches its last round all the same."""
+    with Deployment(tmp_path, clients=4, stop__max_rounds=20, stop__max_seconds=600.0) as run:
+        run.start_nodes()
+        run.submit()
+        for number in range(5):
+            before = run.version()
+            run.until("a merge", lambda before=before: run.version() > before)  # type: ignore[misc]
+            time.sleep(4.0 * uniform(key(7, "crash", number)))
+            if number % 2:
+                assert run.cluster.link is not None
+                run.cluster.link.kill()
+                run.cluster.link.wait()
+                _gone(run, "flwr-serverapp")
+                run.cluster.start_link()
+            else:
+                for pid in run.cluster.pids("flwr-serverapp"):
+                    os.kill(pid, signal.SIGKILL)
+                _gone(run, "flwr-serverapp")
+            run.submit(resume=True)
+        entry = run.finish()
+    assert entry["status"] == "max_rounds"
+    assert entry["best_accuracy"] > 0.8
+    log, found = run.checked()
+    assert len(found.plan.rounds) >= 20
+    assert sum(isinstance(event, Resumed) for event in log.events) >= 5
+
+
+def _gone(run: Deployment, word: str) -> None:
+    """The helpers of a killed process may need a moment to see it; no two servers write to one run."""
+    deadline = time.monotonic() + 30.0
+    while run.cluster.pids(word):
+        for pid in run.cluster.pids(word):
+            os.kill(pid, signal.SIGKILL)
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@deploy
+def test_tls_with_authenticated_nodes_and_nobody_else(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3, ("127.0.0.1",))
+    make_keys(tmp_path / "others", 1, ("127.0.0.1",))
+    keys = tmp_path / "keys"
+    security = Security(keys / "ca.crt", keys / "server.crt", keys / "server.key")
+    with Deployment(
+        tmp_path, security=security, clients=4, deploy__min_clients=2, stop__max_rounds=3, training__updates_per_round=2
+    ) as run:
+        for client in range(2):
+            done = run.cluster.flwr("supernode", "register", str(keys / f"client-{client}.pub"), "local")
+            assert done.returncode == 0, done.stdout + done.stderr
+            run.cluster.start_node(str(client), key=keys / f"client-{client}.key", client=client, warm=True)
+        run.cluster.start_node(
+            "unknown", key=keys / "client-2.key", client=2, warm=True
+        )  # a key that nobody registered
+        run.cluster.start_node("keyless", client=2, warm=True)
+        wrong = tmp_path / "others" / "ca.crt"  # it does not believe the server's certificate
+        run.cluster.start_node("deceived", key=keys / "client-1.key", ca=wrong, client=3, warm=True)
+        run.submit()
+        entry = run.finish()
+    assert entry["status"] == "max_rounds"
+    log, _ = run.checked()
+    assert {event.client for event in log.events if isinstance(event, Joined)} == {0, 1}
+    assert not [event for event in log.events if isinstance(event, Refused)]
+
+
+@deploy
+def test_clients_that_do_not_come_or_do_not_fit_end_in_one_line(tmp_path: Path) -> None:
+    with Deployment(tmp_path, clients=3, deploy__wait_seconds=25.0) as run:
+        text = (run.app / "app" / "task.py").read_text()
+        (run.app / "app" / "task.py").write_text(text.replace("width = 2", "width = 3 if client == 1 else 2"))
+        run.start_nodes([0, 1])
+        run.submit()
+        with pytest.raises(
+            UserError, match=r"1 of the 3 clients expected came within 25 s \(client 1: its model differs"
+        ):
+            run.finish()
+
+
+LIARS = '''"""Clients 1, 2 and 3 lie: values that are no numbers, another shape, an old version."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.clientapp import ClientApp
+
+from defedavg.deploy.flower_client import client_number, handle
+
+app = ClientApp()
+
+
+def lie(message, context):
+    reply = handle("app.task:make", message, context)
+    client = client_number(context)
+    if "update" not in reply.content:
+        return reply
+    values = reply.content["update"]["update"].numpy()
+    if client == 1:
+        reply.content["update"] = ArrayRecord({"update": Array(np.full_like(values, np.nan))})
+    elif client == 2:
+        reply.content["update"] = ArrayRecord({"update": Array(values.reshape(2, -1))})
+    elif client == 3:
+        reply.content["fields"] = ConfigRecord({**reply.content["fields"], "index": 10**6})
+    return reply
+
+
+app.query()(lie)
+app.train()(lie)
+'''
+
+
+@deploy
+def test_liars_are_refused_and_quarantined_while_the_others_train(tmp_path: Path) -> None:
+    with Deployment(tmp_path, clients=5, stop__max_rounds=100) as run:
+        (run.app / "app" / "client.py").write_text(LIARS)
+        run.start_nodes()
+        run.submit()
+        run.until("the quarantine of three", lambda: len(run.seen("quarantined")) == 3)
+        before = run.version()
+        run.until("merges without them", lambda: run.version() >= before + 2)
+    log, found = run.checked()
+    assert set(found.quarantined) == {1, 2, 3}
+    reasons = {event.client: event.why for event in log.events if isinstance(event, Refused)}
+    assert "finite" in reasons[1]
+    assert "shape" in reasons[2]
+    assert "job 1000000" in reasons[3]
+    assert {u.client for r in found.plan.rounds for u, _ in r.merge.updates} == {0, 4}
