@@ -4,10 +4,16 @@ every time, so that a red run can be repeated."""
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+
+from defedavg.view.runs import Views
+from defedavg.view.server import Server, serve
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -21,3 +27,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("deploy"):
                 item.add_marker(pytest.mark.skip(reason="make test-deploy runs it"))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A live view of tmp_path/runs."""
+    (tmp_path / "runs").mkdir()
+    with serve(Views(tmp_path / "runs"), "127.0.0.1", 0) as made:
+        thread = threading.Thread(target=made.serve_forever, daemon=True)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join(timeout=30)

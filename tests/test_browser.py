@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 import pytest
 
 from defedavg.report.page import build, write
-from defedavg.view.runs import Views
-from defedavg.view.server import Server, serve
+from defedavg.view.server import Server
 from pages import HOSTILE, make_folder, make_hostile, measurement
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
@@ -277,18 +275,6 @@ def test_hostile_names_are_text_in_tables_and_in_charts(tmp_path: Path, open_pag
         assert page.locator("#accuracy .hoverlayer a, #accuracy .hoverlayer image").count() == 0
         assert tab.said == []
         assert tab.asked == [page_file.as_uri()]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """A live view of tmp_path/runs."""
-    (tmp_path / "runs").mkdir()
-    with serve(Views(tmp_path / "runs"), "127.0.0.1", 0) as made:
-        thread = threading.Thread(target=made.serve_forever, daemon=True)
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join(timeout=30)
 
 
 def test_the_live_view_follows_runs_as_they_come_grow_and_go(server: Server, tmp_path: Path, open_page: Open) -> None:

@@ -10,9 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,18 +21,6 @@ from defedavg.errors import UserError
 from defedavg.view.runs import Views
 from defedavg.view.server import Server, serve
 from pages import HOSTILE, make_folder, make_hostile, measurement, write_summary
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """A server over tmp_path/runs."""
-    (tmp_path / "runs").mkdir()
-    with serve(Views(tmp_path / "runs"), "127.0.0.1", 0) as made:
-        thread = threading.Thread(target=made.serve_forever, daemon=True)
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join(timeout=30)
 
 
 def ask(

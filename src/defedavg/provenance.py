@@ -30,7 +30,7 @@ def provenance(*, executor: str = "", device: str = "cpu", precision: str = "") 
         "command": command(),
         "folder": str(Path.cwd()),
         "defedavg": __version__,
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "numpy")},
         "system": f"{platform.system()} {platform.machine()}",
@@ -59,11 +59,11 @@ def _device(kind: str) -> str:
     return torch.cuda.get_device_name()
 
 
-def _commit() -> str | None:
-    """The commit of the source, if it is a checkout; with ``-dirty`` where files differ from it."""
+def commit() -> str | None:
+    """The commit of the source, with ``-dirty`` where files differ from it; DEFEDAVG_COMMIT where it is no checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
-        return None
+        return os.environ.get("DEFEDAVG_COMMIT")
     words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)

@@ -7,7 +7,6 @@ log says that it arrived, and it goes only after the version it was merged into 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..errors import UserError
-from ..files import writing
+from ..files import write_whole, writing
 from ..protocol import Update
-
-
-def write_through(path: Path, data: bytes) -> None:
-    """Write a whole file so that it survives a crash of the machine."""
-    with writing(path):
-        scratch = path.with_name(path.name + ".part")
-        with scratch.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        scratch.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 class Store:
@@ -53,11 +36,11 @@ class Store:
 
     def save_version(self, version: int, weights: Tensor) -> None:
         """Keep a version."""
-        write_through(self._version(version), save({"weights": weights.contiguous()}))
+        write_whole(self._version(version), save({"weights": weights.contiguous()}))
 
     def save_update(self, client: int, index: int, delta: Tensor) -> None:
         """Keep an update."""
-        write_through(self._update(client, index), save({"update": delta.contiguous()}))
+        write_whole(self._update(client, index), save({"update": delta.contiguous()}))
 
     def has_version(self, version: int) -> bool:
         """Whether a version is here."""
@@ -81,7 +64,7 @@ class Store:
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Say where the server stands."""
-        write_through(self.folder / "state.json", (json.dumps(state, indent=1, allow_nan=False) + "\n").encode())
+        write_whole(self.folder / "state.json", (json.dumps(state, indent=1, allow_nan=False) + "\n").encode())
 
     def state(self) -> dict[str, Any] | None:
         """Where the server stood, or None if it never said."""

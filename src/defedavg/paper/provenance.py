@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,20 +16,10 @@ import torch
 
 from .. import __version__
 from ..files import writing
+from ..provenance import commit
 
 if TYPE_CHECKING:
     from ..sweep import Means
-
-_HERE = Path(__file__).parent
-
-
-def _commit() -> str | None:
-    """The code's commit, with a plus where it was changed since; outside a repository what DEFEDAVG_COMMIT says."""
-    words = ("git", "-C", str(_HERE), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
-    try:
-        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return os.environ.get("DEFEDAVG_COMMIT")
 
 
 @contextmanager
@@ -48,7 +36,7 @@ def note(folder: Path, means: Means) -> Iterator[None]:
             "command": ["defedavg", *sys.argv[1:]],
             "real_seconds": round(time.perf_counter() - began, 1),
             "version": __version__,
-            "commit": _commit(),
+            "commit": commit(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name() if means.device == "cuda" else platform.machine(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError, unknown
 from ..terminal import err
-from .facts import COMPARED, DATASETS, FIGURE6_SIZES, FIGURE7_STEPS, SETTINGS, SIZES, Cell, Rates, cells
+from .facts import COMPARED, DATASETS, FIGURE6_SIZES, FIGURE7_STEPS, LOCAL_STEPS, SETTINGS, SIZES, Cell, Rates, cells
 from .pieces import ROUNDS, Choices, Piece
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Request:
             like = {cell: replace(cell, updates_per_round=max(cell.updates_per_round, SIZES[0])) for cell in own}
             found, finished = replace(self, cells=tuple(dict.fromkeys(like.values()))).tuned()
             rates = {cell: found[other] for cell, other in like.items() if other in found}
-        steps = (50,) if figure == 6 else FIGURE7_STEPS
+        steps = (LOCAL_STEPS,) if figure == 6 else FIGURE7_STEPS
         pieces = [Piece(cell, pair, k, ROUNDS) for cell, pair in rates.items() for k in steps]
         kind = "" if self.rates == "paper" else "-tuned"
         return pieces, Store(self.folder / f"figure{figure}{kind}", self.choices), finished
@@ -114,14 +114,16 @@ class Request:
         wanted = [cell for cell in self.cells if cell.updates_per_round in SIZES]
         store = Store(self.folder / "table1-tuned", self.choices)
         tuned = TunedRates(store, Store(self.folder / "table1", self.choices))
-        left = [cell for cell in wanted if cell not in tuned.known(wanted)]
-        finished = True
+        found, finished = tuned.known(wanted), True
+        left = [cell for cell in wanted if cell not in found]
         if left and not self.show:
             assert self.means is not None
             err.print(f"rates of {len(left)} cells to find", markup=False, soft_wrap=True)
-            with watching(err, "rates", tuned.pairs(left)) as watch, note(store.folder, self.means):
-                finished = tuned.find(left, self.means, watch)
-        return tuned.known(wanted), finished
+            race = tuned.race(left)
+            with watching(err, "rates", race.runs) as watch, note(store.folder, self.means):
+                finished = race.carry_out(self.means, watch)
+            found = tuned.known(wanted)
+        return found, finished
 
     def carry_out(self, store: Store, pieces: Sequence[Piece], title: str) -> bool:
         """Do what is missing; False if Ctrl-C ended it."""

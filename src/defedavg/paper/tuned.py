@@ -59,28 +59,22 @@ class TunedRates:
             raise UserError(f"{path} is of other choices; use another --out")
         return None if too_soon else (wide, near)
 
-    def pairs(self, cells: Sequence[Cell]) -> int:
-        """How many runs tuning these cells takes at most."""
-        race = _Race(self, cells, self._store, self._paper)
-        return len(race.pairs) - len(race.known)
-
-    def find(self, cells: Sequence[Cell], means: Means, watch: Watch) -> bool:
-        """Tune cells; False if Ctrl-C ended it: cells that were decided are kept."""
-        race = _Race(self, cells, self._store, self._paper)
-        return race.tuning(means).carry_out(race.watching(watch))
+    def race(self, cells: Sequence[Cell]) -> Race:
+        """What is to be run to tune these cells."""
+        return Race(self, cells, self._store, self._paper)
 
 
-class _Race:
-    """The pairs of some cells on their way."""
+class Race:
+    """The pairs of some cells on their way; there are ``runs`` to do at most."""
 
     def __init__(self, rates: TunedRates, cells: Sequence[Cell], store: Store, paper: Store) -> None:
         self._rates = rates
         self._store = store
         self._cells: dict[Point, Cell] = {}
-        self.known: dict[Pair, dict[int, Outcome]] = {}
+        self._known: dict[Pair, dict[int, Outcome]] = {}
         self._ended: dict[Pair, Finished] = {}
         self._before: dict[Cell, Result] = {}
-        self.pairs: list[Pair] = []
+        self._pairs: list[Pair] = []
         for cell in cells:
             for before in paper.results([Piece(cell, cell.rates)], [SEED]):
                 self._before[cell] = before
@@ -98,16 +92,21 @@ class _Race:
         wide = GLOBAL_GRID if ALGORITHMS[cell.algorithm].uses_local_lr else (*LOCAL_GRID, GLOBAL_GRID[-1])
         for pair in pairs_of([point], wide, LOCAL_GRID):
             self._cells[pair.point] = cell
-            self.pairs.append(pair)
+            self._pairs.append(pair)
             if before is not None and _rates(pair) == cell.rates:
-                self.known[pair] = {SEED: _outcome(before)}
+                self._known[pair] = {SEED: _outcome(before)}
 
-    def tuning(self, means: Means) -> Tuning:
-        """The search."""
-        self._tuning = Tuning(self.pairs, [SEED], means, known=self.known, decided=self._decided)
-        return self._tuning
+    @property
+    def runs(self) -> int:
+        """Pairs that were not run before."""
+        return len(self._pairs) - len(self._known)
 
-    def watching(self, watch: Watch) -> Watch:
+    def carry_out(self, means: Means, watch: Watch) -> bool:
+        """Tune; False if Ctrl-C ended it: cells that were decided are kept."""
+        self._tuning = Tuning(self._pairs, [SEED], means, known=self._known, decided=self._decided)
+        return self._tuning.carry_out(self._seeing(watch))
+
+    def _seeing(self, watch: Watch) -> Watch:
         """Remembers the pairs that held the target, and passes everything on."""
 
         def see(event: Event) -> None:
@@ -124,7 +123,7 @@ class _Race:
         outcomes = self._tuning.outcomes
         cell, best = self._cells[rivals[0].point], min(rivals, key=lambda pair: score(outcomes[pair].values()))
         piece = Piece(cell, _rates(best))
-        if best in self.known:  # nothing is gained by doing it again
+        if best in self._known:  # nothing is gained by doing it again
             self._store.keep(self._before[cell], piece)
         elif best in self._ended:
             self._store.keep(record(self._ended[best], piece, self._store.choices), piece)
@@ -141,7 +140,7 @@ class _Race:
 
     def _point(self, pair: Pair) -> dict[str, Any]:
         assert self._tuning is not None
-        return {"rates": _rates(pair), **asdict(self._tuning.outcomes[pair][SEED]), "known": pair in self.known}
+        return {"rates": _rates(pair), **asdict(self._tuning.outcomes[pair][SEED]), "known": pair in self._known}
 
 
 def _outcome(before: Result) -> Outcome:
