@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from defedavg.report.page import build, write
+from defedavg.report.page import build, write, write_records
 from defedavg.view.server import Server
 from pages import HOSTILE, make_folder, make_hostile, measurement
 
@@ -252,6 +252,20 @@ def test_it_can_be_read_narrow_and_wide_light_and_dark(report: Path, open_page: 
     assert dark == (scheme == "dark")
     ink = page.evaluate("document.getElementById('accuracy').layout.font.color")
     assert ink == ("#e8eaed" if dark else "#1b1f24"), "charts follow the theme"
+    assert tab.said == []
+
+
+def test_results_without_measurements_have_a_table_and_no_empty_charts(tmp_path: Path, open_page: Open) -> None:
+    record = {"algorithm": "fedavg", "seed": 0, "status": "target", "target_accuracy": 0.8, "first_hit_seconds": 3.0}
+    measured = {**record, "label": "b", "curve": [{"round": 1, "seconds": 3.0, "updates": 4, "accuracy": 0.8}]}
+    write_records({"bare": [{**record, "label": "a"}], "measured": [measured]}, tmp_path / "p.html", "Both")
+    tab = open_page((tmp_path / "p.html").as_uri(), 1600)
+    for group, shown in (("0", False), ("1", True), ("0", False)):
+        tab.page.check(f"#group-switch input[value='{group}']", force=True)
+        tab.ready()
+        assert tab.page.is_visible("#times")
+        assert tab.page.is_visible("#curves") is shown
+        assert tab.page.is_visible("#chips") is shown
     assert tab.said == []
 
 

@@ -20,6 +20,7 @@ from defedavg.paper.tables import rates_rows, rates_to_markdown, rows, to_csv, t
 from defedavg.paper.tuned import TunedRates
 from defedavg.sweep import Finished, Means, Measured
 from test_cli import call, refuse
+from test_report import told
 
 MANY = cells()
 
@@ -179,7 +180,13 @@ def test_tuned_rates_are_found_kept_and_used(small: None, tmp_path: Path) -> Non
     assert replace(request, show=True).tuned() == ({piece.cell: piece.rates for piece in found}, True)
     table = rates_rows({piece.cell: piece.rates for piece in found})
     assert len(rates_to_markdown(table).splitlines()) == 4
-    path = TunedRates(store, paper).path(wanted[0])
+    tuned = TunedRates(store, paper)
+    path = tuned.path(wanted[0])
+    record = json.loads(path.read_text())
+    given_up = {"limit": 0.5, "points": [{**point, "hit_seconds": None} for point in record["points"]]}
+    path.write_text(json.dumps({**record, **given_up}), encoding="utf-8")
+    assert list(tuned.known(wanted)) == [wanted[1]]  # the first would now be given more time
+    assert list(tuned.known(wanted, any_limit=True)) == list(wanted)
     path.write_text("{half", encoding="utf-8")
     with pytest.raises(UserError, match="tuned again"):
         request.tuned()
@@ -201,6 +208,7 @@ def test_figures_are_drawn_from_what_is_there(small: None, tmp_path: Path) -> No
     request.carry_out(store, own, "figure 6")
     accuracy, _ = curves(store.results(own, range(1)), 6)
     assert [text.get_text() for text in accuracy.legends[0].get_texts()] == [f"n = {n}" for n in FIGURE6_SIZES]
+    assert len({line.get_color() for line in accuracy.legends[0].get_lines()}) == len(FIGURE6_SIZES)
     assert accuracy.axes[0].get_xlabel() == "rounds"
     assert [piece.local_steps for piece in request.defedavg(7)[0]] == [20, 50, 100]
     with pytest.raises(UserError, match="nothing is left"):
@@ -267,12 +275,46 @@ def test_the_commands(tmp_path: Path) -> None:
     assert (tmp_path / "here/figures/figure1.png").stat().st_size > 10_000
 
 
+def test_commands_end_with_the_page_of_their_runs(small: None, tmp_path: Path) -> None:
+    wanted = tuple(chosen(["fashionmnist"], None, [10], ["fedavg", "asysg"]))
+    request = Request(folder=tmp_path / "results/paper", cells=wanted, means=Means())
+    own, store, _ = request.cells_with_rates()
+    request.carry_out(store, own, "table 1")
+    replace(request, rates="tuned", cells=wanted[:1]).tuned()
+
+    def page(*command: str) -> dict[str, Any]:
+        done = call("paper", *command, "--show", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        where = done.stdout.splitlines()[-1].removeprefix("open in a browser: ")
+        return told((tmp_path / where).read_text(encoding="utf-8"))
+
+    made = page("table1")
+    assert made["title"] == "Table 1 at the paper's rates"
+    assert [group["title"] for group in made["groups"]] == ["fashionmnist, iid", "fashionmnist, non-iid"]
+    assert [s["name"] for s in made["groups"][0]["series"]] == ["fedavg n=10", "asysg n=10"]
+    for group, setting in zip(made["groups"], ("iid", "non-iid"), strict=True):
+        for series in group["series"]:
+            (run,) = series["runs"]
+            (kept,) = [
+                result
+                for result in store.results(own, range(1))
+                if (result["piece"]["cell"]["setting"], result["piece"]["cell"]["algorithm"])
+                == (setting, series["name"].split()[0])
+            ]
+            assert run["x"]["seconds"] == pytest.approx(kept["curve"]["seconds"], rel=1e-5)
+            assert run["accuracy"] == pytest.approx(kept["curve"]["accuracy"], rel=1e-4)
+    assert len(page("figure2")["groups"]) == 2
+    (tuned,) = page("table2")["groups"]
+    assert tuned["title"] == wanted[0].label
+    assert {s["name"] for s in tuned["series"]} >= {"η=1, η̄=0.1", "η=0.1, η̄=0.001"}
+
+
 def test_results_in_the_repository_are_what_the_table_says() -> None:
     folder = Path(__file__).parent.parent / "results" / "paper"
     for name in ("table1", "table1-tuned"):
         store = Store(folder / name, Choices())
         tuned = TunedRates(store, Store(folder / "table1", Choices()))
-        rates = {cell: cell.rates for cell in MANY} if name == "table1" else tuned.known(MANY)
+        rates = {cell: cell.rates for cell in MANY} if name == "table1" else tuned.known(MANY, any_limit=True)
         results = store.results([Piece(cell, own) for cell, own in rates.items()], range(3))
         assert (folder / name / "table1.md").read_text(encoding="utf-8") == to_markdown(rows(results))
         assert (folder / name / "table1.csv").read_text(encoding="utf-8") == to_csv(rows(results))

@@ -326,5 +326,5 @@ def test_a_page_that_cannot_be_made_is_one_line_and_no_more(tmp_path: Path, caps
     assert captured.out == "", "standard output is for the JSON"
     assert captured.err.startswith("no page: ")
     record = {"label": "fedavg", "algorithm": "fedavg", "seed": 0, "first_hit_seconds": 3.0}
-    close_with_records({"iid": [record]}, tmp_path, False, "Table 1")
+    close_with_records({"iid": [record]}, tmp_path / "report.html", False, "Table 1")
     assert capsys.readouterr().out == f"open in a browser: {tmp_path / 'report.html'}\n"

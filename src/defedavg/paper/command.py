@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from ..terminal import Device, Executor, Json, Memory, Precision, RayAddress, Wi
 from .facts import FIGURE6_SIZES, SIZE_OF, cells
 from .pieces import Choices, Piece
 from .request import Request, chosen, rates_or_refuse, seeds_or_refuse
+
+if TYPE_CHECKING:
+    from .store import Result, Store
 
 app = typer.Typer(
     help="Repeat the experiments of the DeFedAvg paper: its tables, its figures, at its full scale.",
@@ -96,17 +99,22 @@ def _table1(request: Request) -> bool:
 
     pieces, store, finished = request.cells_with_rates()
     finished = finished and request.carry_out(store, pieces, "table 1")
-    found = rows(store.results(pieces, request.seeds))
-    _show(request, store.folder / "table1", found, to_markdown, to_csv)
+    results = store.results(pieces, request.seeds)
+    _show(request, store.folder / "table1", rows(results), to_markdown, to_csv)
+    _page(request, store, results, "table1", "Table 1")
     return finished
 
 
 def _table2(request: Request) -> bool:
+    from .page import close_with_points
     from .tables import rates_rows, rates_to_markdown, to_csv
 
     tuned, finished = request.tuned()
     found = rates_rows(tuned)
-    _show(request, request.folder / "table1-tuned" / "table2", found, rates_to_markdown, to_csv)
+    path = request.folder / "table1-tuned" / "table2"
+    _show(request, path, found, rates_to_markdown, to_csv)
+    if tuned:
+        close_with_points(request.points(), path.with_suffix(".html"), request.as_json, "Table 2: every pair of rates")
     return finished
 
 
@@ -147,9 +155,19 @@ def _figure(number: int) -> Callable[[Request], bool]:
         kind = "-tuned" if request.rates == "tuned" else ""
         for figure, name in zip(curves(results, number), ("accuracy", "loss"), strict=True):
             _draw(request, figure, f"figure{number}{kind}-{name}")
+        _page(request, store, results, f"figure{number}", f"Figure {number}")
         return finished
 
     return draw
+
+
+def _page(request: Request, store: Store, results: Sequence[Result], name: str, title: str) -> None:
+    """Every command that does runs ends with their page."""
+    from .page import close_with_results
+
+    if results:
+        rates = "the paper's rates" if request.rates == "paper" else "tuned rates"
+        close_with_results(results, store.folder / f"{name}.html", request.as_json, f"{title} at {rates}")
 
 
 def _draw(request: Request, figure: Any, name: str) -> None:

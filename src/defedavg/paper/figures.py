@@ -68,7 +68,7 @@ def _curve(one: Result, cell: Cell, figure: int) -> Curve:
         label = f"K = {one['piece']['local_steps']}"
     known = [i for i, loss in enumerate(seen["train_loss"]) if loss is not None]
     return Curve(
-        algorithm=cell.algorithm if figure in SIZE_OF else label,
+        algorithm=cell.algorithm if figure in SIZE_OF else "",
         label=label,
         seconds=tuple(seen["seconds"][i] for i in known),
         rounds=tuple(seen["rounds"][i] for i in known),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -45,3 +46,14 @@ def note(folder: Path, means: Means) -> Iterator[None]:
         path = folder / "provenance.jsonl"
         with writing(path), path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
+
+
+def last(folder: Path) -> dict[str, str]:
+    """The last line of a folder's provenance.jsonl, as text; nothing where there is none that can be read."""
+    try:
+        found = json.loads((folder / "provenance.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    except (OSError, ValueError, IndexError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: shlex.join(map(str, v)) if isinstance(v, list) else str(v) for name, v in found.items()}

@@ -14,7 +14,8 @@ from .pieces import ROUNDS, Choices, Piece
 
 if TYPE_CHECKING:
     from ..sweep import Means
-    from .store import Store
+    from .store import Result, Store
+    from .tuned import TunedRates
 
 _NAMES = tuple(dict.fromkeys(name for own in COMPARED.values() for name in own))
 
@@ -108,13 +109,9 @@ class Request:
         """The best rates of the cells, found where they are not known; and whether nobody pressed Ctrl-C."""
         from ..live import watching
         from .provenance import note
-        from .store import Store
-        from .tuned import TunedRates
 
-        wanted = [cell for cell in self.cells if cell.updates_per_round in SIZES]
-        store = Store(self.folder / "table1-tuned", self.choices)
-        tuned = TunedRates(store, Store(self.folder / "table1", self.choices))
-        found, finished = tuned.known(wanted), True
+        wanted, store, tuned = self._tuned_rates()
+        found, finished = tuned.known(wanted, any_limit=self.show), True
         left = [cell for cell in wanted if cell not in found]
         if left and not self.show:
             assert self.means is not None
@@ -124,6 +121,19 @@ class Request:
                 finished = race.carry_out(self.means, watch)
             found = tuned.known(wanted)
         return found, finished
+
+    def points(self) -> dict[Cell, list[Result]]:
+        """How every pair of rates fared in the cells that have been tuned."""
+        wanted, _, tuned = self._tuned_rates()
+        return tuned.points(wanted)
+
+    def _tuned_rates(self) -> tuple[list[Cell], Store, TunedRates]:
+        from .store import Store
+        from .tuned import TunedRates
+
+        store = Store(self.folder / "table1-tuned", self.choices)
+        wanted = [cell for cell in self.cells if cell.updates_per_round in SIZES]
+        return wanted, store, TunedRates(store, Store(self.folder / "table1", self.choices))
 
     def carry_out(self, store: Store, pieces: Sequence[Piece], title: str) -> bool:
         """Do what is missing; False if Ctrl-C ended it."""

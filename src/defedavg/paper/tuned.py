@@ -38,26 +38,36 @@ class TunedRates:
         """Where all points of a cell are."""
         return self._store.folder / "tuning" / f"{file_name(cell.label, SEED)}.json"
 
-    def known(self, cells: Sequence[Cell]) -> dict[Cell, Rates]:
-        """The cells that have been tuned."""
-        found = {cell: self._best(cell) for cell in cells if self.path(cell).exists()}
-        return {cell: best for cell, best in found.items() if best is not None}
+    def known(self, cells: Sequence[Cell], *, any_limit: bool = False) -> dict[Cell, Rates]:
+        """The best rates of the cells that have been tuned.
 
-    def _best(self, cell: Cell) -> Rates | None:
-        """None where all pairs were given up sooner than they would be now."""
+        A cell of which all pairs were given up sooner than they would be now is not among them, unless any limit will
+        do.
+        """
+        found = {cell: self._read(cell) for cell in cells if self.path(cell).exists()}
+        return {cell: tuple(own["best"]) for cell, own in found.items() if any_limit or not self._too_soon(cell, own)}
+
+    def points(self, cells: Sequence[Cell]) -> dict[Cell, list[Result]]:
+        """How every pair of the cells that have been tuned fared."""
+        return {cell: self._read(cell)["points"] for cell in cells if self.path(cell).exists()}
+
+    def _too_soon(self, cell: Cell, found: Result) -> bool:
+        held = any(point["hit_seconds"] is not None for point in found["points"])
+        return not held and bool(found["limit"] < self._store.choices.limit(Piece(cell, cell.rates)))
+
+    def _read(self, cell: Cell) -> Result:
         path = self.path(cell)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             wide, near = found["best"]
             ours = found["choices"] == self._store.choices.open()
             sound = all(rate is None or 0 < rate < 1e9 for rate in (wide, near))
-            held = any(point["hit_seconds"] is not None for point in found["points"])
-            too_soon = not held and found["limit"] < self._store.choices.limit(Piece(cell, cell.rates))
+            self._too_soon(cell, found)  # has all that is asked of it
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(f"{path} cannot be read; delete it, and the rates are tuned again") from None
         if not ours or not sound:
             raise UserError(f"{path} is of other choices; use another --out")
-        return None if too_soon else (wide, near)
+        return dict(found)
 
     def race(self, cells: Sequence[Cell]) -> Race:
         """What is to be run to tune these cells."""

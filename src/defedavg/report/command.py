@@ -30,12 +30,16 @@ def close_with_page(paths: Sequence[Path], folder: Path, as_json: bool, title: s
 
 
 def close_with_records(
-    groups: Mapping[str, Iterable[Mapping[str, Any]]], folder: Path, as_json: bool, title: str
+    groups: Mapping[str, Iterable[Mapping[str, Any]]],
+    to: Path,
+    as_json: bool,
+    title: str,
+    provenance: Mapping[str, str] | None = None,
 ) -> None:
     """The same for results that are no run folders; see ``write_records``."""
     from .page import write_records
 
-    _close(lambda to: write_records(groups, to, title), folder / PAGE, as_json)
+    _close(lambda page: write_records(groups, page, title, provenance), to, as_json)
 
 
 def _close(make: Callable[[Path], object], to: Path, as_json: bool) -> None:

@@ -81,12 +81,15 @@ def write(paths: Sequence[Path], to: Path, title: str | None = None) -> int:
     return _write(build(paths, title), to)
 
 
-def write_records(groups: Mapping[str, Iterable[Mapping[str, Any]]], to: Path, title: str) -> int:
+def write_records(
+    groups: Mapping[str, Iterable[Mapping[str, Any]]], to: Path, title: str, provenance: Mapping[str, str] | None = None
+) -> int:
     """A page of results that are no run folders: records like the entries of ``summary.json``, by the title of a group.
 
-    A record has ``label``, ``algorithm``, ``seed``, ``status`` and whatever of the entries' numbers is known.
+    A record has ``label``, ``algorithm``, ``seed``, ``status`` and whatever of the entries' numbers is known, and
+    under ``curve`` measurements like the lines of ``metrics.jsonl``.
     """
-    return _write(page([of_records(name, records) for name, records in groups.items()], title), to)
+    return _write(page([of_records(name, records, provenance) for name, records in groups.items()], title), to)
 
 
 def _write(text: str, to: Path) -> int:

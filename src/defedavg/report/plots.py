@@ -63,6 +63,15 @@ _LOOKS: dict[str, tuple[str, Any, str]] = {
 _OTHER_COLOURS = ("#56B4E9", "#8C6D31", "#882255")
 _OTHER_MARKERS = ("P", "<", ">", "p", "h", "*", "d")
 
+# Values of one quantity, from dark to light.
+_LEVELS: tuple[tuple[str, Any, str], ...] = (
+    ("#30123B", "-", "o"),
+    ("#7A1F6E", (0, (5, 1.6)), "s"),
+    ("#C8423F", (0, (5, 1.4, 1.2, 1.4)), "^"),
+    ("#F08B25", (0, (3, 1.2)), "D"),
+    ("#E3C02B", (0, (1.4, 1.1)), "v"),
+)
+
 _TARGET: dict[str, Any] = {"color": "0.3", "linewidth": 0.9, "linestyle": (0, (4, 3))}
 _TICKS: dict[str, Any] = {"steps": [1, 2, 5, 10], "min_n_ticks": 1}
 
@@ -118,7 +127,10 @@ def look(algorithm: str, variant: int = 0) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run as measured; runs with the same label are seeds of one setting."""
+    """One run as measured; runs with the same label are seeds of one setting.
+
+    Without an algorithm, labels are values of one quantity and are drawn as such, in the order in which they come.
+    """
 
     algorithm: str
     label: str
@@ -190,7 +202,7 @@ def _curves(
     columns = min(len(panels), most)
     rows = math.ceil(len(panels) / columns)
     width = 1.1 + 3.3 * columns
-    across = max(1, min(2 * columns, int(width / (0.75 + 0.08 * max(map(len, looks))))))  # legend entries in a line
+    across = max(1, min(2 * columns + 1, int(width / (0.75 + 0.08 * max(map(len, looks))))))  # legend entries in a line
     height = 2.75 * rows + 0.15 + 0.22 * math.ceil((len(looks) + bool(targets)) / across)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -227,9 +239,15 @@ def _looks(curves: Iterable[Curve]) -> dict[str, dict[str, Any]]:
     seen: dict[str, int] = {}
     for curve in curves:
         if curve.label not in found:
-            found[curve.label] = look(curve.algorithm, seen.get(curve.algorithm, 0))
-            seen[curve.algorithm] = seen.get(curve.algorithm, 0) + 1
+            nth = seen.get(curve.algorithm, 0)
+            found[curve.label] = look(curve.algorithm, nth) if curve.algorithm else _level(nth)
+            seen[curve.algorithm] = nth + 1
     return found
+
+
+def _level(nth: int) -> dict[str, Any]:
+    colour, line, marker = _LEVELS[nth % len(_LEVELS)]
+    return {"color": colour, "linestyle": line, "marker": marker}
 
 
 def _panel(

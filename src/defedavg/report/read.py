@@ -45,6 +45,16 @@ class Trail:
     loss: list[float | None] = field(default_factory=list)
     staleness: list[float | None] = field(default_factory=list)
 
+    def add(self, line: Mapping[str, Any]) -> None:
+        """One more measurement; one that does not say when it was made is left out."""
+        when = [number(line.get(name)) for name in ("round", "seconds", "updates")]
+        if None in when:
+            return
+        for own, value in zip((self.rounds, self.seconds, self.updates), when, strict=True):
+            own.append(value)  # type: ignore[arg-type]
+        for name in ("accuracy", "loss", "staleness"):
+            getattr(self, name).append(number(line.get(name)))
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -145,10 +155,16 @@ def read_folder(path: Path) -> Folder:
     )
 
 
-def of_records(name: str, records: Iterable[Mapping[str, Any]]) -> Folder:
-    """Results that lie in no run folder."""
-    entries = tuple(entry for raw in records if (entry := _entry(raw, {})) is not None)
-    return Folder(Path(name), name, False, True, "", None, entries, {}, None, (), ())
+def of_records(name: str, records: Iterable[Mapping[str, Any]], provenance: Mapping[str, str] | None = None) -> Folder:
+    """Results that lie in no run folder; the ``curve`` of a record is a list of measurements."""
+    found = []
+    for raw in records:
+        trail = Trail()
+        for line in _dicts(raw.get("curve")):
+            trail.add(line)
+        entry = _entry(raw, {})
+        found += [] if entry is None else [replace(entry, trail=trail)]
+    return Folder(Path(name), name, False, True, "", None, tuple(found), provenance or {}, None, (), ())
 
 
 def _summary(path: Path, notes: list[str]) -> dict[str, Any]:
@@ -213,17 +229,10 @@ def read_trails(path: Path, notes: list[str]) -> dict[tuple[str, int], tuple[str
     """The measurements so far, by label and seed, with the algorithm."""
     found: dict[tuple[str, int], tuple[str, Trail]] = {}
     for line in _lines(path / "metrics.jsonl", notes):
-        seed, place = line.get("seed"), [number(line.get(name)) for name in ("round", "seconds", "updates")]
-        if type(seed) is not int or None in place:
-            continue
-        algorithm = _text(line.get("algorithm"))
-        _, trail = found.setdefault((_label(line), seed), (algorithm, Trail()))
-        for own, value in zip((trail.rounds, trail.seconds, trail.updates), place, strict=True):
-            own.append(value)  # type: ignore[arg-type]
-        trail.accuracy.append(number(line.get("accuracy")))
-        trail.loss.append(number(line.get("loss")))
-        trail.staleness.append(number(line.get("staleness")))
-    return found
+        seed = line.get("seed")
+        if type(seed) is int:
+            found.setdefault((_label(line), seed), (_text(line.get("algorithm")), Trail()))[1].add(line)
+    return {key: own for key, own in found.items() if own[1].rounds}
 
 
 def _label(line: Mapping[str, Any]) -> str:

@@ -100,6 +100,9 @@
   // Curves.
 
   function curves() {
+    const measured = group().series.some((s) => s.runs.some((run) => run.x.seconds.length));
+    $("curves").hidden = $("chips").hidden = !measured;
+    if (!measured) return;
     const series = shown();
     const options = { axis: state.axis, log: state.log, spread: $("spread").checked, target: group().target };
     Charts.curves($("accuracy"), series, "accuracy", options);
@@ -175,7 +178,7 @@
     $("participation-box").hidden = !series.length;
     $("why-none").hidden = Boolean(series.length || shown().some((s) => s.staleness));
     $("why-none").textContent = shown().length
-      ? "There are no plans of these runs: a search for rates keeps none, and a run writes its plan when it ends."
+      ? "There are no plans of these runs: searches for rates and the paper's tables keep none, and a run writes its plan when it ends."
       : "Tick a setting to see it here.";
     if (!series.length) return;
     const each = Math.max(...series.map((s) => s.participation.each));
