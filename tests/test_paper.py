@@ -242,6 +242,8 @@ def test_rows_say_what_happened() -> None:
     assert theirs["note"] == "diverged at round 7; not reached by 900 s (best 50.0 %)"
     text = to_markdown([ours, theirs])
     assert "25 ± 7.1 (2/2)" in text
+    far = rows([entry(cell, first_hit_seconds=900.0), entry(cell, first_hit_seconds=1120.0)])
+    assert "1010 ± 160 (2/2)" in to_markdown(far)
     assert ">880" in text
     assert len(to_csv([ours, theirs]).splitlines()) == 3
     partly = rows([entry(cell, first_hit_seconds=20.0), entry(cell)])[0]

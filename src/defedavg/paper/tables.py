@@ -9,6 +9,7 @@ from dataclasses import asdict
 from statistics import fmean, stdev
 from typing import Any
 
+from ..report.jsons import about
 from .facts import BOUNDS, Cell, Rates
 from .store import Result
 
@@ -79,7 +80,7 @@ def to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in table:
-        spread = f" ± {row['first_hit_sd']:.2g}" if row["first_hit_sd"] is not None else ""
+        spread = f" ± {about(row['first_hit_sd'])}" if row["first_hit_sd"] is not None else ""
         first = "–" if row["first_hit"] is None else f"{row['first_hit']:.4g}{spread} ({row['reached']}/{row['seeds']})"
         held = (
             "–" if row["sustained"] is None else f"{row['sustained']:.4g} ({row['sustained_reached']}/{row['seeds']})"

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from .digest import Digest
+from .jsons import about
 from .plots import look, tint
 from .read import Entry, Folder, flat, number
 
@@ -132,7 +133,7 @@ def verdict(ranked: Sequence[tuple[str, Series]], target: float | None) -> str:
     hit = [(other, s.rank()) for other, s in ranked[1:] if s.rank()[0] < len(s.runs)]
     if hit and hit[0][1][0] == missed and seconds > 0:
         ratio = hit[0][1][1] / seconds
-        said += f", {ratio:.2g} times as fast as {hit[0][0]}" if ratio >= 1.05 else f", just ahead of {hit[0][0]}"
+        said += f", {about(ratio)} times as fast as {hit[0][0]}" if ratio >= 1.05 else f", just ahead of {hit[0][0]}"
     late = [other for other, s in ranked[1:] if s.rank()[0] == len(s.runs) and not _running(s)]
     if late:
         shown = ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")

@@ -14,6 +14,7 @@ from rich.table import Table
 from ..algorithms import ALGORITHMS
 from ..config import TABLES
 from ..stats import PlanStats
+from .jsons import about
 
 
 def seconds(value: float | None) -> str:
@@ -194,7 +195,7 @@ def _hits(entries: Sequence[dict[str, Any]]) -> str:
             notes.append(f"dropped at {entry['seconds']:.3g} s")
         elif entry["first_hit_seconds"] is None and entry["target_accuracy"]:
             notes.append(f"not by {entry['seconds']:.3g} s")
-    spread = f" ± {stdev(hits):.2g}" if len(hits) > 1 else ""
+    spread = f" ± {about(stdev(hits))}" if len(hits) > 1 else ""
     said = [f"{fmean(hits):.4g}{spread} s"] if hits else []
     return "; ".join([*said, *dict.fromkeys(notes)]) or "–"
 
