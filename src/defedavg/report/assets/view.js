@@ -91,7 +91,7 @@
       const said = run.status === "running" ? "▶ running" : run.status;
       return element("tr", { "data-run": run.id }, element("th", { scope: "row", title: run.command },
         element("span", { class: "named" }, box, element("span", {}, run.id === "." ? run.name : run.id))),
-        element("td", { class: run.status === "running" ? "medal" : run.status === "finished" ? "" : "warn" }, said),
+        element("td", { class: `word ${run.status === "running" ? "medal" : run.status === "finished" ? "" : "warn"}` }, said),
         element("td", { class: "number" }, `${run.done}/${run.expected}`),
         element("td", { class: "wide" }, run.algorithms.join(", ")),
         element("td", { class: "number" }, run.best === null ? "–" : `${(100 * run.best).toFixed(1)} %`),
