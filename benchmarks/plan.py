@@ -6,13 +6,16 @@
 Every cell of the table is a process of its own that plans, checks and sums up one plan record by record, with n = N/10
 but 1,000 at most, and at a million clients 1,000 rounds; the peak is that of the whole process. Sizes alternate, and
 medians are reported, and times of the table are those of the processor (all of it is one thread), so that the ratios
-hold on a noisy machine.
+hold on a noisy machine. Each cell is kept in build/plan-cells.jsonl (--cells) as soon as it is measured: what was
+broken off goes on from there, and Ctrl-C prints the table of what there is.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import platform
 import resource
 import statistics
@@ -20,12 +23,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from defedavg.algorithms import ALGORITHMS, Server, Setup
-from defedavg.invariants import checked
+from defedavg.invariants import PlanError, checked
 from defedavg.lean import choose
-from defedavg.plan import Plan, records
+from defedavg.plan import Plan, records, uncollected
 from defedavg.profiles import Fleet
 from defedavg.stats import Counting
 from defedavg.timeline import Timeline
@@ -35,7 +42,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "defedavg-niid thrifty": ("defedavg-niid", {"mode": "thrifty"}),
 }
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
-UPDATES = 100_000  # to merge, below a million clients
+UPDATES = {100_000: 100_000, 1_000_000: 1_000_000}  # to merge
+FEW = 50_000  # with fewer clients than that
 BASE = 1_000  # the size that ratios are to
 
 EVENT_SIZES = (100, 1_000, 10_000, 100_000)
@@ -49,65 +57,115 @@ def server(case: str, num_clients: int, updates_per_round: int) -> Server:
     return kind(Setup(num_clients, updates_per_round, 50), kind.settings_type(**own))
 
 
-def cell(case: str, num_clients: int) -> dict[str, float]:
+def cell(case: str, num_clients: int) -> dict[str, Any]:
     """Plan, check and sum up in this process."""
     n = min(1_000, num_clients // 10)
-    rounds = (UPDATES if num_clients < 1_000_000 else 1_000_000) // n
+    rounds = UPDATES.get(num_clients, FEW) // n
+    load = os.getloadavg()[0]
     began = time.process_time()
     fleet = Fleet(num_clients)
     timeline = choose(server(case, num_clients, n), fleet, "auto")
     counting = Counting(timeline.header, fleet)
-    for record in checked(timeline.header, records(timeline, rounds)):
-        counting.add(record)
-    merged = counting.stats().jobs_merged
+    broken = None
+    try:
+        with uncollected():  # as `defedavg plan` does
+            for record in checked(timeline.header, records(timeline, rounds)):
+                counting.add(record)
+    except PlanError as error:
+        broken = str(error)
+    found = counting.stats()
     seconds = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"merged": merged, "seconds": seconds, "microseconds": seconds / merged * 1e6, "peak_bytes": peak}
+    return {
+        "case": case,
+        "num_clients": num_clients,
+        "rounds": found.rounds,
+        "merged": found.jobs_merged,
+        "seconds": seconds,
+        "microseconds": seconds / max(1, found.jobs_merged) * 1e6,
+        "peak_bytes": peak,
+        "load": load,
+        "checked": broken is None and found.rounds == rounds,
+        "broken": broken,
+    }
 
 
-def apart(case: str, num_clients: int) -> dict[str, float]:
+def apart(case: str, num_clients: int) -> dict[str, Any]:
     """The same in a process of its own, so that its peak is that of this plan."""
     words = [sys.executable, __file__, "--cell", case, str(num_clients)]
-    done = subprocess.run(words, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    print(f"{case}, N = {num_clients:,}: {found['microseconds']:.1f} µs", file=sys.stderr, flush=True)
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def table(cases: list[str], repeats: int) -> list[dict[str, Any]]:
+def measure(cases: list[str], repeats: int, kept: Path) -> list[dict[str, Any]]:
+    """Every cell so many times, less those that are kept already; each is kept at once."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    known = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    cells = [found for found in known if found["case"] in cases]
+    if cells:
+        print(f"{len(cells)} cells are in {kept} already; remove it to begin anew", file=sys.stderr)
+    wanted = [(case, size) for _ in range(repeats) for case in cases for size in SIZES]
+    for found in cells:
+        with suppress(ValueError):
+            wanted.remove((found["case"], found["num_clients"]))
+    try:
+        for number, (case, size) in enumerate(wanted, start=1):
+            found = apart(case, size)
+            cells.append(found)
+            with kept.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+            said = f"{found['microseconds']:.1f} µs, load {found['load']:.1f}"
+            print(f"{number} of {len(wanted)}: {case}, N = {size:,}: {said}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("broken off", file=sys.stderr)
+    return cells
+
+
+def table(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per case and size."""
-    rows = []
-    for case in cases:
-        found: dict[int, list[dict[str, float]]] = {size: [] for size in SIZES}
-        for _ in range(repeats):
-            for size in SIZES:
-                found[size].append(apart(case, size))
-        middle = {size: statistics.median(run["microseconds"] for run in runs) for size, runs in found.items()}
-        rows += [
-            {
-                "case": case,
-                "num_clients": size,
-                "merged": runs[0]["merged"],
-                "microseconds_per_merged_update": middle[size],
-                "to_base": middle[size] / middle[BASE],
-                "peak_mib": max(run["peak_bytes"] for run in runs) / 2**20,
-            }
-            for size, runs in found.items()
-        ]
-    return rows
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for found in cells:
+        groups.setdefault((found["case"], found["num_clients"]), []).append(found)
+    middle = {name: statistics.median(run["microseconds"] for run in runs) for name, runs in groups.items()}
+    return [
+        {
+            "case": case,
+            "num_clients": size,
+            "repeats": len(runs),
+            "merged": runs[0]["merged"],
+            "microseconds_per_merged_update": middle[case, size],
+            "to_base": middle[case, size] / middle[case, BASE] if (case, BASE) in middle else None,
+            "peak_mib": max(run["peak_bytes"] for run in runs) / 2**20,
+            "load": [min(run["load"] for run in runs), max(run["load"] for run in runs)],
+            "checked": all(run["checked"] for run in runs),
+            "broken": next((run["broken"] for run in runs if run["broken"]), None),
+        }
+        for (case, size), runs in sorted(groups.items(), key=lambda item: (list(CASES).index(item[0][0]), item[0][1]))
+    ]
 
 
-def print_table(rows: list[dict[str, Any]], repeats: int) -> None:
-    """µs per merged update and MiB at the peak, a line per case."""
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """In Markdown: µs per merged update by size, their ratio, the peak, and whether every plan passed its check."""
+    turns = sorted({row["repeats"] for row in rows})
+    loads = [load for row in rows for load in row["load"]]
     print(
-        f"Python {platform.python_version()}, {platform.machine()}, median of {repeats}: "
-        "µs of processor time per merged update, MiB at the peak"
+        f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}; "
+        f"median of {' or '.join(map(str, turns))}, load {min(loads):.1f} to {max(loads):.1f}; "
+        "µs of processor time per merged update, planned, checked and summed up\n"
     )
-    print(f"{'algorithm':<22}" + "".join(f"{f'N={size:,}':>18}" for size in SIZES) + "  10⁶ to 10³")
+    powers = " | ".join(f"N = 10{'⁰¹²³⁴⁵⁶'[round(math.log10(size))]}" for size in SIZES)
+    print(f"| | {powers} | 10⁶ to 10³ | peak at 10⁶ | plans checked |")
+    print("|---" * (len(SIZES) + 4) + "|")
     for case in dict.fromkeys(row["case"] for row in rows):
-        own = [row for row in rows if row["case"] == case]
-        cells = "".join(f"{row['microseconds_per_merged_update']:>10.1f}{row['peak_mib']:>8.0f}" for row in own)
-        print(f"{case:<22}{cells}{own[-1]['to_base']:>12.2f}")
+        own = {row["num_clients"]: row for row in rows if row["case"] == case}
+        cells = [f"{own[size]['microseconds_per_merged_update']:.1f}" if size in own else "–" for size in SIZES]
+        last = own.get(SIZES[-1])
+        ratio = f"{last['to_base']:.2f}" if last and last["to_base"] else "–"
+        peak = f"{last['peak_mib'] / 1024:.2f} GiB" if last else "–"
+        count = sum(row["repeats"] for row in own.values())
+        broken = next((row["broken"] or "too few rounds" for row in own.values() if not row["checked"]), None)
+        print(f"| {case} | {' | '.join(cells)} | {ratio} | {peak} | {f'NO: {broken}' if broken else f'all {count}'} |")
 
 
 def cost(name: str, num_clients: int) -> float:
@@ -161,6 +219,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="turns; medians are reported")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), help="these cases alone")
     parser.add_argument("--events", action="store_true", help="microseconds per event of the plain clock instead")
+    parser.add_argument("--cells", type=Path, default=Path("build/plan-cells.jsonl"), help="where cells are kept")
     parser.add_argument("--cell", nargs=2, metavar=("CASE", "N"), help="one cell, in this process")
     words = parser.parse_args()
     if words.cell:
@@ -173,8 +232,10 @@ def main() -> None:
     if words.events:
         events(words.repeats, as_json if words.json else print_events)
         return
-    rows = table(words.only, words.repeats)
-    as_json(rows) if words.json else print_table(rows, words.repeats)
+    rows = table(measure(words.only, words.repeats, words.cells))
+    if rows:
+        as_json(rows) if words.json else print_table(rows)
+    sys.exit(0 if all(row["checked"] for row in rows) else 1)
 
 
 if __name__ == "__main__":

@@ -46,16 +46,20 @@ class Machines:
         from ray.cluster_utils import Cluster
 
         small = {"num_cpus": 1, "object_store_memory": 120 << 20, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args=small)
+        # A node that is gone is asked five times before it is given up: every half second, not every three. One that is
+        # only slow has ten seconds for each answer, as always.
+        asked = {"_system_config": {"health_check_period_ms": 500}}
+        self.cluster = Cluster(initialize_head=True, head_node_args={**small, **asked})
         self.second = self._add()
         self.address = str(self.cluster.address)
 
     def _add(self) -> Any:
         return self.cluster.add_node(num_cpus=1, object_store_memory=120 << 20, include_dashboard=False)
 
-    def kill_node(self) -> None:
-        """The second node, with everything on it."""
+    def kill_node(self, worker: int) -> None:
+        """The second node, with everything on it: its worker would otherwise go on until it misses its node."""
         self.cluster.remove_node(self.second, allow_graceful=False)
+        os.kill(worker, signal.SIGKILL)
 
     def mend(self) -> None:
         """Put another in its place."""
@@ -81,11 +85,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 
 def carried_out(
-    chosen: config.Study, means: Means, meanwhile: Callable[[Sweep, Event], None] = lambda sweep, event: None
+    chosen: config.Study, means: Means, blow: Blow | None = None
 ) -> tuple[dict[tuple[str, int], Finished], Sweep]:
-    """Every run, by label and seed; ``meanwhile`` is told of everything as it happens."""
+    """Every run, by label and seed; ``blow`` is told of everything as it happens."""
     items = [Item(point, point.settings, seed) for point in chosen.points() for seed in chosen.seeds]
-    sweep, found = Sweep(means), {}
+    sweep, found = Sweep(means, pauses=() if blow is None else (HALF,)), {}
     last: dict[Item, int] = {}
     for event in sweep.events(items):
         if isinstance(event, Measured):
@@ -93,7 +97,8 @@ def carried_out(
             last[event.item] = event.evaluation.round
         else:
             found[event.item.name.label, event.item.seed] = event  # type: ignore[attr-defined]
-        meanwhile(sweep, event)
+        if blow is not None:
+            blow(sweep, event)
     return found, sweep
 
 
@@ -125,42 +130,51 @@ def test_a_cluster_gives_the_numbers_of_the_other_executors(machines: Machines) 
     assert len(sweep._crew._kept) == 2 + 4
 
 
-class Blow:
-    """Strikes once, when so much was measured of runs that are under way on the node to be hit."""
+HALF = 0.5
 
-    def __init__(self, strike: Callable[[Any], None], node: str, after: int = 6) -> None:
-        self.strike, self.node, self.left = strike, node, after
+
+class Blow:
+    """Strikes once, while a run waits in its middle on the node to be hit; lets runs go on that wait there."""
+
+    def __init__(self, strike: Callable[[Any], None], node: str) -> None:
+        self.strike, self.node, self.struck = strike, node, False
+        self.released: set[Item] = set()
 
     def __call__(self, sweep: Sweep, event: Event) -> None:
+        if not isinstance(event, Measured) or event.part < HALF or event.item in self.released:
+            return
         assert sweep._crew is not None
         hands = [hand for hand in sweep._crew._hands if hand.place.node == self.node and event.item in hand.open]
-        if hands and isinstance(event, Measured):
-            self.left -= 1
-            if self.left == 0:
-                self.strike(hands[0])
+        if hands and not self.struck:
+            self.struck = True
+            self.strike(hands[0])
+        self.released.add(event.item)
+        assert event.lane is not None
+        event.lane.held = True
+        event.lane.held = False
 
 
-LONG = {"seeds": [0, 1, 2, 3], "stop": {"max_rounds": 100, "measure_rounds": 2}}
+FOUR = {"seeds": [0, 1, 2, 3], "stop": {"max_rounds": 60, "measure_rounds": 2}}
 
 
 def test_a_worker_that_is_killed_changes_no_number(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "EVERY", 0.2)
-    blow = Blow(lambda hand: os.kill(hand.pid, signal.SIGKILL), machines.second.node_id, after=20)
-    found, sweep = carried_out(study(**LONG), Means("ray", ray_address=machines.address), blow)
+    blow = Blow(lambda hand: os.kill(hand.pid, signal.SIGKILL), machines.second.node_id)
+    found, sweep = carried_out(study(**FOUR), Means("ray", ray_address=machines.address), blow)
     assert sweep._crew is not None
     assert sweep._crew.lost == 1
-    assert_equal(found, carried_out(study(**LONG), Means("batched"))[0])
+    assert_equal(found, carried_out(study(**FOUR), Means("batched"))[0])
 
 
 def test_a_node_that_is_killed_changes_no_number(machines: Machines) -> None:
-    blow = Blow(lambda hand: machines.kill_node(), machines.second.node_id)
+    blow = Blow(lambda hand: machines.kill_node(hand.pid), machines.second.node_id)
     try:
-        found, sweep = carried_out(study(**LONG), Means("ray", ray_address=machines.address), blow)
+        found, sweep = carried_out(study(**FOUR), Means("ray", ray_address=machines.address), blow)
     finally:
         machines.mend()
     assert sweep._crew is not None
     assert sweep._crew.lost == 1
-    assert_equal(found, carried_out(study(**LONG), Means("batched"))[0])
+    assert_equal(found, carried_out(study(**FOUR), Means("batched"))[0])
 
 
 def test_workers_without_a_run_help_with_the_jobs_of_others(machines: Machines) -> None:

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from defedavg import config
 from defedavg.errors import UserError
+from defedavg.lean import FROM
 from defedavg.plan import Plan, Sent, Uploaded
 from defedavg.report import payload as payloads
 from defedavg.report.command import close_with_page, close_with_records
@@ -22,6 +24,7 @@ from defedavg.report.digest import digest, gantt, participation
 from defedavg.report.page import PLOTLY, asset, build, in_script, write, write_records
 from defedavg.report.payload import payload
 from defedavg.report.read import find_runs, of_records, read_folder
+from defedavg.runs import Run
 from defedavg.simulation import make_fleet
 from defedavg.stats import summarise
 from pages import HOSTILE, make_folder, make_hostile, measurement, write_summary
@@ -112,6 +115,40 @@ def test_a_chart_of_many_clients_shows_some_of_every_speed_and_says_how_many(tmp
     assert (chart["clients"][0], chart["clients"][-1], chart["of"]) == (0, 199, 200)
     assert len(chart["jobs"]["row"]) == len(chart["jobs"]["late"]) == len(chart["jobs"]["version"]) <= 1200
     assert participation(found.merged, speeds, 50)["each"] == 4
+
+
+def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan leaves out what no merge uses and is never held; the page shows what is there and says what is not."""
+    study = config.study(
+        {
+            "algorithms": ["fedavg", "asysg", "defedavg-niid"],
+            "task": {"model": "softmax", "split": "sampled", "samples_per_client": 5},
+            "clients": {"num_clients": FROM},
+            "training": {"updates_per_round": 3, "local_steps": 1},
+            "stop": {"max_rounds": 4, "measure_rounds": 2},
+        }
+    )
+    with monkeypatch.context() as patch:
+        patch.delattr(Plan, "collect")
+        assert Run(study, tmp_path / "many").carry_out(lambda event: None)
+    folder = read_folder(tmp_path / "many")
+    (group,) = told(build([tmp_path / "many"]))["groups"]
+    assert "every client has 5 samples drawn from all" in group["about"]
+    assert group["split"]["of"] == len(group["split"]["counts"]) == 1000
+    for series, entry in zip(group["series"], folder.runs, strict=True):
+        path = folder.plan_path(entry)
+        assert path is not None
+        plan = Plan.load(path)
+        plan.check()
+        assert plan.header.lean
+        assert plan.hash() == entry.plan
+        delays = [late for done in plan.rounds for late in done.merge.staleness]
+        assert series["staleness"] == np.bincount(delays).tolist()
+        assert series["participation"]["each"] == -(-FROM // 240)
+        assert np.mean(series["participation"]["share"]) == pytest.approx(1.0, rel=0.02)  # the last group is smaller
+        assert (series["lean"], series["gantt"], series["updates_started"]) == (True, None, None)
+        (run,) = series["runs"]
+        assert (run["x"]["rounds"], run["x"]["bytes"]) == ([0, 2, 4], None)
 
 
 def test_settings_that_learn_another_task_or_to_another_target_are_never_ranked_together(tmp_path: Path) -> None:

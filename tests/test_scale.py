@@ -8,6 +8,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from defedavg.config import study
 from defedavg.errors import UserError
 from defedavg.invariants import PlanError, check, checked
 from defedavg.lean import FROM, Lean, choose
-from defedavg.plan import Header, Job, Plan, Record, Round, Sent, Uploaded, records
-from defedavg.planfile import saved, stream
+from defedavg.plan import Header, Job, Plan, Record, Round, Sent, Uploaded, records, uncollected
+from defedavg.planfile import Hashed, saved, stream
 from defedavg.profiles import BLOCK, Fleet, Slowness, StepTimes, Windows
 from defedavg.simulation import make_timeline
 from defedavg.stats import Counting, summarise
@@ -177,8 +178,10 @@ def test_a_plan_that_streams_through_a_file_is_the_plan(tmp_path_factory: pytest
     path = tmp_path_factory.mktemp("stream") / "plan.jsonl.gz"
     timeline, plan = found.timeline(), found.plan(ROUNDS)
     counting = Counting(timeline.header, found.fleet)
-    for record in saved(path, timeline.header, checked(timeline.header, records(timeline, ROUNDS))):
+    line = Hashed()
+    for record in saved(path, timeline.header, checked(timeline.header, records(timeline, ROUNDS)), line):
         counting.add(record)
+    assert line.hash() == plan.hash()
     assert repr(counting.stats()) == repr(summarise(plan, found.fleet))
     assert Plan.load(path) == plan
     header, again = stream(path)
@@ -212,6 +215,19 @@ def test_checking_and_counting_hold_no_record_for_long() -> None:
     gc.collect()
     assert counting.stats().jobs_merged == 2_000
     assert most < 100
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_cycles_are_searched_for_again_as_before(before: bool) -> None:
+    was = gc.isenabled()
+    try:
+        gc.enable() if before else gc.disable()
+        with suppress(KeyError), uncollected():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() == before
+    finally:
+        gc.enable() if was else gc.disable()
 
 
 def test_a_plan_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:

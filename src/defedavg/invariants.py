@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from .plan import Absence, Header, Job, Record, Replacement, Round, Sent, Uploaded
 
@@ -27,9 +27,13 @@ class PlanError(Exception):
     """A plan that breaks an invariant."""
 
 
-def _need(good: bool, what: str) -> None:
-    if not good:
-        raise PlanError(what)
+def _fail(what: str) -> NoReturn:
+    """For ``good or _fail(…)``: the words of a failure are made only when there is one, since plans are long."""
+    raise PlanError(what)
+
+
+def _name(job: Job) -> str:
+    return f"job {job.index} of client {job.client}"
 
 
 def check(plan: Plan) -> None:
@@ -77,7 +81,7 @@ class _Check:
             self._round(record)
         elif isinstance(record, Sent):
             self._clock(record.time)
-            _need(record.version in self.made, f"version {record.version} was sent, but is not there")
+            record.version in self.made or _fail(f"version {record.version} was sent, but is not there")
         elif isinstance(record, Replacement):
             self._clock(record.time)
             self.short = True
@@ -89,37 +93,36 @@ class _Check:
 
     def _absence(self, record: Absence) -> None:
         """What was lost with a client may be done again from the same version."""
-        _need(record.back >= record.time, f"client {record.client} is back before it left")
+        record.back >= record.time or _fail(f"client {record.client} is back before it left")
         index, version, _ = self.last.get(record.client, (-1, -1, 0.0))
         own = self.done.get(version)
         if own is not None and own.arrivals.get((record.client, index), math.inf) >= record.time:
             own.clients.discard(record.client)
 
     def _clock(self, time: float) -> None:
-        _need(math.isfinite(time) and time >= self.now, f"time runs backwards: {time} after {self.now}")
+        (math.isfinite(time) and time >= self.now) or _fail(f"time runs backwards: {time} after {self.now}")
         self.now = time
 
     def _job(self, job: Job) -> None:
-        name = f"job {job.index} of client {job.client}"
-        _need(0 <= job.client < self.header.num_clients, f"{name}: no such client")
+        0 <= job.client < self.header.num_clients or _fail(f"{_name(job)}: no such client")
         if job.fate == "running":
-            _need(job.end >= self.now, f"{name} still runs after its end")
+            job.end >= self.now or _fail(f"{_name(job)} still runs after its end")
         elif self.header.lean:  # recorded with its upload, some time after its end
-            _need(math.isfinite(job.end), f"{name} ends at {job.end}")
+            math.isfinite(job.end) or _fail(f"{_name(job)} ends at {job.end}")
         else:
             self._clock(job.end)
-        _need(job.start <= job.end, f"{name} ends before it starts")
-        _need(job.version in self.made, f"{name} starts from version {job.version}, which is not there")
-        _need(job.start >= self.made[job.version], f"{name} starts before version {job.version} was made")
+        job.start <= job.end or _fail(f"{_name(job)} ends before it starts")
+        job.version in self.made or _fail(f"{_name(job)} starts from version {job.version}, which is not there")
+        job.start >= self.made[job.version] or _fail(f"{_name(job)} starts before version {job.version} was made")
         full = job.fate in ("ended", "running")
-        _need(not full or job.steps == self.header.local_steps, f"{name} has {job.steps} steps")
-        _need(job.steps <= self.header.local_steps, f"{name} has more than {self.header.local_steps} steps")
-        _need(job.fate != "interrupted" or self.header.interruptible, f"{name} was interrupted")
+        not full or job.steps == self.header.local_steps or _fail(f"{_name(job)} has {job.steps} steps")
+        job.steps <= self.header.local_steps or _fail(f"{_name(job)} has more than {self.header.local_steps} steps")
+        job.fate != "interrupted" or self.header.interruptible or _fail(f"{_name(job)} was interrupted")
         index, _, end = self.last.get(job.client, (-1, -1, -math.inf))
-        _need(job.index == index + 1 or (self.header.lean and job.index > index), f"{name} is out of order")
-        _need(job.start >= end, f"{name} starts while the one before is running")
+        job.index == index + 1 or (self.header.lean and job.index > index) or _fail(f"{_name(job)} is out of order")
+        job.start >= end or _fail(f"{_name(job)} starts while the one before is running")
         own = self.done[job.version]
-        _need(self.header.repeats or job.client not in own.clients, f"{name} repeats version {job.version}")
+        self.header.repeats or job.client not in own.clients or _fail(f"{_name(job)} repeats version {job.version}")
         own.clients.add(job.client)
         own.jobs[job.client, job.index] = job
         self.last[job.client] = (job.index, job.version, job.end)
@@ -133,10 +136,10 @@ class _Check:
             why = "a second upload, or one that nobody needs: its version was freed" if known else "no finished job"
             raise PlanError(f"an upload of {key}, which is {why}")
         job = own.jobs[key]
-        _need(job.fate in ("ended", "interrupted"), f"an upload of {key}, which was lost")
-        _need(upload.start >= job.end, f"an upload of {key} before its end")
-        _need(upload.end >= upload.start, f"an upload of {key} that arrives before it leaves")
-        _need(key not in own.arrivals, f"a second upload of {key}")
+        job.fate in ("ended", "interrupted") or _fail(f"an upload of {key}, which was lost")
+        upload.start >= job.end or _fail(f"an upload of {key} before its end")
+        upload.end >= upload.start or _fail(f"an upload of {key} that arrives before it leaves")
+        key not in own.arrivals or _fail(f"a second upload of {key}")
         own.arrivals[key] = upload.end
 
     def _found(self, key: tuple[int, int]) -> _Done | None:
@@ -151,36 +154,36 @@ class _Check:
         self._clock(record.time)
         merge = record.merge
         name = f"round {merge.version}"
-        _need(merge.version == self.version + 1, f"{name} follows round {self.version}")
+        merge.version == self.version + 1 or _fail(f"{name} follows round {self.version}")
         for version, _ in merge.past:
-            _need(version in self.made, f"{name} needs version {version}, which is not there")
-        _need(abs(math.fsum(a for _, a in merge.past) - 1.0) < 1e-9, f"{name}: past coefficients do not sum to one")
+            version in self.made or _fail(f"{name} needs version {version}, which is not there")
+        abs(math.fsum(a for _, a in merge.past) - 1.0) < 1e-9 or _fail(f"{name}: past coefficients do not sum to one")
         for update, weight in merge.updates:
             key = (update.client, update.index)
             own = self.done.get(update.version)
             job = None if own is None else own.jobs.get(key)
             if own is None or job is None:
-                _need(self._found(key) is None, f"{name} merges {key} not as it was trained")
-                _need(0 <= update.version <= self.version, f"{name}: start version {update.version} is out of range")
-                _need(update.version in self.made, f"{name} needs version {update.version}, which was freed")
+                self._found(key) is None or _fail(f"{name} merges {key} not as it was trained")
+                0 <= update.version <= self.version or _fail(f"{name}: start version {update.version} is out of range")
+                update.version in self.made or _fail(f"{name} needs version {update.version}, which was freed")
                 raise PlanError(f"{name} merges {key}, which is no finished job")
-            _need(job.steps == update.steps, f"{name} merges {key} not as it was trained")
-            _need(own.arrivals.get(key, math.inf) <= record.time, f"{name} merges {key} before it arrived")
-            _need(key not in own.merged, f"{key} is merged twice")
-            _need(weight < 0.0 and math.isfinite(weight), f"{name}: coefficient {weight} of {key}")
+            job.steps == update.steps or _fail(f"{name} merges {key} not as it was trained")
+            own.arrivals.get(key, math.inf) <= record.time or _fail(f"{name} merges {key} before it arrived")
+            key not in own.merged or _fail(f"{key} is merged twice")
+            (weight < 0.0 and math.isfinite(weight)) or _fail(f"{name}: coefficient {weight} of {key}")
             own.merged.add(key)
         limit = self.header.updates_per_round
-        _need(len(merge.updates) <= limit, f"{name} merges {len(merge.updates)} updates; {limit} are asked for")
-        _need(bool(merge.updates), f"{name} merges nothing")
+        len(merge.updates) <= limit or _fail(f"{name} merges {len(merge.updates)} updates; {limit} are asked for")
+        bool(merge.updates) or _fail(f"{name} merges nothing")
         if not self.header.interruptible:  # there a weight also evens out unequal numbers of steps
             total = -math.fsum(weight for _, weight in merge.updates)
-            _need(total <= 1.0 + 1e-9, f"{name}: the weights of its updates sum to {total}")
+            total <= 1.0 + 1e-9 or _fail(f"{name}: the weights of its updates sum to {total}")
             full = len(merge.updates) == limit or abs(total - 1.0) < 1e-9
-            _need(full or self.short, f"{name} merges fewer updates than it should")
+            full or self.short or _fail(f"{name} merges fewer updates than it should")
         self.short = False
         self.version = merge.version
         self.made[merge.version] = record.time
         self.done[merge.version] = _Done()
         for version in record.freed:
-            _need(version in self.made and version != self.version, f"{name} frees version {version}")
+            (version in self.made and version != self.version) or _fail(f"{name} frees version {version}")
             del self.made[version], self.done[version]

@@ -17,7 +17,7 @@ from .config import Point, Study
 from .errors import UserError, unknown
 from .files import writing
 from .invariants import checked
-from .plan import Plan, Record, Round, records
+from .plan import Plan, Record, Round, records, uncollected
 from .planfile import saved
 from .report import tables
 from .simulation import make_timeline
@@ -99,13 +99,14 @@ def _plan(
     held: list[Record] = []
     name, done = f"{point.label} seed {seed}", 0
     tell(name, 0)
-    for record in stream:
-        counting.add(record)
-        if keep:
-            held.append(record)
-        if isinstance(record, Round):
-            done += 1
-            tell(name, 1)
+    with uncollected():
+        for record in stream:
+            counting.add(record)
+            if keep:
+                held.append(record)
+            if isinstance(record, Round):
+                done += 1
+                tell(name, 1)
     tell(name, rounds - done)  # fewer where every client was lost
     return counting.stats(), Plan(header, tuple(held)) if keep else None
 

@@ -23,6 +23,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -63,15 +64,33 @@ def _plain(item: Header | Record) -> Any:
     return ["stall", item.time]
 
 
+class Hashed:
+    """``encode`` that also sums up its lines, for the hash of a plan that is not held."""
+
+    def __init__(self) -> None:
+        self._digest = sha256()
+
+    def __call__(self, item: Header | Record) -> str:
+        line = encode(item)
+        self._digest.update(line.encode() + b"\n")
+        return line
+
+    def hash(self) -> str:
+        """SHA-256 of the lines so far."""
+        return self._digest.hexdigest()
+
+
 def write(path: str | Path, lines: Iterable[str]) -> None:
     """Write the lines, compressed if the name ends in .gz."""
     for _ in _written(Path(path), lines, str):
         pass
 
 
-def saved(path: str | Path, header: Header, records: Iterable[Record]) -> Iterator[Record]:
+def saved(
+    path: str | Path, header: Header, records: Iterable[Record], line: Callable[[Header | Record], str] = encode
+) -> Iterator[Record]:
     """The same records, each written before it is given on; the file is in its place when the last one has been."""
-    items = _written(Path(path), itertools.chain([header], records), encode)
+    items = _written(Path(path), itertools.chain([header], records), line)
     next(items)
     for item in items:
         assert not isinstance(item, Header)

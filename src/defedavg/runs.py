@@ -34,14 +34,14 @@ from .errors import UserError
 from .execute import Evaluation, Progress
 from .files import Claim, file_name, read_text, write_whole, writing
 from .journal import Journal, Mark, read
-from .plan import Plan
-from .profiles import Fleet
+from .plan import uncollected
+from .planfile import Hashed, saved
 from .provenance import provenance
 from .report.jsons import finite
 from .report.plots import Curve, accuracy_curves, loss_curves, save, split_map
 from .resume import Keeper, Sitting, check_study, evaluation, finished_entries, load
 from .simulation import Simulation, make_goal, make_timeline
-from .stats import summarise
+from .stats import Counting, PlanStats
 from .store import OURS
 from .sweep import Event, Finished, Item, Means, Sweep, Watch
 from .tasks import class_counts
@@ -209,14 +209,12 @@ class Run:
             self._journal.append(json.dumps(finite(line), allow_nan=False))
 
     def _finish(self, point: Point, seed: int, run: Simulation, wall: float) -> None:
-        plan = run.plan
-        plan.save(self.folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
+        stats, plan_hash = _save_plan(run, self.folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
         weights = safetensors.torch.save(run.executor.named(run.weights))
         write_whole(self.folder / "weights" / (file_name(point.label, seed) + ".safetensors"), weights)
         self.curves.append(curve_of(point, run.progress.evaluations))
-        found = entry_of(
-            point, seed, run.progress, plan, run.timeline.fleet, trained=run.executor.updates_trained, wall=wall
-        )
+        trained = run.executor.updates_trained
+        found = entry_of(point, seed, run.progress, stats, plan_hash, trained=trained, wall=wall)
         self.entries.append(finite(found))
         # Runs in shared batches end in any order; they are listed in that of the study.
         place = {point.label: number for number, point in enumerate(self.points)}
@@ -293,11 +291,20 @@ def curve_of(point: Point, found: Sequence[Evaluation]) -> Curve:
     )
 
 
+def _save_plan(run: Simulation, path: Path) -> tuple[PlanStats, str]:
+    """Write the plan of a run, which need not fit into memory; gives its figures and its hash."""
+    timeline, stream = run.planned()
+    counting, line = Counting(timeline.header, timeline.fleet), Hashed()
+    with uncollected():
+        for record in saved(path, timeline.header, stream, line):
+            counting.add(record)
+    return counting.stats(), line.hash()
+
+
 def entry_of(
-    point: Point, seed: int, progress: Progress, plan: Plan, fleet: Fleet, *, trained: int, wall: float
+    point: Point, seed: int, progress: Progress, stats: PlanStats, plan_hash: str, *, trained: int, wall: float
 ) -> dict[str, Any]:
     """What the summary says of a run."""
-    stats = summarise(plan, fleet)
     return {
         "algorithm": point.settings.algorithm,
         "label": point.label,
@@ -316,7 +323,7 @@ def entry_of(
         "updates_started": stats.jobs_started,
         "staleness_mean": stats.staleness_mean,
         "participation": list(stats.participation),
-        "plan_sha256": plan.hash(),
+        "plan_sha256": plan_hash,
         "wall_seconds": wall,
         "torch_threads": torch.get_num_threads(),
     }

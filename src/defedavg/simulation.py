@@ -11,7 +11,7 @@ from .algorithms import ALGORITHMS, Setup, algorithm
 from .config import Settings
 from .errors import UserError, unknown
 from .lean import choose
-from .plan import Plan, Record
+from .plan import Plan, Record, records
 from .profiles import Fleet, Slowness, Windows
 from .timeline import Timeline
 from .traces import read_trace
@@ -189,10 +189,20 @@ class Simulation:
                 yield evaluation
 
     @property
-    def plan(self) -> Plan:
-        """What was carried out so far: planned again, since the clock itself may have run ahead."""
+    def _rounds(self) -> int:
+        """To be planned for what was carried out so far: again, since the clock itself may have run ahead."""
         stalled = str(self.progress.status) == "stalled"
-        return make_plan(self.settings, self.seed, 2**62 if stalled else self.progress.rounds)
+        return 2**62 if stalled else self.progress.rounds
+
+    @property
+    def plan(self) -> Plan:
+        """What was carried out so far."""
+        return make_plan(self.settings, self.seed, self._rounds)
+
+    def planned(self) -> tuple[Timeline, Iterator[Record]]:
+        """The same as a stream of records with its clock, without holding it."""
+        timeline = make_timeline(self.settings, self.seed)
+        return timeline, records(timeline, self._rounds)
 
     @property
     def weights(self) -> Any:

@@ -62,7 +62,8 @@ def connect(address: str | None) -> None:
         if "mismatch" in said.lower():
             raise UserError(f"the cluster at {address} has other versions: {said[:300]}; install the same") from None
         raise UserError(
-            f"the Ray cluster at {address} cannot be joined: {first_line(error)[:300]}; does it ask for a token?"
+            f"the Ray cluster at {address} cannot be joined: {first_line(error)[:300]}; if it asks for a token, "
+            "RAY_AUTH_MODE=token and the token must be here too"
         ) from None
 
 

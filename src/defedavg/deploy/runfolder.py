@@ -17,6 +17,7 @@ from ..files import file_name, write_whole, writing
 from ..profiles import Fleet
 from ..report.jsons import finite
 from ..runs import curve_of, draw_curves, entry_of, open_folder
+from ..stats import summarise
 from . import log as logs
 from .log import LOG
 from .replay import replay
@@ -111,7 +112,8 @@ def finish(session: Session, wall: float) -> None:
     point = Point((), orders.settings)
     merged = sum(update.steps > 0 for record in found.plan.rounds for update, _ in record.merge.updates)
     found.plan.save(folder / "plans" / (file_name(point.label, orders.seed) + ".jsonl.gz"))
-    entry = entry_of(point, orders.seed, session.progress, found.plan, fleet, trained=merged, wall=wall)
+    stats = summarise(found.plan, fleet)
+    entry = entry_of(point, orders.seed, session.progress, stats, found.plan.hash(), trained=merged, wall=wall)
     _save_summary(folder, orders.name, [finite(entry)], finished=True)
     draw_curves(
         folder / "plots", orders.name, [curve_of(point, session.progress.evaluations)], entry["target_accuracy"]

@@ -48,17 +48,16 @@ class Digest:
 def digest(path: Path, *, bars: bool) -> Digest:
     """Read a plan file for its figures; without ``bars``, jobs and uploads are only counted, which is faster."""
     try:
-        data = path.read_bytes()
-        lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
-        head = read_header(json.loads(lines[0] if lines else "null"))
-        found = _digest(head.num_clients, _rows(lines[1:], bars))
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+            head = read_header(json.loads(next(lines, "null")))
+            found = _digest(head.num_clients, _rows(lines, bars and not head.lean))
         # A lean plan leaves out jobs and messages that no merge needs: what was sent cannot be counted from it.
-        return replace(found, traffic=[], jobs=found.jobs[:0]) if head.lean else found
+        return replace(found, traffic=[]) if head.lean else found
     except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise UserError(f"the plan {path.name} cannot be read: {first_line(error)}") from None
 
 
-def _rows(lines: list[str], bars: bool) -> Iterator[Any]:
+def _rows(lines: Iterable[str], bars: bool) -> Iterator[Any]:
     """The records; those that only count come without their numbers where no bars are wanted."""
     if bars:
         yield from json.loads("[" + ",".join(lines) + "]")

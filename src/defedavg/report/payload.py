@@ -128,6 +128,9 @@ def _about(own: Sequence[Series]) -> str:
         "classes": f"every client has {settings['task.classes_per_client']} classes",
         "dirichlet": f"classes shared out by Dirichlet({settings['task.alpha']:g})",
         "shards": f"every client has {settings['task.shards_per_client']} shards",
+        "sampled": f"every client has {settings['task.samples_per_client']} samples drawn from all",
+        "sampled-classes": f"every client has {settings['task.samples_per_client']} samples drawn from "
+        f"{settings['task.classes_per_client']} classes",
     }.get(split, split)
     clients = sorted({each.settings["clients.num_clients"] for each in own})
     seeds = sorted({run.seed for each in own for run in each.runs})
@@ -198,6 +201,7 @@ def _series(series: Series, every: int, *, chart: bool) -> dict[str, Any]:
             "updates_started", "wall_seconds",
         )},
         "runs": [_run(run, series.digests.get(run.seed), megabytes, every) for run in series.runs],
+        "lean": any(not found.traffic for found in series.digests.values()),
         "staleness": _staleness(series.digests.values()),
         "participation": _participation(series.digests, fits),
         "gantt": None
