@@ -86,11 +86,15 @@ class Deployment:
         """Wait for something that the log tells."""
         deadline = time.monotonic() + seconds
         while True:
-            self.lines.extend(self.follower.lines())
+            self.read()
             if condition():
                 return
             assert time.monotonic() < deadline, f"{what} did not happen: {self.lines[-3:]}, {self.server_log()}"
             time.sleep(0.2)
+
+    def read(self) -> None:
+        """Take in what the log tells up to now."""
+        self.lines.extend(self.follower.lines())
 
     def version(self) -> int:
         """The newest version that the log tells of."""
