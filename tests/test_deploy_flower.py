@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from defedavg.deploy.cluster import Security
-from defedavg.deploy.events import Joined, Left, Refused, Resumed
+from defedavg.deploy.events import Joined, Left, Refused, Resumed, Trained
 from defedavg.deploy.keys import make_keys
 from defedavg.errors import UserError
 from defedavg.keyed import key, uniform
 from defedavg.simulation import make_executor, named_task
-from flowering import Deployment
+from flowering import Deployment, Narrows
 
 deploy = pytest.mark.deploy
 
@@ -89,28 +89,45 @@ def test_favano_interrupts_over_flower(tmp_path: Path) -> None:
 
 @deploy
 def test_killed_nodes_late_nodes_and_nodes_that_return(tmp_path: Path) -> None:
-    """Three of six are killed at once, one in a job; one joins late; one returns: training goes on."""
+    """Three of six are killed at once, one in a job, one in an upload; one joins late, one returns: training goes on.
+
+    The model is large enough that its upload is seen on its way. When a part of it has reached the SuperLink, and the
+    rest has not, its node is killed.
+    """
+    slow = 2.0  # seconds for a step of client 1: its job takes 20
     with Deployment(
-        tmp_path, clients=6, deploy__min_clients=5, stop__max_rounds=14, training__updates_per_round=3,
-        clients__step_seconds=0.1,
+        tmp_path, clients=6, deploy__min_clients=5, deploy__job_seconds=30.0, stop__max_rounds=100,
+        training__updates_per_round=2,
     ) as run:  # fmt: skip
-        run.start_nodes([0, 1, 2, 3, 4])
+        text = (run.app / "app" / "task.py").read_text()
+        wide = "nn.Sequential(nn.Linear(20, 4000), nn.ReLU(), nn.Linear(4000, width))"
+        (run.app / "app" / "task.py").write_text(text.replace("nn.Linear(20, width)", wide))
+        narrows = Narrows(run.cluster.port)
+        run.start_nodes([0, 2, 3])
+        run.cluster.start_node("1", client=1, step_seconds=slow, warm=True)
+        run.cluster.start_node("4", link=narrows.address, client=4, step_seconds=0.02, warm=True)
         run.submit()
-        run.until("the first merge", lambda: run.version() >= 1)
+        run.until("an upload of client 4 is half done", narrows.stuck.is_set)
+        run.until("a merge", lambda: run.version() >= 1)
+        assert {line["client"] for line in run.seen("sent")} >= {1, 4}
+        assert not [line for line in run.seen("trained") if line["client"] in (1, 4)]
         for name in ("1", "3", "4"):
             run.cluster.kill_node(name)
+        narrows.close()
+        assert narrows.passed > 0
+        assert narrows.held > 0
         before = run.version()
-        run.until("a merge after three were killed", lambda: run.version() > before)
+        run.until("merges after three were killed", lambda: run.version() >= before + 2)
         run.start_nodes([5, 3])
         run.until("a late node", lambda: any(line["client"] == 5 for line in run.seen("trained")))
-        run.until(
-            "a node that returns",
-            lambda: sum(line["client"] == 3 for line in run.seen("joined")) == 2,
-        )
-        entry = run.finish()
-    assert entry["status"] == "max_rounds"
-    log, _ = run.checked()
-    assert {event.client for event in log.events if isinstance(event, Left)} >= {3}
+        run.until("a node that returns", lambda: sum(line["client"] == 3 for line in run.seen("joined")) == 2)
+        run.until("the loss of the others", lambda: {line["client"] for line in run.seen("left")} >= {1, 3, 4})
+        before = run.version()
+        run.until("a merge after all that", lambda: run.version() > before)
+    log, found = run.checked()
+    assert {event.client for event in log.events if isinstance(event, Left)} >= {1, 3, 4}
+    assert not [event for event in log.events if isinstance(event, Trained) and event.client in (1, 4)]
+    assert {u.client for r in found.plan.rounds for u, _ in r.merge.updates} <= {0, 2, 3, 5}
 
 
 @deploy

@@ -154,10 +154,12 @@ class Cluster:
             time.sleep(0.1)
         raise UserError(f"the SuperLink did not listen within {START_SECONDS:g} s: {self.last_line('superlink')}")
 
-    def start_node(self, name: str, key: Path | None = None, ca: Path | None = None, **settings: Any) -> None:
-        """Start a SuperNode with these settings of its own."""
+    def start_node(
+        self, name: str, key: Path | None = None, ca: Path | None = None, link: str | None = None, **settings: Any
+    ) -> None:
+        """Start a SuperNode with these settings of its own; ``link`` is where it finds the SuperLink."""
         own = " ".join(f"{word}={json.dumps(value)}" for word, value in settings.items())
-        words = [find("flower-supernode"), "--superlink", self.address, "--port", str(free_port())]
+        words = [find("flower-supernode"), "--superlink", link or self.address, "--port", str(free_port())]
         words += ["--node-config", own]
         if self.security is None:
             words.append("--insecure")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections.abc import Collection, Sequence
@@ -27,11 +28,47 @@ FAILED = {1, 2, 6, 7, 8}
 """Errors of the client's own app; all others mean that the node or its reply cannot be had."""
 
 
+PULL_SECONDS = 1.0
+MOST_LATE = 16
+
+
+class _Pull(threading.Thread):
+    """One question for replies.
+
+    It lasts until every reply that has begun to come is whole: as long as its upload, or minutes, if its sender died in
+    the middle of it. So it must not keep the server from hearing the others.
+    """
+
+    def __init__(self, grid: Grid, ids: Collection[str], doubtful: Collection[str]) -> None:
+        super().__init__(daemon=True)
+        self._grid, self._doubtful = grid, frozenset(doubtful)
+        self.ids = tuple(ids)
+        self._found: list[FlowerMessage] = []
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._found = list(self._grid.pull_messages(self.ids))
+        except Exception as error:  # for the server's own thread
+            self._error = error
+
+    def replies(self) -> list[Reply]:
+        """What was answered; that a reply cannot be had is not believed if an earlier question may be fetching it."""
+        if self._error is not None:
+            raise self._error
+        return [_reply(message) for message in self._found if not self._elsewhere(message)]
+
+    def _elsewhere(self, message: FlowerMessage) -> bool:
+        gone = message.has_error() and message.error.code not in FAILED
+        return gone and message.metadata.reply_to_message_id in self._doubtful
+
+
 class FlowerPort:
     """Messages over Flower's Grid; a version is one record object, which Flower then uploads once for all nodes."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._late: list[_Pull] = []
         self._records: dict[int, tuple[Vector, ArrayRecord]] = {}
 
     def nodes(self) -> set[int]:
@@ -61,8 +98,15 @@ class FlowerPort:
         return [name or "" for name in ids]
 
     def pull(self, ids: Collection[str]) -> list[Reply]:
-        """The replies that have come."""
-        return [_reply(message) for message in self._grid.pull_messages(list(ids))]
+        """The replies that are here, whole; those that are still being uploaded come later."""
+        if len(self._late) < MOST_LATE:
+            doubtful = {name for pull in self._late for name in pull.ids}
+            self._late.append(_Pull(self._grid, ids, doubtful))
+            self._late[-1].start()
+            self._late[-1].join(PULL_SECONDS)
+        done = [pull for pull in self._late if not pull.is_alive()]
+        self._late = [pull for pull in self._late if pull not in done]
+        return [reply for pull in done for reply in pull.replies()]
 
 
 def _reply(message: FlowerMessage) -> Reply:
