@@ -125,6 +125,7 @@ class Deployment:
             "stop.max_seconds": 240.0,
             "deploy.job_seconds": 25.0,
             "deploy.wait_seconds": 90.0,
+            "deploy.poll_seconds": 0.5,  # the answers take seconds, and every question costs the SuperLink
         }
         flat |= {name.replace("__", "."): value for name, value in changes.items()}
         self.folder = folder / "run"

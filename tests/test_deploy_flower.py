@@ -30,7 +30,7 @@ def test_three_clients_train_over_flower(tmp_path: Path) -> None:
     assert entry["status"] == "max_rounds"
     assert entry["best_accuracy"] > 0.6
     log, found = run.checked()
-    assert len(found.plan.rounds) >= 3
+    assert len(found.plan.rounds) == 3
     assert found.measured == (0, 1, 2)
     assert {path.name for path in run.folder.iterdir()} >= {"config.toml", "metrics.jsonl", "summary.json", "plans"}
     assert log.seconds > 0
@@ -62,7 +62,7 @@ def test_six_uneven_clients_learn_digits_with_defedavg_iid(tmp_path: Path) -> No
 def test_six_uneven_clients_of_two_classes_learn_digits_with_defedavg_niid(tmp_path: Path) -> None:
     with Deployment(
         tmp_path, own_task=False, algorithm="defedavg-niid", clients=6, task__split="classes",
-        training__updates_per_round=12, training__local_steps=50, training__local_lr=0.05, stop__target_accuracy=0.8,
+        training__updates_per_round=24, training__local_steps=30, training__local_lr=0.1, stop__target_accuracy=0.8,
         stop__max_rounds=100, stop__max_seconds=400.0,
     ) as run:  # fmt: skip
         run.start_nodes()
@@ -77,7 +77,7 @@ def test_six_uneven_clients_of_two_classes_learn_digits_with_defedavg_niid(tmp_p
 @deploy
 def test_favano_interrupts_over_flower(tmp_path: Path) -> None:
     with Deployment(
-        tmp_path, algorithm="favano", clients=3, favano__wait_seconds=1.0, stop__max_rounds=3, clients__step_seconds=2.0
+        tmp_path, algorithm="favano", clients=3, favano__wait_seconds=1.0, stop__max_rounds=2, clients__step_seconds=2.0
     ) as run:
         run.start_nodes()
         run.submit()
@@ -137,7 +137,7 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Pa
     Every kill hits a server at work: one that has taken the run up since the last kill, has merged, and is not done.
     """
     kills = 5
-    with Deployment(tmp_path, clients=4, stop__max_rounds=20, stop__max_seconds=600.0) as run:
+    with Deployment(tmp_path, clients=3, stop__max_rounds=16, stop__max_seconds=600.0) as run:
         run.start_nodes()
         run.submit()
         for number in range(kills):
@@ -161,7 +161,7 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Pa
     assert entry["status"] == "max_rounds"
     assert entry["best_accuracy"] > 0.8
     log, found = run.checked()
-    assert len(found.plan.rounds) == 20
+    assert len(found.plan.rounds) == 16
     assert sum(isinstance(event, Resumed) for event in log.events) == kills
 
 
@@ -183,7 +183,7 @@ def test_tls_with_authenticated_nodes_and_nobody_else(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     security = Security(keys / "ca.crt", keys / "server.crt", keys / "server.key")
     with Deployment(
-        tmp_path, security=security, clients=4, deploy__min_clients=2, stop__max_rounds=3, training__updates_per_round=2
+        tmp_path, security=security, clients=4, deploy__min_clients=2, stop__max_rounds=2, training__updates_per_round=2
     ) as run:
         for client in range(2):
             done = run.cluster.flwr("supernode", "register", str(keys / f"client-{client}.pub"), "local")
@@ -249,17 +249,17 @@ app.train()(lie)
 
 @deploy
 def test_liars_are_refused_and_quarantined_while_the_others_train(tmp_path: Path) -> None:
-    with Deployment(tmp_path, clients=5, stop__max_rounds=100) as run:
+    with Deployment(tmp_path, clients=4, stop__max_rounds=100) as run:
         (run.app / "app" / "client.py").write_text(LIARS)
         run.start_nodes()
         run.submit()
         run.until("the quarantine of three", lambda: len(run.seen("quarantined")) == 3)
         before = run.version()
-        run.until("merges without them", lambda: run.version() >= before + 2)
+        run.until("a merge without them", lambda: run.version() > before)
     log, found = run.checked()
     assert set(found.quarantined) == {1, 2, 3}
     reasons = {event.client: event.why for event in log.events if isinstance(event, Refused)}
     assert "finite" in reasons[1]
     assert "shape" in reasons[2]
     assert "job 1000000" in reasons[3]
-    assert {u.client for r in found.plan.rounds for u, _ in r.merge.updates} == {0, 4}
+    assert {u.client for r in found.plan.rounds for u, _ in r.merge.updates} == {0}

@@ -17,7 +17,7 @@ from defedavg.deploy.port import Reply
 
 
 def answer(name: str, error: int | None = None) -> Any:
-    """A reply to the message of that name, as far as it is looked at: Flower's own can be made in its processes only."""
+    """A reply to the message of that name, as far as it is looked at; only Flower's processes can make Flower's own."""
     return SimpleNamespace(
         metadata=SimpleNamespace(reply_to_message_id=name),
         has_error=lambda: error is not None,

@@ -104,7 +104,7 @@ def local(
     from .app import write_app
     from .cluster import check_port
     from .local import run_local, showing
-    from .runfolder import clear
+    from .runfolder import make_room
     from .settings import read_orders
 
     place = folder / name
@@ -118,7 +118,7 @@ def local(
     if port is not None:
         check_port(port)
     if not resume:
-        clear(place, force)
+        make_room(orders, place, force)
         if app_folder is None:
             app_folder = place / "app"
             write_app(app_folder, flat)

@@ -16,17 +16,21 @@ from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid, ServerApp
 
 from ..errors import UserError
+from ..files import Claim, InUse
 from ..tasks import Task
 from .coordinator import Coordinator
 from .desk import MakeTask, find_task
 from .port import Message, Port, Reply, Vector, size_of
-from .runfolder import ERROR, Busy, finish, folder_of, goes_on, is_finished, locked, open_run
+from .runfolder import ERROR, finish, folder_of, goes_on, is_finished, open_run
 from .session import Session
 from .settings import Orders, read_orders
 
 FAILED = {1, 2, 6, 7, 8}
 """Errors of the client's own app; all others mean that the node or its reply cannot be had."""
 
+
+CLAIM_SECONDS = 30.0
+"""Flower may start a second server of a run when it has not heard of the first for a while; that one waits so long."""
 
 PULL_SECONDS = 1.0
 MOST_LATE = 16
@@ -143,14 +147,14 @@ def serve(port: Port, flat: dict[str, Any], task: str | MakeTask, run: str) -> N
     try:
         orders = read_orders(flat)
         folder = folder_of(orders)
-        with locked(folder):
+        with Claim(folder, CLAIM_SECONDS):
             again = goes_on(folder, run)
             if again and is_finished(folder):
                 return
             resume = again or orders.deploy.resume
             open_run(orders, folder, resume=resume)
             _carry_out(port, orders, flat, find_task(task)(flat, None), folder, run, resume)
-    except Busy as error:  # not the run's own fault, so its folder is left alone
+    except InUse as error:  # not the run's own fault, so its folder is left alone
         _say(folder, f"defedavg: {error}")
         raise SystemExit(2) from None
     except UserError as error:

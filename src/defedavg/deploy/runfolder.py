@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from .. import __version__
@@ -24,29 +19,6 @@ from .session import Session
 from .settings import Orders
 
 ERROR = "error.txt"
-LOCK_SECONDS = 30.0
-
-
-class Busy(UserError):
-    """Another server is writing to the run."""
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Be the only server of a run. Flower may start a second one when it has not heard of the first for a while."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + LOCK_SECONDS
-    with (folder / "lock").open("ab") as held:
-        while True:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise Busy(f"another server is writing to {folder}; stop it, or choose another folder") from None
-                time.sleep(0.2)
-        yield
 
 
 def goes_on(folder: Path, run: str) -> bool:
@@ -69,11 +41,7 @@ def open_run(orders: Orders, folder: Path, *, resume: bool) -> None:
     else:
         if (folder / LOG).exists():
             raise UserError(f"{folder} holds a run already; resume it, or choose another folder")
-        with writing(folder):
-            (folder / "plans").mkdir(parents=True, exist_ok=True)
-            (folder / "plots").mkdir(exist_ok=True)
-        write_whole(folder / "config.toml", orders.toml.encode())
-        _save_summary(folder, orders.name, [], finished=False)
+        _begin(orders, folder)
     (folder / ERROR).unlink(missing_ok=True)
 
 
@@ -83,13 +51,18 @@ def is_finished(folder: Path) -> bool:
     return path.exists() and bool(json.loads(path.read_text(encoding="utf-8"))["finished"])
 
 
-def clear(folder: Path, force: bool) -> None:
-    """Make room for a run; what an earlier deployment left goes with ``force`` only."""
+def make_room(orders: Orders, folder: Path, force: bool) -> None:
+    """A folder that is seen to be a run's, even if its server never starts; an earlier one goes with ``force`` only."""
     open_folder(folder, force)
-    for name in ("state", "app", "flower"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (LOG, ERROR, "server.log", "lock", "app.txt"):
-        (folder / name).unlink(missing_ok=True)
+    _begin(orders, folder)
+
+
+def _begin(orders: Orders, folder: Path) -> None:
+    with writing(folder):
+        (folder / "plans").mkdir(parents=True, exist_ok=True)
+        (folder / "plots").mkdir(exist_ok=True)
+    write_whole(folder / "config.toml", orders.toml.encode())
+    _save_summary(folder, orders.name, [], finished=False)
 
 
 def _save_summary(folder: Path, name: str, entries: list[object], *, finished: bool) -> None:
