@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from defedavg.deploy import log as logs
+from defedavg.deploy.app import defaults, write_app
 from defedavg.deploy.cluster import Security
 from defedavg.deploy.events import Joined, Left, Refused, Resumed, Trained
 from defedavg.deploy.keys import make_keys
+from defedavg.deploy.local import Follower
+from defedavg.deploy.log import LOG
+from defedavg.deploy.replay import replay
 from defedavg.errors import UserError
 from defedavg.keyed import key, uniform
 from defedavg.simulation import make_executor, named_task
-from flowering import Deployment, Narrows
+from flowering import TASK, Deployment, Narrows
 
 deploy = pytest.mark.deploy
 
@@ -263,3 +271,60 @@ def test_liars_are_refused_and_quarantined_while_the_others_train(tmp_path: Path
     assert "shape" in reasons[2]
     assert "job 1000000" in reasons[3]
     assert {u.client for r in found.plan.rounds for u, _ in r.merge.updates} == {0}
+
+
+def _command(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "defedavg", *words], cwd=folder, stdout=-1, stderr=-1, text=True, start_new_session=True
+    )
+
+
+@deploy
+def test_ctrl_c_ends_a_local_deployment_and_resume_goes_on(tmp_path: Path) -> None:
+    """The commands as a user gives them: an app of one's own, Ctrl-C in the middle, --resume to the end, a report."""
+    flat = {**defaults(clients=2), "training.local_steps": 10, "training.updates_per_round": 1}
+    write_app(tmp_path / "own", flat)
+    (tmp_path / "own" / "own" / "task.py").write_text(TASK)
+    folder = tmp_path / "runs" / "deployment"
+    rounds = 8
+    first = _command(tmp_path, "deploy", "local", "--app", "own", "--set", f"stop.max_rounds={rounds}")
+    follower, version = Follower(folder), 0
+    deadline = time.monotonic() + 150.0
+    while version < 2:
+        version = max([version, *(line["version"] for line in follower.lines() if line.get("note") == "merge")])
+        assert first.poll() is None, first.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    first.send_signal(signal.SIGINT)
+    _, said = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert "defedavg deploy local --name deployment --resume" in said
+    assert _started_in(folder) == []
+    assert len(logs.read(folder / LOG).notes("merge")) < rounds
+
+    second = _command(tmp_path, "deploy", "local", "--resume", "--json")
+    told, said = second.communicate(timeout=180)
+    assert second.returncode == 0, said
+    [entry] = json.loads(told)
+    assert (entry["status"], entry["rounds"]) == ("max_rounds", rounds)
+    assert _started_in(folder) == []
+    log = logs.read(folder / LOG)
+    found = replay(log)
+    found.plan.check()
+    assert len(found.plan.rounds) == rounds
+    assert sum(isinstance(event, Resumed) for event in log.events) == 1
+    for words in (("report", "runs/deployment"), ("runs", "remove", "deployment", "--yes")):
+        done = _command(tmp_path, *words)
+        told, said = done.communicate(timeout=60)
+        assert done.returncode == 0, said
+    assert not folder.exists()
+
+
+def _started_in(folder: Path) -> list[str]:
+    """The processes that a deployment in this folder has left."""
+    home, found = f"FLWR_HOME={folder / 'flower'}".encode(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if home in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "cmdline").read_text())
+    return found

@@ -24,6 +24,7 @@ import tomli_w
 
 from ..errors import UserError
 from ..files import write_whole, writing
+from .signals import uninterrupted
 from .workers import born
 
 MARK = "DEFEDAVG_CLUSTER"
@@ -78,6 +79,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.mark = os.urandom(8).hex()
+        self.folder = self.folder.absolute()  # the processes may work elsewhere
         bin_folder = str(Path(find("flower-superlink")).parent)
         find("flower-supernode"), find("flwr")
         self.environment = {
@@ -96,7 +98,8 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
+        with uninterrupted():
+            self.stop()
 
     @property
     def address(self) -> str:
