@@ -145,7 +145,7 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Pa
     Every kill hits a server at work: one that has taken the run up since the last kill, has merged, and is not done.
     """
     kills = 5
-    with Deployment(tmp_path, clients=3, stop__max_rounds=16, stop__max_seconds=600.0) as run:
+    with Deployment(tmp_path, clients=3, stop__max_rounds=12, stop__max_seconds=600.0) as run:
         run.start_nodes()
         run.submit()
         for number in range(kills):
@@ -169,7 +169,7 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Pa
     assert entry["status"] == "max_rounds"
     assert entry["best_accuracy"] > 0.8
     log, found = run.checked()
-    assert len(found.plan.rounds) == 16
+    assert len(found.plan.rounds) == 12
     assert sum(isinstance(event, Resumed) for event in log.events) == kills
 
 

@@ -11,7 +11,6 @@ from ..errors import UserError
 from ..files import file_name, write_whole, writing
 from ..profiles import Fleet
 from ..report.jsons import finite
-from ..runs import curve_of, draw_curves, entry_of, open_folder
 from . import log as logs
 from .log import LOG
 from .replay import replay
@@ -53,6 +52,8 @@ def is_finished(folder: Path) -> bool:
 
 def make_room(orders: Orders, folder: Path, force: bool) -> None:
     """A folder that is seen to be a run's, even if its server never starts; an earlier one goes with ``force`` only."""
+    from ..runs import open_folder
+
     open_folder(folder, force)
     _begin(orders, folder)
 
@@ -72,6 +73,8 @@ def _save_summary(folder: Path, name: str, entries: list[object], *, finished: b
 
 def finish(session: Session, wall: float) -> None:
     """Plan, summary and plots of a run that is over; the invariants are checked."""
+    from ..runs import curve_of, draw_curves, entry_of  # half a second that a server need not lose at its start
+
     orders, folder = session.orders, session.folder
     found = replay(logs.read(folder / LOG))
     found.plan.check()
