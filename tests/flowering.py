@@ -87,9 +87,9 @@ class _Way:
                 self._asked += len(data)
                 if self._asked > narrows.LARGE and not narrows.stuck.is_set():
                     narrows.passed, cut = self._asked - len(data), True
-                    narrows.stuck.set()
                 if cut:
                     narrows.held += len(data)
+                    narrows.stuck.set()
                 else:
                     self._far.sendall(data)
 
@@ -125,7 +125,6 @@ class Deployment:
             "stop.max_seconds": 240.0,
             "deploy.job_seconds": 25.0,
             "deploy.wait_seconds": 90.0,
-            "deploy.poll_seconds": 0.5,  # the answers take seconds, and every question costs the SuperLink
         }
         flat |= {name.replace("__", "."): value for name, value in changes.items()}
         self.folder = folder / "run"
@@ -174,6 +173,10 @@ class Deployment:
     def seen(self, event: str) -> list[dict[str, Any]]:
         """The events or notes of a name so far."""
         return [line for line in self.lines if event in (line.get("event"), line.get("note"))]
+
+    def works(self, client: int) -> bool:
+        """Whether a client's node was given a job."""
+        return "Receiving: train message" in (self.cluster.folder / f"node-{client}.log").read_text()
 
     def server_log(self) -> str:
         path = self.folder / "server.log"

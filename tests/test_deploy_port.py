@@ -51,9 +51,10 @@ class Link:
         return [*(answer(name) for name in sorted(found)), *(answer(name, 3) for name in sorted(gone))]
 
 
-@pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Link:
+@pytest.fixture(params=[1, 8], ids=["one question", "eight questions"])
+def link(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Link:
     monkeypatch.setattr(flower, "PULL_SECONDS", 0.05)
+    monkeypatch.setattr(flower, "QUESTIONS", request.param)
     return Link()
 
 
@@ -95,6 +96,17 @@ def test_a_reply_that_is_being_fetched_is_not_taken_for_lost(link: Link) -> None
     [lost] = until_some(port, ["a"])  # now it is believed
     assert lost.error is not None
     assert not lost.failed
+
+
+def test_replies_that_come_together_with_half_a_one_are_not_kept_waiting(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower, "QUESTIONS", 8)
+    port = port_over(link)
+    link.ready, link.half = {"b", "c"}, {"a"}
+    assert sorted(names(until_some(port, ["a", "b", "c"]))) == ["b", "c"]
+    link.whole.set()
+    assert names(until_some(port, ["a"])) == ["a"]
 
 
 def test_questions_that_hang_are_not_many(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,14 +33,17 @@ CLAIM_SECONDS = 30.0
 """Flower may start a second server of a run when it has not heard of the first for a while; that one waits so long."""
 
 PULL_SECONDS = 1.0
-MOST_LATE = 16
+QUESTIONS = 8
+"""Replies are asked for one by one, or, where more messages are out, in so many groups: each question costs time."""
+
+MOST_LATE = 64
 
 
 class _Pull(threading.Thread):
     """One question for replies.
 
-    It lasts until every reply that has begun to come is whole: as long as its upload, or minutes, if its sender died in
-    the middle of it. So it must not keep the server from hearing the others.
+    It lasts until every reply of it that has begun to come is whole: as long as its upload, or minutes, if its sender
+    died in the middle of it. So it must not keep the server from hearing the others.
     """
 
     def __init__(self, grid: Grid, ids: Collection[str], doubtful: Collection[str]) -> None:
@@ -103,14 +106,19 @@ class FlowerPort:
 
     def pull(self, ids: Collection[str]) -> list[Reply]:
         """The replies that are here, whole; those that are still being uploaded come later."""
-        if len(self._late) < MOST_LATE:
-            doubtful = {name for pull in self._late for name in pull.ids}
-            self._late.append(_Pull(self._grid, ids, doubtful))
-            self._late[-1].start()
-            self._late[-1].join(PULL_SECONDS)
-        done = [pull for pull in self._late if not pull.is_alive()]
-        self._late = [pull for pull in self._late if pull not in done]
-        return [reply for pull in done for reply in pull.replies()]
+        fetched = {pull.ids[0] for pull in self._late if len(pull.ids) == 1}
+        doubtful = {name for pull in self._late for name in pull.ids}
+        asked = [name for name in ids if name not in fetched]
+        questions = min(QUESTIONS, len(asked), MOST_LATE - len(self._late))
+        fresh = [_Pull(self._grid, asked[first::questions], doubtful) for first in range(questions)]
+        deadline = time.monotonic() + PULL_SECONDS
+        for pull in fresh:
+            pull.start()
+        for pull in fresh:
+            pull.join(max(0.0, deadline - time.monotonic()))
+        pulls = [*self._late, *fresh]
+        self._late = [pull for pull in pulls if pull.is_alive()]
+        return [reply for pull in pulls if pull not in self._late for reply in pull.replies()]
 
 
 def _reply(message: FlowerMessage) -> Reply:
