@@ -184,6 +184,7 @@ def test_a_run_has_one_server_and_one_that_flower_starts_again_goes_on(
     assert "holds a run already" in (folder / runfolder.ERROR).read_text()
     serve(world.port, flat, tiny_task, "17")
     assert runfolder.is_finished(folder)
+    assert "is finished" in refused("deploy", "local", "--out", tmp_path, "--name", "run", "--resume")
     found = replay(logs.read(folder / "events.jsonl"))
     found.plan.check()
     assert len(found.plan.rounds) == 8
@@ -237,6 +238,7 @@ def test_a_deployment_that_never_began_is_replaced_and_removed_like_any_run(
     for words in ((), ("--force",)):
         assert refused("deploy", "local", *words) == "no cluster today"
     (tmp_path / "runs" / "deployment" / "flower").mkdir()
+    assert "no run to resume" in refused("deploy", "local", "--resume")
     result = CliRunner().invoke(app, ["runs", "remove", "deployment", "--yes"])
     assert result.exit_code == 0, result.output
     assert not (tmp_path / "runs" / "deployment").exists()

@@ -283,7 +283,7 @@ def test_ctrl_c_ends_a_local_deployment_and_resume_goes_on(tmp_path: Path) -> No
     write_app(tmp_path / "own", flat)
     (tmp_path / "own" / "own" / "task.py").write_text(TASK)
     folder = tmp_path / "runs" / "deployment"
-    rounds = 8
+    rounds = 6
     first = _command(tmp_path, "deploy", "local", "--app", "own", "--set", f"stop.max_rounds={rounds}")
     follower, version = Follower(folder), 0
     deadline = time.monotonic() + 150.0

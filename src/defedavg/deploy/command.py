@@ -160,9 +160,12 @@ def _before(place: Path, app_folder: Path | None) -> tuple[dict[str, Any], Path]
     """The settings and the app of a run that is to be resumed."""
     from . import log as logs
     from .log import LOG
+    from .runfolder import is_finished
 
     if not (place / LOG).exists():
         raise UserError(f"there is no run to resume in {place}")
+    if is_finished(place):
+        raise UserError(f"the run in {place} is finished; begin another")
     told = place / "app.txt"
     own = Path(told.read_text(encoding="utf-8").strip()) if told.exists() else place / "app"
     head = logs.read(place / LOG).head.get("settings")
