@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +39,74 @@ def make(config, client):
         clients=np.array_split(np.arange(600), total),
     )
 '''
+
+
+class Narrows:
+    """A way to the SuperLink that is cut in the middle of the first large request: part of it arrives, no more does.
+
+    ``stuck`` is set then. ``passed`` and ``held`` are the bytes of that request that went through and that did not.
+    """
+
+    LARGE = 100_000
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.stuck = threading.Event()
+        self.passed = self.held = 0
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                near = self._listener.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self._port))
+            except OSError:
+                return
+            way = _Way(self, near, far)
+            threading.Thread(target=way.there, daemon=True).start()
+            threading.Thread(target=way.back, daemon=True).start()
+
+    def close(self) -> None:
+        """Nobody is let in any more."""
+        self._listener.close()
+
+
+class _Way:
+    """One connection through the narrows."""
+
+    def __init__(self, narrows: Narrows, near: socket.socket, far: socket.socket) -> None:
+        self._narrows, self._near, self._far = narrows, near, far
+        self._asked = 0  # bytes since the last answer
+
+    def there(self) -> None:
+        narrows, cut = self._narrows, False
+        with self._near, self._far:
+            while data := _some(self._near):
+                self._asked += len(data)
+                if self._asked > narrows.LARGE and not narrows.stuck.is_set():
+                    narrows.passed, cut = self._asked - len(data), True
+                if cut:
+                    narrows.held += len(data)
+                    narrows.stuck.set()
+                else:
+                    self._far.sendall(data)
+
+    def back(self) -> None:
+        while data := _some(self._far):
+            self._asked = 0
+            try:
+                self._near.sendall(data)
+            except OSError:
+                return
+
+
+def _some(end: socket.socket) -> bytes:
+    try:
+        return end.recv(16_384)
+    except OSError:
+        return b""
 
 
 class Deployment:
@@ -86,11 +156,15 @@ class Deployment:
         """Wait for something that the log tells."""
         deadline = time.monotonic() + seconds
         while True:
-            self.lines.extend(self.follower.lines())
+            self.read()
             if condition():
                 return
             assert time.monotonic() < deadline, f"{what} did not happen: {self.lines[-3:]}, {self.server_log()}"
             time.sleep(0.2)
+
+    def read(self) -> None:
+        """Take in what the log tells up to now."""
+        self.lines.extend(self.follower.lines())
 
     def version(self) -> int:
         """The newest version that the log tells of."""
@@ -99,6 +173,10 @@ class Deployment:
     def seen(self, event: str) -> list[dict[str, Any]]:
         """The events or notes of a name so far."""
         return [line for line in self.lines if event in (line.get("event"), line.get("note"))]
+
+    def works(self, client: int) -> bool:
+        """Whether a client's node was given a job."""
+        return "Receiving: train message" in (self.cluster.folder / f"node-{client}.log").read_text()
 
     def server_log(self) -> str:
         path = self.folder / "server.log"

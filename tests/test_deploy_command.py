@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import socket
+import subprocess
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -14,9 +17,10 @@ from cryptography import x509
 from typer.testing import CliRunner
 
 from defedavg.cli import app
+from defedavg.deploy import flower, runfolder
 from defedavg.deploy import log as logs
-from defedavg.deploy import runfolder
 from defedavg.deploy.app import defaults, write_app
+from defedavg.deploy.cluster import Cluster
 from defedavg.deploy.command import _of_app
 from defedavg.deploy.flower import serve
 from defedavg.deploy.keys import make_keys
@@ -24,6 +28,7 @@ from defedavg.deploy.replay import replay
 from defedavg.deploy.settings import read_orders
 from defedavg.errors import UserError
 from defedavg.execute import Reference
+from defedavg.files import Claim
 from deploying import Clock, World, tiny_task
 
 
@@ -86,6 +91,8 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "whole number" in refused("deploy", "init", "x", "--set", "training.local_steps=many")
     assert "min_clients is 9" in refused("deploy", "init", "x", "--set", "deploy.min_clients=9")
     assert "no run to resume" in refused("deploy", "local", "--resume")
+    assert "leave out --set" in refused("deploy", "local", "--resume", "--set", "stop.max_rounds=3")
+    assert "stop.max_rounds" in refused("deploy", "local", "--app", "taken", "--set", "stop.max_round=3")
     assert "no Flower app" in refused("deploy", "local", "--app", "nowhere")
     assert "cannot be read" in refused("replay", "nowhere.jsonl")
     with socket.socket() as busy:
@@ -146,7 +153,7 @@ def test_keys_are_for_their_owner_and_certify_the_server(tmp_path: Path) -> None
 def test_a_run_has_one_server_and_one_that_flower_starts_again_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runfolder, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(flower, "CLAIM_SECONDS", 0.0)
     world = World(tmp_path / "unused")
     folder = tmp_path / "run"
     flat = {**world.flat, "deploy.folder": str(folder), "deploy.poll_seconds": 0.001}
@@ -169,7 +176,7 @@ def test_a_run_has_one_server_and_one_that_flower_starts_again_goes_on(
         with pytest.raises(Lost):
             serve(world.port, flat, tiny_task, "17")
     world.port.pending.clear()
-    with runfolder.locked(folder), pytest.raises(SystemExit):
+    with Claim(folder), pytest.raises(SystemExit):
         serve(world.port, flat, tiny_task, "17")
     assert not (folder / runfolder.ERROR).exists()
     with pytest.raises(SystemExit):
@@ -177,8 +184,75 @@ def test_a_run_has_one_server_and_one_that_flower_starts_again_goes_on(
     assert "holds a run already" in (folder / runfolder.ERROR).read_text()
     serve(world.port, flat, tiny_task, "17")
     assert runfolder.is_finished(folder)
+    assert "is finished" in refused("deploy", "local", "--out", tmp_path, "--name", "run", "--resume")
     found = replay(logs.read(folder / "events.jsonl"))
     found.plan.check()
-    assert len(found.plan.rounds) >= 8
+    assert len(found.plan.rounds) == 8
     serve(world.port, flat, tiny_task, "17")  # nothing is left to do
     World.close_all()
+
+
+ENDLESS = """
+import sys, time
+from pathlib import Path
+from defedavg.deploy.cluster import Cluster
+from defedavg.deploy.signals import as_interrupts
+
+with as_interrupts(), Cluster(Path(sys.argv[1])) as cluster:
+    for name in ("one", "two"):
+        cluster._spawn(name, "sh", "-c", sys.argv[2] + "while true; do sleep 0.1; done")
+    print(cluster.mark, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "first"), [(signal.SIGINT, "trap '' TERM; "), (signal.SIGTERM, ""), (signal.SIGHUP, "")]
+)
+def test_whoever_asks_a_cluster_to_stop_and_however_often_nothing_is_left(
+    tmp_path: Path, number: int, first: str
+) -> None:
+    cluster = Cluster(tmp_path)
+    words = [sys.executable, "-c", ENDLESS, str(tmp_path), first]
+    with subprocess.Popen(words, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        cluster.mark = process.stdout.readline().strip()
+        assert len(cluster.processes()) >= 2
+        for _ in range(3):
+            process.send_signal(number)
+            time.sleep(0.2)
+        _, said = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    assert cluster.processes() == {}
+
+
+def test_a_deployment_that_never_began_is_replaced_and_removed_like_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def never(*words: Any, **more: Any) -> None:
+        raise UserError("no cluster today")
+
+    monkeypatch.setattr("defedavg.deploy.local.run_local", never)
+    for words in ((), ("--force",)):
+        assert refused("deploy", "local", *words) == "no cluster today"
+    (tmp_path / "runs" / "deployment" / "flower").mkdir()
+    assert "no run to resume" in refused("deploy", "local", "--resume")
+    result = CliRunner().invoke(app, ["runs", "remove", "deployment", "--yes"])
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "runs" / "deployment").exists()
+
+
+def test_settings_of_an_app_can_be_changed_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_app(tmp_path / "own", defaults(clients=3))
+    seen: list[Any] = []
+
+    def kept(app: Path, orders: Any, folder: Path, watch: Any, changes: dict[str, Any], **more: Any) -> None:
+        seen.append((orders.settings.stop.max_rounds, orders.settings.clients.num_clients, changes))
+        raise UserError("enough")
+
+    monkeypatch.setattr("defedavg.deploy.local.run_local", kept)
+    refused("deploy", "local", "--app", "own", "--clients", "2", "--set", "stop.max_rounds=7")
+    assert seen == [(7, 2, {"stop.max_rounds": 7, "clients.num_clients": 2})]

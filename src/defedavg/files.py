@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,21 +60,40 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from None
 
 
-class Claim:
-    """A folder, made if need be, for this process alone, until it is released or the process ends, however it does."""
+class InUse(UserError):
+    """Another process has claimed a folder."""
 
-    def __init__(self, folder: Path) -> None:
+
+class Claim:
+    """A folder, made if need be, for this process alone, until it is released or the process ends, however it does.
+
+    If another one has it, it is waited for so many seconds.
+    """
+
+    def __init__(self, folder: Path, seconds: float = 0.0) -> None:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(folder, os.O_RDONLY)
         self.release = weakref.finalize(self, os.close, handle)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.release()
-            raise UserError(f"{folder} is in use by another process; wait for it, or use another name") from None
-        except OSError:
-            pass  # a file system without locks
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(0.2)
+                    continue
+                self.release()
+                raise InUse(f"{folder} is in use by another process; wait for it, or use another name") from None
+            except OSError:
+                pass  # a file system without locks
+            return
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.release()
 
 
 def file_name(label: str, seed: int) -> str:

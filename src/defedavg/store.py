@@ -31,6 +31,7 @@ OURS = (
     "split.json",
     "report.html",
     "tensorboard",
+    *("events.jsonl", "state", "server.log", "error.txt", "app", "app.txt", "flower"),  # of a deployment
 )
 SIGNS = ("config.toml", "summary.json")
 """A folder with one of them is a run, perhaps a damaged one; with both, it can be replaced or removed."""

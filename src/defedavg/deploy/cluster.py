@@ -24,6 +24,7 @@ import tomli_w
 
 from ..errors import UserError
 from ..files import write_whole, writing
+from .signals import uninterrupted
 from .workers import born
 
 MARK = "DEFEDAVG_CLUSTER"
@@ -78,6 +79,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.mark = os.urandom(8).hex()
+        self.folder = self.folder.absolute()  # the processes may work elsewhere
         bin_folder = str(Path(find("flower-superlink")).parent)
         find("flower-supernode"), find("flwr")
         self.environment = {
@@ -96,7 +98,8 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
+        with uninterrupted():
+            self.stop()
 
     @property
     def address(self) -> str:
@@ -154,10 +157,12 @@ class Cluster:
             time.sleep(0.1)
         raise UserError(f"the SuperLink did not listen within {START_SECONDS:g} s: {self.last_line('superlink')}")
 
-    def start_node(self, name: str, key: Path | None = None, ca: Path | None = None, **settings: Any) -> None:
-        """Start a SuperNode with these settings of its own."""
+    def start_node(
+        self, name: str, key: Path | None = None, ca: Path | None = None, link: str | None = None, **settings: Any
+    ) -> None:
+        """Start a SuperNode with these settings of its own; ``link`` is where it finds the SuperLink."""
         own = " ".join(f"{word}={json.dumps(value)}" for word, value in settings.items())
-        words = [find("flower-supernode"), "--superlink", self.address, "--port", str(free_port())]
+        words = [find("flower-supernode"), "--superlink", link or self.address, "--port", str(free_port())]
         words += ["--node-config", own]
         if self.security is None:
             words.append("--insecure")

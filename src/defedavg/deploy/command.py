@@ -36,9 +36,12 @@ def _need_flower() -> None:
 def _settings(algorithm: str, clients: int, given: list[str] | None) -> dict[str, Any]:
     from .app import defaults
 
-    if algorithm not in ALGORITHMS:
-        raise unknown("algorithm", algorithm, ALGORITHMS)
-    flat = defaults(algorithm, clients)
+    return _changed(defaults(algorithm, clients), given)
+
+
+def _changed(flat: dict[str, Any], given: list[str] | None) -> dict[str, Any]:
+    """Settings with others in their place."""
+    flat = dict(flat)
     for table, values in config.override({}, tuple(given or ())).items():
         for word, value in values.items() if isinstance(values, dict) else ((None, values),):
             name = table if word is None else f"{table}.{word}"
@@ -46,6 +49,8 @@ def _settings(algorithm: str, clients: int, given: list[str] | None) -> dict[str
                 raise unknown("setting", name, flat)
             kind = type(flat[name])
             flat[name] = config.single(name, value, kind)
+    if "algorithm" in flat and flat["algorithm"] not in ALGORITHMS:
+        raise unknown("algorithm", flat["algorithm"], ALGORITHMS)
     return flat
 
 
@@ -77,8 +82,12 @@ def init(
 
 @app.command()
 def local(
-    algorithm: Algorithm = "defedavg-iid",
-    clients: Clients = 6,
+    algorithm: Annotated[
+        str | None, typer.Option(help="See `defedavg algorithms`; if not given, the app's, or defedavg-iid.")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="How many; if not given, as the app has, or 6.")
+    ] = None,
     name: Annotated[str, typer.Option(help="The run's folder is named after it.")] = "deployment",
     given: Sets = None,
     app_folder: Annotated[
@@ -104,32 +113,40 @@ def local(
     from .app import write_app
     from .cluster import check_port
     from .local import run_local, showing
-    from .runfolder import clear
+    from .log import LOG
+    from .runfolder import make_room
     from .settings import read_orders
 
     place = folder / name
     if resume:
+        if given or algorithm is not None or clients is not None or force:
+            raise UserError("--resume goes on as the run began; leave out --set, --algorithm, --clients and --force")
         flat, app_folder = _before(place, app_folder)
     elif app_folder is not None:
-        flat = _of_app(app_folder)
+        asked = {"algorithm": algorithm, "clients.num_clients": clients}
+        flat = _changed(_of_app(app_folder) | {key: value for key, value in asked.items() if value is not None}, given)
     else:
-        flat = {**_settings(algorithm, clients, given), "name": name}
+        flat = {**_settings(algorithm or "defedavg-iid", clients or 6, given), "name": name}
     orders = read_orders({**flat, "deploy.resume": resume})
     if port is not None:
         check_port(port)
     if not resume:
-        clear(place, force)
+        make_room(orders, place, force)
         if app_folder is None:
             app_folder = place / "app"
             write_app(app_folder, flat)
         else:
             (place / "app.txt").write_text(f"{app_folder.absolute()}\n", encoding="utf-8")
     assert app_folder is not None
+    own = _of_app(app_folder)
     try:
         with showing(err, orders.settings.clients.num_clients) as watch:
-            run_local(app_folder, orders, place, watch, port=port, warm=not cold)
+            changes = {key: value for key, value in flat.items() if value != own.get(key, value)}
+            run_local(app_folder, orders, place, watch, changes, port=port, warm=not cold)
     except KeyboardInterrupt:
-        err.print(f"stopped by Ctrl-C; go on with: defedavg deploy local --name {name} --resume", markup=False)
+        words = f"defedavg deploy local --name {name}" + (f" --out {folder}" if folder != Path("runs") else "")
+        then = f"go on with: {words} --resume" if (place / LOG).exists() else "it had not begun; use --force to begin"
+        err.print(f"stopped by Ctrl-C; {then}", markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
     entries = json.loads((place / "summary.json").read_text())["runs"]
     if as_json:
@@ -143,9 +160,12 @@ def _before(place: Path, app_folder: Path | None) -> tuple[dict[str, Any], Path]
     """The settings and the app of a run that is to be resumed."""
     from . import log as logs
     from .log import LOG
+    from .runfolder import is_finished
 
     if not (place / LOG).exists():
         raise UserError(f"there is no run to resume in {place}")
+    if is_finished(place):
+        raise UserError(f"the run in {place} is finished; begin another")
     told = place / "app.txt"
     own = Path(told.read_text(encoding="utf-8").strip()) if told.exists() else place / "app"
     head = logs.read(place / LOG).head.get("settings")

@@ -125,11 +125,14 @@ class Coordinator:
             self._do(Settled(self.now))
         for token in session.engine.due(self.now, early=not self._hellos):
             self._do(Fired(self.now, token))
-        for evaluation in session.measure():
-            self._watch(evaluation)
+        self._measure()
         if session.progress.status is Status.RUNNING:
             self._check_end()
         return busy
+
+    def _measure(self) -> None:
+        for evaluation in self.session.measure():
+            self._watch(evaluation)
 
     def _check_end(self) -> None:
         if self.now > self.session.goal.max_seconds:
@@ -145,7 +148,9 @@ class Coordinator:
     # Events and messages.
 
     def _do(self, event: Event) -> None:
-        """An event, and the messages that follow from it."""
+        """An event, and the messages that follow from it; what happens after the end is not written down."""
+        if self.session.over:
+            return
         orders = [order for order in self.session.handle(event) if self._current(order)]
         if not orders:
             return
@@ -206,6 +211,7 @@ class Coordinator:
                 self._greeted(self._hellos.pop(reply.to)[0], reply)
             elif reply.to in self._out:
                 self._answered(self._out.pop(reply.to), reply)
+                self._measure()  # the next reply may come after the end
             else:
                 self.session.note("stale", message=reply.to)
         for name, (node, gives_up) in list(self._hellos.items()):

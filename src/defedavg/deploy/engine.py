@@ -94,10 +94,15 @@ class Wait:
 
 
 class Engine:
-    """Give it events in the order in which they happened; it answers with orders."""
+    """Give it events in the order in which they happened; it answers with orders.
 
-    def __init__(self, server: Server) -> None:
+    When version ``last`` is made it is ``over``: nothing more follows from anything.
+    """
+
+    def __init__(self, server: Server, last: int) -> None:
         self.server = server
+        self.last = last
+        self.over = False
         self.rule = server.client_rule(server.settings)
         self.background = in_background(self.rule)
         self.steps = server.steps_per_job(server.setup.local_steps)
@@ -171,6 +176,8 @@ class Engine:
 
     def handle(self, event: Event) -> list[Order]:
         """What follows from an event."""
+        if self.over:
+            return []
         self._now = event.t
         if isinstance(event, Trained):
             self._trained(event)
@@ -199,13 +206,13 @@ class Engine:
 
     def _drain(self) -> None:
         """Bring uploads to the server machine, then give work to those that can take it."""
-        while self._uploads:
+        while self._uploads and not self.over:
             update = self._uploads.popleft()
             for token, wait in self._waits.items():
                 if wait.waits_for and update.client in wait.waits_for:
                     self._waits[token] = replace(wait, waits_for=wait.waits_for - {update.client})
             self._serve(self.server.arrived(update))
-        for client in sorted(self._ready):
+        for client in () if self.over else sorted(self._ready):
             self._offer(client)
         self._ready.clear()
 
@@ -305,6 +312,8 @@ class Engine:
         for action in actions:
             if isinstance(action, Merge):
                 self._merge(action)
+                if self.over:
+                    return
             elif isinstance(action, Broadcast):
                 self._newest = action.version
                 self._orders.append(Told(action.version, None))
@@ -350,6 +359,7 @@ class Engine:
         for update, _ in merge.updates:
             del self.received[update.client, update.index]
         self.versions.add(merge.version)
+        self.over = merge.version >= self.last
         needed = self._needed() | {merge.version}
         freed = tuple(sorted(self.versions - needed))
         self.versions -= set(freed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections.abc import Collection, Sequence
@@ -15,11 +16,12 @@ from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid, ServerApp
 
 from ..errors import UserError
+from ..files import Claim, InUse
 from ..tasks import Task
 from .coordinator import Coordinator
 from .desk import MakeTask, find_task
 from .port import Message, Port, Reply, Vector, size_of
-from .runfolder import ERROR, Busy, finish, folder_of, goes_on, is_finished, locked, open_run
+from .runfolder import ERROR, finish, folder_of, goes_on, is_finished, open_run
 from .session import Session
 from .settings import Orders, read_orders
 
@@ -27,11 +29,53 @@ FAILED = {1, 2, 6, 7, 8}
 """Errors of the client's own app; all others mean that the node or its reply cannot be had."""
 
 
+CLAIM_SECONDS = 30.0
+"""Flower may start a second server of a run when it has not heard of the first for a while; that one waits so long."""
+
+PULL_SECONDS = 1.0
+QUESTIONS = 8
+"""Replies are asked for one by one, or, where more messages are out, in so many groups: each question costs time."""
+
+MOST_LATE = 64
+
+
+class _Pull(threading.Thread):
+    """One question for replies.
+
+    It lasts until every reply of it that has begun to come is whole: as long as its upload, or minutes, if its sender
+    died in the middle of it. So it must not keep the server from hearing the others.
+    """
+
+    def __init__(self, grid: Grid, ids: Collection[str], doubtful: Collection[str]) -> None:
+        super().__init__(daemon=True)
+        self._grid, self._doubtful = grid, frozenset(doubtful)
+        self.ids = tuple(ids)
+        self._found: list[FlowerMessage] = []
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._found = list(self._grid.pull_messages(self.ids))
+        except Exception as error:  # for the server's own thread
+            self._error = error
+
+    def replies(self) -> list[Reply]:
+        """What was answered; that a reply cannot be had is not believed if an earlier question may be fetching it."""
+        if self._error is not None:
+            raise self._error
+        return [_reply(message) for message in self._found if not self._elsewhere(message)]
+
+    def _elsewhere(self, message: FlowerMessage) -> bool:
+        gone = message.has_error() and message.error.code not in FAILED
+        return gone and message.metadata.reply_to_message_id in self._doubtful
+
+
 class FlowerPort:
     """Messages over Flower's Grid; a version is one record object, which Flower then uploads once for all nodes."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._late: list[_Pull] = []
         self._records: dict[int, tuple[Vector, ArrayRecord]] = {}
 
     def nodes(self) -> set[int]:
@@ -61,8 +105,20 @@ class FlowerPort:
         return [name or "" for name in ids]
 
     def pull(self, ids: Collection[str]) -> list[Reply]:
-        """The replies that have come."""
-        return [_reply(message) for message in self._grid.pull_messages(list(ids))]
+        """The replies that are here, whole; those that are still being uploaded come later."""
+        fetched = {pull.ids[0] for pull in self._late if len(pull.ids) == 1}
+        doubtful = {name for pull in self._late for name in pull.ids}
+        asked = [name for name in ids if name not in fetched]
+        questions = min(QUESTIONS, len(asked), MOST_LATE - len(self._late))
+        fresh = [_Pull(self._grid, asked[first::questions], doubtful) for first in range(questions)]
+        deadline = time.monotonic() + PULL_SECONDS
+        for pull in fresh:
+            pull.start()
+        for pull in fresh:
+            pull.join(max(0.0, deadline - time.monotonic()))
+        pulls = [*self._late, *fresh]
+        self._late = [pull for pull in pulls if pull.is_alive()]
+        return [reply for pull in pulls if pull not in self._late for reply in pull.replies()]
 
 
 def _reply(message: FlowerMessage) -> Reply:
@@ -99,14 +155,14 @@ def serve(port: Port, flat: dict[str, Any], task: str | MakeTask, run: str) -> N
     try:
         orders = read_orders(flat)
         folder = folder_of(orders)
-        with locked(folder):
+        with Claim(folder, CLAIM_SECONDS):
             again = goes_on(folder, run)
             if again and is_finished(folder):
                 return
             resume = again or orders.deploy.resume
             open_run(orders, folder, resume=resume)
             _carry_out(port, orders, flat, find_task(task)(flat, None), folder, run, resume)
-    except Busy as error:  # not the run's own fault, so its folder is left alone
+    except InUse as error:  # not the run's own fault, so its folder is left alone
         _say(folder, f"defedavg: {error}")
         raise SystemExit(2) from None
     except UserError as error:

@@ -17,6 +17,7 @@ from .cluster import Cluster, free_port
 from .log import LOG
 from .runfolder import ERROR, is_finished
 from .settings import Orders
+from .signals import as_interrupts
 
 Watch = Callable[[dict[str, Any]], None]
 QUIET_SECONDS = 10.0
@@ -146,15 +147,25 @@ def _nothing() -> Iterator[None]:
 
 
 def run_local(
-    app: Path, orders: Orders, folder: Path, watch: Watch, *, port: int | None = None, warm: bool = True
+    app: Path,
+    orders: Orders,
+    folder: Path,
+    watch: Watch,
+    changes: dict[str, Any],
+    *,
+    port: int | None = None,
+    warm: bool = True,
 ) -> None:
-    """Start a cluster, run an app on it to the end of its run, and stop the cluster, whatever happens."""
+    """Start a cluster, run an app on it to the end of its run, and stop the cluster, whatever happens.
+
+    ``changes`` are the settings that are not as the app has them.
+    """
     follower = Follower(folder, from_end=orders.deploy.resume)
     cluster = Cluster(folder / "flower", port or free_port())
     (folder / ERROR).unlink(missing_ok=True)
-    with cluster:
+    with as_interrupts(), cluster:
         cluster.start_link()
         start_nodes(cluster, orders, warm=warm)
         settings = {"deploy.folder": str(folder.absolute()), "deploy.resume": orders.deploy.resume}
-        cluster.submit(app, **settings)
+        cluster.submit(app, **{**changes, **settings})
         follow(cluster, folder, watch, follower)

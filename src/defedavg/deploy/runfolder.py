@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from .. import __version__
@@ -16,7 +11,6 @@ from ..errors import UserError
 from ..files import file_name, write_whole, writing
 from ..profiles import Fleet
 from ..report.jsons import finite
-from ..runs import curve_of, draw_curves, entry_of, open_folder
 from ..stats import summarise
 from . import log as logs
 from .log import LOG
@@ -25,29 +19,6 @@ from .session import Session
 from .settings import Orders
 
 ERROR = "error.txt"
-LOCK_SECONDS = 30.0
-
-
-class Busy(UserError):
-    """Another server is writing to the run."""
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Be the only server of a run. Flower may start a second one when it has not heard of the first for a while."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + LOCK_SECONDS
-    with (folder / "lock").open("ab") as held:
-        while True:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise Busy(f"another server is writing to {folder}; stop it, or choose another folder") from None
-                time.sleep(0.2)
-        yield
 
 
 def goes_on(folder: Path, run: str) -> bool:
@@ -70,11 +41,7 @@ def open_run(orders: Orders, folder: Path, *, resume: bool) -> None:
     else:
         if (folder / LOG).exists():
             raise UserError(f"{folder} holds a run already; resume it, or choose another folder")
-        with writing(folder):
-            (folder / "plans").mkdir(parents=True, exist_ok=True)
-            (folder / "plots").mkdir(exist_ok=True)
-        write_whole(folder / "config.toml", orders.toml.encode())
-        _save_summary(folder, orders.name, [], finished=False)
+        _begin(orders, folder)
     (folder / ERROR).unlink(missing_ok=True)
 
 
@@ -84,13 +51,20 @@ def is_finished(folder: Path) -> bool:
     return path.exists() and bool(json.loads(path.read_text(encoding="utf-8"))["finished"])
 
 
-def clear(folder: Path, force: bool) -> None:
-    """Make room for a run; what an earlier deployment left goes with ``force`` only."""
+def make_room(orders: Orders, folder: Path, force: bool) -> None:
+    """A folder that is seen to be a run's, even if its server never starts; an earlier one goes with ``force`` only."""
+    from ..runs import open_folder
+
     open_folder(folder, force)
-    for name in ("state", "app", "flower"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (LOG, ERROR, "server.log", "lock", "app.txt"):
-        (folder / name).unlink(missing_ok=True)
+    _begin(orders, folder)
+
+
+def _begin(orders: Orders, folder: Path) -> None:
+    with writing(folder):
+        (folder / "plans").mkdir(parents=True, exist_ok=True)
+        (folder / "plots").mkdir(exist_ok=True)
+    write_whole(folder / "config.toml", orders.toml.encode())
+    _save_summary(folder, orders.name, [], finished=False)
 
 
 def _save_summary(folder: Path, name: str, entries: list[object], *, finished: bool) -> None:
@@ -100,6 +74,8 @@ def _save_summary(folder: Path, name: str, entries: list[object], *, finished: b
 
 def finish(session: Session, wall: float) -> None:
     """Plan, summary and plots of a run that is over; the invariants are checked."""
+    from ..runs import curve_of, draw_curves, entry_of  # half a second that a server need not lose at its start
+
     orders, folder = session.orders, session.folder
     found = replay(logs.read(folder / LOG))
     found.plan.check()

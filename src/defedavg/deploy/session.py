@@ -102,6 +102,11 @@ class Session:
 
     # Events.
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing that happens now belongs to the run any more."""
+        return self.engine.over or self.progress.status is not Status.RUNNING
+
     def handle(self, event: Event) -> list[Train | Exchange]:
         """Log an event, carry out what follows from it, and give the messages that are to be sent."""
         orders = self.engine.handle(event)

@@ -27,7 +27,7 @@ class DeploySettings:
     wait_seconds: float = _key(120.0, "how long to wait for them, and for any client once all are gone")
     job_seconds: float = _key(300.0, "a job that takes longer is given up")
     norm_bound: float = _key(10.0, "an update longer than this times the model (at least 1) is refused")
-    poll_seconds: float = _key(0.2, "between two looks for replies")
+    poll_seconds: float = _key(0.5, "between two looks for replies")
     patience_seconds: float = _key(
         20.0, "a background client waits so long for its job before it answers 'nothing yet'"
     )
