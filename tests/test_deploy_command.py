@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import signal
 import socket
 import subprocess
@@ -119,6 +120,23 @@ def test_without_flower_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch,
         assert "pip install 'defedavg[flower]'" in refused("deploy", *words)
 
 
+def test_a_folder_says_how_its_run_was_asked_for_and_who_serves_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def made() -> dict[str, Any]:
+        return dict(json.loads((tmp_path / "run" / "summary.json").read_text())["provenance"])
+
+    orders = read_orders({**defaults("fedavg", 2), "name": "x"})
+    monkeypatch.setattr("sys.argv", ["defedavg", "deploy", "local", "--name", "run"])
+    runfolder.make_room(orders, tmp_path / "run", force=False)
+    first = made()
+    assert first["command"] == "defedavg deploy local --name run"
+    monkeypatch.setattr("sys.argv", ["flower-serverapp"])
+    monkeypatch.setattr("os.getpid", lambda: first["pid"] + 1)
+    runfolder.open_run(orders, tmp_path / "run", resume=False)
+    assert made() == {**first, "pid": first["pid"] + 1}
+
+
 def test_replay_tells_what_was_and_what_if(tmp_path: Path) -> None:
     world = World(tmp_path / "run")
     world.coordinator.run()
@@ -134,6 +152,10 @@ def test_replay_tells_what_was_and_what_if(tmp_path: Path) -> None:
     assert "did you mean" in refused("replay", log, "--what-if", "update_per_round=3")
     assert "whole number" in refused("replay", log, "--what-if", "local_steps=few")
     assert "lower it" in refused("replay", log, "--what-if", "updates_per_round=7")
+    partly = CliRunner().invoke(app, ["replay", str(log), "--what-if", "updates_per_round=2,7"])
+    assert partly.exit_code == 0
+    assert "updates_per_round=2" in partly.stdout
+    assert "no plan for updates_per_round=7" in partly.stderr
 
 
 def test_keys_are_for_their_owner_and_certify_the_server(tmp_path: Path) -> None:

@@ -235,8 +235,10 @@ def replay(
     fleet = Fleet(
         num_clients=found.plan.header.num_clients, model_megabytes=found.model_bytes * 1e-6, trace=found.trace
     )
-    rows = [("as it was", summarise(found.plan, fleet))]
-    rows += [(label, summarise(plan, fleet)) for label, plan in plans_of(found, tuple(what_if or ()), rounds)]
+    plans, refused = plans_of(found, tuple(what_if or ()), rounds)
+    rows = [(label, summarise(plan, fleet)) for label, plan in (("as it was", found.plan), *plans)]
+    for line in refused:
+        err.print(line, markup=False, soft_wrap=True)
     if as_json:
         named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
         print_json({"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named})

@@ -10,6 +10,7 @@ from ..config import Point
 from ..errors import UserError
 from ..files import file_name, write_whole, writing
 from ..profiles import Fleet
+from ..provenance import provenance
 from ..report.jsons import finite
 from ..stats import summarise
 from . import log as logs
@@ -38,6 +39,7 @@ def open_run(orders: Orders, folder: Path, *, resume: bool) -> None:
     if resume:
         if not (folder / LOG).exists():
             raise UserError(f"there is no run to resume in {folder}")
+        _save_summary(folder, orders.name, [], finished=False)
     else:
         if (folder / LOG).exists():
             raise UserError(f"{folder} holds a run already; resume it, or choose another folder")
@@ -68,8 +70,18 @@ def _begin(orders: Orders, folder: Path) -> None:
 
 
 def _save_summary(folder: Path, name: str, entries: list[object], *, finished: bool) -> None:
-    whole = {"name": name, "version": __version__, "finished": finished, "runs": entries}
+    made = {**provenance(executor="deployment"), **_asked(folder)}
+    whole = {"name": name, "version": __version__, "finished": finished, "provenance": made, "runs": entries}
     write_whole(folder / "summary.json", (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode())
+
+
+def _asked(folder: Path) -> dict[str, str]:
+    """When and how the run was first asked for: by a person, not by whoever started the server for them."""
+    try:
+        made = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["provenance"]
+        return {name: made[name] for name in ("started", "command", "folder")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def finish(session: Session, wall: float) -> None:

@@ -41,12 +41,19 @@ def _read(name: str, text: str) -> Any:
         raise UserError(f"--what-if: {name} is {text!r}; it must be a whole number") from None
 
 
-def plans_of(found: Replay, given: tuple[str, ...], rounds: int) -> list[tuple[str, Plan]]:
-    """A plan for every choice, with a label."""
-    return [
-        (", ".join(f"{name}={value}" for name, value in choice.items()), plan_for(found, choice, rounds))
-        for choice in choices(given)
-    ]
+def plans_of(found: Replay, given: tuple[str, ...], rounds: int) -> tuple[list[tuple[str, Plan]], list[str]]:
+    """A plan for every choice, with a label; and why there is none for some: a fleet may be too small for an n."""
+    plans: list[tuple[str, Plan]] = []
+    refused: list[str] = []
+    for choice in choices(given):
+        label = ", ".join(f"{name}={value}" for name, value in choice.items())
+        try:
+            plans.append((label, plan_for(found, choice, rounds)))
+        except UserError as error:
+            refused.append(f"no plan for {label}: {error}")
+    if refused and not plans:
+        raise UserError(refused[0])
+    return plans, refused
 
 
 def plan_for(found: Replay, choice: dict[str, Any], rounds: int) -> Plan:
