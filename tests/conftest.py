@@ -39,3 +39,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield made
         made.shutdown()
         thread.join(timeout=30)
+
+
+@pytest.fixture
+def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Deployments in memory: nothing survives a test, so nothing need be on the disk; what was opened is closed."""
+    from deploying import World
+
+    monkeypatch.setattr("os.fsync", lambda place: None)
+    yield
+    World.close_all()

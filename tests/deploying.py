@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from defedavg import make_task
+from defedavg.deploy import log as logs
 from defedavg.deploy.coordinator import Coordinator
 from defedavg.deploy.desk import Desk
+from defedavg.deploy.events import Exchanged, Trained
+from defedavg.deploy.log import LOG, Log
 from defedavg.deploy.port import Message, Reply, size_of
+from defedavg.deploy.replay import Replay, replay
 from defedavg.deploy.session import Session
 from defedavg.deploy.settings import read_orders
+from defedavg.simulation import make_executor
 from defedavg.tasks import Task
 
 Twist = Callable[["Node", Message, Reply], Reply | None]
@@ -191,3 +198,40 @@ class World:
             if not self.coordinator.turn():
                 self.clock.sleep(0.05)
         raise AssertionError(f"it hangs at {self.clock.now:.1f} s in version {self.session.engine.server.version}")
+
+
+PLAIN: list[dict[str, Any]] = [
+    {"algorithm": "defedavg-iid"},
+    {"algorithm": "fedavg"},
+    {"algorithm": "fedavg", "fedavg__replacement": False},
+    {"algorithm": "fedbuff", "fedbuff__concurrency": 4, "fedbuff__staleness": "sqrt"},
+    {"algorithm": "asysg", "training__global_lr": 0.5},
+    {"algorithm": "defedavg-niid", "defedavg-niid__mode": "thrifty"},
+]
+
+
+def checked(world: World) -> tuple[Log, Replay]:
+    """The log of a world, replayed, with every invariant checked; nothing it knows of is lost, nothing merged twice."""
+    log = logs.read(world.folder / LOG)
+    found = replay(log)
+    found.plan.check()
+    received = Counter((e.client, e.index) for e in log.events if isinstance(e, Trained))
+    received.update((e.client, e.update.index) for e in log.events if isinstance(e, Exchanged) and e.update)
+    assert set(received.values()) <= {1}
+    merged = Counter((u.client, u.index) for r in found.plan.rounds for u, _ in r.merge.updates)
+    assert set(merged.values()) <= {1}
+    dropped = {(note.fields["client"], note.fields["index"]) for note in log.notes("dropped")}
+    kept = set(world.session.engine.received)
+    assert set(received) == set(merged) | dropped | kept
+    assert not set(merged) & (dropped | kept)
+    return log, found
+
+
+def agrees(world: World, found: Replay) -> None:
+    """The executor computes the replayed plan to the server's weights."""
+    executor = make_executor(world.orders.settings, world.orders.seed, tiny_task(world.flat, None))
+    for record in found.plan.rounds:
+        executor.apply(record)
+    newest = world.session.engine.server.version
+    torch.testing.assert_close(executor.versions[newest], world.session.executor.versions[newest], rtol=1e-5, atol=1e-6)
+    assert set(executor.versions) == set(world.session.executor.versions)

@@ -24,7 +24,7 @@ from defedavg.runs import Run
 from defedavg.simulation import Simulation
 from defedavg.sweep import Event, Finished, Item, Means, Measured, Sweep
 from defedavg.tune import Tuning, pairs_of
-from test_resume import Broken, assert_same, breaks, quiet, whole
+from resuming import Broken, assert_same, breaks, quiet, whole
 
 BASE: dict[str, Any] = {
     "algorithms": ["defedavg-iid"],

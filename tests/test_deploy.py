@@ -1,10 +1,8 @@
-"""Deployments in memory: every algorithm, clients that die, return or lie, and servers that crash."""
+"""Deployments in memory: every algorithm, and clients that die, return or lie."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,61 +15,15 @@ from hypothesis import strategies as st
 from defedavg.algorithms import ALGORITHMS, Server
 from defedavg.deploy import log as logs
 from defedavg.deploy.engine import STRIKES
-from defedavg.deploy.events import Exchanged, Failed, Joined, Left, Refused, Trained
-from defedavg.deploy.log import LOG, Log, Note
+from defedavg.deploy.events import Failed, Joined, Left, Refused
+from defedavg.deploy.log import LOG, Note
 from defedavg.deploy.port import Message, Reply
-from defedavg.deploy.replay import Replay, replay
-from defedavg.deploy.session import Session
 from defedavg.errors import UserError
 from defedavg.execute import Status
-from defedavg.simulation import make_executor
-from deploying import FLAT, World, tiny_task
+from deploying import PLAIN, World, agrees, checked
 from strategies import bounded
 
-
-@pytest.fixture(autouse=True)
-def _worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing survives a test, so nothing need be on the disk; what was opened is closed."""
-    monkeypatch.setattr("os.fsync", lambda place: None)
-    yield
-    World.close_all()
-
-
-PLAIN: list[dict[str, Any]] = [
-    {"algorithm": "defedavg-iid"},
-    {"algorithm": "fedavg"},
-    {"algorithm": "fedavg", "fedavg__replacement": False},
-    {"algorithm": "fedbuff", "fedbuff__concurrency": 4, "fedbuff__staleness": "sqrt"},
-    {"algorithm": "asysg", "training__global_lr": 0.5},
-    {"algorithm": "defedavg-niid", "defedavg-niid__mode": "thrifty"},
-]
-
-
-def checked(world: World) -> tuple[Log, Replay]:
-    """The log of a world, replayed, with every invariant checked; nothing it knows of is lost, nothing merged twice."""
-    log = logs.read(world.folder / LOG)
-    found = replay(log)
-    found.plan.check()
-    received = Counter((e.client, e.index) for e in log.events if isinstance(e, Trained))
-    received.update((e.client, e.update.index) for e in log.events if isinstance(e, Exchanged) and e.update)
-    assert set(received.values()) <= {1}
-    merged = Counter((u.client, u.index) for r in found.plan.rounds for u, _ in r.merge.updates)
-    assert set(merged.values()) <= {1}
-    dropped = {(note.fields["client"], note.fields["index"]) for note in log.notes("dropped")}
-    kept = set(world.session.engine.received)
-    assert set(received) == set(merged) | dropped | kept
-    assert not set(merged) & (dropped | kept)
-    return log, found
-
-
-def agrees(world: World, found: Replay) -> None:
-    """The executor computes the replayed plan to the server's weights."""
-    executor = make_executor(world.orders.settings, world.orders.seed, tiny_task(world.flat, None))
-    for record in found.plan.rounds:
-        executor.apply(record)
-    newest = world.session.engine.server.version
-    torch.testing.assert_close(executor.versions[newest], world.session.executor.versions[newest], rtol=1e-5, atol=1e-6)
-    assert set(executor.versions) == set(world.session.executor.versions)
+pytestmark = pytest.mark.usefixtures("worlds")
 
 
 @pytest.mark.parametrize("changes", PLAIN, ids=lambda c: "-".join(map(str, c.values())))
@@ -272,117 +224,6 @@ def test_a_client_that_fails_three_times_in_a_row_is_given_up(tmp_path: Path) ->
     world.coordinator.run()
     log, _ = checked(world)
     assert [event.why for event in log.events if isinstance(event, Failed)] == ["RuntimeError: no memory"] * STRIKES
-
-
-# Servers that crash.
-
-
-class Crash(Exception):
-    """The server is lost here."""
-
-
-@pytest.mark.parametrize("changes", PLAIN[:4] + PLAIN[5:], ids=lambda c: "-".join(map(str, c.values())))
-@pytest.mark.parametrize("every", [23, 30, 41])
-def test_a_server_that_is_lost_in_the_middle_of_writing_goes_on(
-    changes: dict[str, Any], every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every so many writes the server is lost: before the file is there, or just after."""
-    count = 0
-    real: dict[str, Any] = {"write": logs.LogFile._write, "version": Session._keep, "update": Session.save_update}
-
-    def failing(name: str) -> Any:
-        def call(self: Any, *args: Any, **words: Any) -> None:
-            nonlocal count
-            count += 1
-            if count % (2 * every) == 0:
-                raise Crash
-            real[name](self, *args, **words)
-            if count % (2 * every) == every:
-                raise Crash
-
-        return call
-
-    world = World(tmp_path / "run", **changes)
-    monkeypatch.setattr(logs.LogFile, "_write", failing("write"))
-    monkeypatch.setattr(Session, "_keep", failing("version"))
-    monkeypatch.setattr(Session, "save_update", failing("update"))
-    crashes = 0
-    lost = False
-    while world.session.progress.status is Status.RUNNING:
-        assert crashes < 500
-        try:
-            if lost:
-                world.crash()
-                lost = False
-            world.until(lambda: world.session.progress.status is not Status.RUNNING)
-        except Crash:
-            crashes += 1
-            lost = True
-    monkeypatch.undo()
-    assert crashes >= 2
-    _, found = checked(world)
-    assert len(found.plan.rounds) == 8
-    agrees(world, found)
-
-
-def test_what_was_measured_before_a_crash_is_kept(tmp_path: Path) -> None:
-    world = World(tmp_path / "run")
-    world.until(lambda: world.session.engine.server.version >= 4)
-    before = list(world.session.progress.evaluations)
-    world.crash()
-    assert world.session.progress.evaluations == before
-    rows = [json.loads(row) for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["round"] for row in rows] == [e.round for e in before]
-    world.until(lambda: world.session.progress.status is not Status.RUNNING)
-    assert [e.round for e in world.session.progress.evaluations] == list(range(9))
-
-
-def test_a_torn_last_line_is_cut_and_the_rest_goes_on(tmp_path: Path) -> None:
-    world = World(tmp_path / "run")
-    world.until(lambda: world.session.engine.server.version >= 2)
-    with (tmp_path / "run" / LOG).open("ab") as out:
-        out.write(b'{"event":"trained","t":')
-    world.crash()
-    world.until(lambda: world.session.progress.status is not Status.RUNNING)
-    checked(world)
-
-
-def test_a_log_or_state_that_was_changed_is_refused(tmp_path: Path) -> None:
-    world = World(tmp_path / "run")
-    world.until(lambda: world.session.engine.server.version >= 3)
-    path = tmp_path / "run" / LOG
-    text = path.read_text()
-    rows = text.splitlines(keepends=True)
-    place = next(i for i, row in enumerate(rows) if '"trained"' in row)
-    path.write_text("".join(rows[:place] + rows[place + 1 :]))
-    with pytest.raises(UserError):
-        replay(logs.read(path))
-    path.write_text("".join(rows[:place]))
-    with pytest.raises(UserError, match="shorter than its state"):
-        world.crash()
-    path.write_text(text)
-    state = tmp_path / "run" / "state" / "state.json"
-    found = json.loads(state.read_text())
-    found["machine"] = []
-    state.write_text(json.dumps(found))
-    with pytest.raises(UserError, match="does not lead to the state"):
-        world.crash()
-    state.unlink()
-    next((tmp_path / "run" / "state").glob("version-*")).write_bytes(b"not a tensor")
-    with pytest.raises(UserError, match="damaged"):
-        world.crash()
-
-
-def test_a_finished_run_and_other_settings_are_not_resumed(tmp_path: Path) -> None:
-    world = World(tmp_path / "run")
-    world.until(lambda: world.session.engine.server.version >= 1)
-    other = World(tmp_path / "other", training__local_lr=0.2)
-    with pytest.raises(UserError, match="other settings"):
-        Session.resume(other.orders, other.flat, tiny_task(FLAT, None), tmp_path / "run")
-    world.until(lambda: world.session.progress.status is not Status.RUNNING)
-    world.session.note("done", status="max_rounds")
-    with pytest.raises(UserError, match="is finished"):
-        world.crash()
 
 
 # Everything at once.

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ from defedavg.deploy.workers import Key, ask, born, folder
 from defedavg.errors import UserError
 from defedavg.execute import Recipe, Status
 from defedavg.protocol import Rule, Update
-from deploying import Clock, World
-from test_deploy import agrees, checked
+from deploying import Clock, World, agrees, checked
 
 WAIT = 60.0
 
@@ -164,12 +162,9 @@ BACKGROUND: list[dict[str, Any]] = [
 
 
 @pytest.fixture(autouse=True)
-def _worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("os.fsync", lambda place: None)
+def _real_time(worlds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploying.Clock", RealClock)
     monkeypatch.setattr("defedavg.deploy.coordinator.NODES_SECONDS", 0.05)
-    yield
-    World.close_all()
 
 
 def real(folder_: Path, changes: dict[str, Any], **more: Any) -> World:

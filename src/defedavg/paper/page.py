@@ -17,18 +17,18 @@ def close_with_results(results: Sequence[Result], to: Path, as_json: bool, title
     """Write the page of some runs and say where it is."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for result in results:
-        cell = Cell(**result["piece"]["cell"])
-        groups.setdefault(f"{cell.dataset}, {cell.setting}", []).append(_record(result, cell))
+        cell, steps = Cell(**result["piece"]["cell"]), result["piece"]["local_steps"]
+        label = f"{cell.algorithm} n={cell.updates_per_round}" + (f" K={steps}" if steps != LOCAL_STEPS else "")
+        curve = list(_measured(result["curve"], cell.updates_per_round))
+        own = {**_record(result, cell, label), "curve": curve}
+        groups.setdefault(f"{cell.dataset}, {cell.setting}", []).append(own)
     close_with_records(groups, to, as_json, title, last(to.parent))
 
 
 def close_with_points(points: Mapping[Cell, Sequence[Result]], to: Path, as_json: bool, title: str) -> None:
     """The same for the pairs of rates of cells that were tuned."""
     groups = {
-        cell.label: [
-            {**point, "label": _pair(point["rates"]), "algorithm": cell.algorithm, "seed": SEED, **_target(cell)}
-            for point in own
-        ]
+        cell.label: [{**_record(point, cell, _pair(point["rates"])), "seed": SEED} for point in own]
         for cell, own in points.items()
     }
     close_with_records(groups, to, as_json, title, last(to.parent))
@@ -38,15 +38,8 @@ def _pair(rates: Rates) -> str:
     return ", ".join(f"{name}={rate:g}" for name, rate in zip(("η", "η̄"), rates, strict=True) if rate is not None)
 
 
-def _target(cell: Cell) -> dict[str, float]:
-    return {"target_accuracy": cell.target}
-
-
-def _record(result: Result, cell: Cell) -> dict[str, Any]:
-    steps = result["piece"]["local_steps"]
-    label = f"{cell.algorithm} n={cell.updates_per_round}" + (f" K={steps}" if steps != LOCAL_STEPS else "")
-    own = {"label": label, "algorithm": cell.algorithm}
-    return {**result, **own, **_target(cell), "curve": list(_measured(result["curve"], cell.updates_per_round))}
+def _record(result: Result, cell: Cell, label: str) -> dict[str, Any]:
+    return {**result, "label": label, "algorithm": cell.algorithm, "target_accuracy": cell.target}
 
 
 def _measured(curve: dict[str, Any], per_round: int) -> Iterable[dict[str, Any]]:
