@@ -152,6 +152,16 @@ def test_a_run_given_up_too_soon_is_done_again(small: None, tmp_path: Path) -> N
     assert store.missing([slow, fast], [0]) == []
     assert Store(tmp_path, longer).missing([slow, fast], [0]) == [(slow, 0)]
     assert Store(tmp_path, Choices(max_seconds=0.5)).missing([slow, fast], [0]) == []
+    # Another folder takes over what it lacks, and what was given more time than its own.
+    mine = Store(tmp_path / "mine", store.choices)
+    (given_up,) = store.results([slow], [0])
+    mine.keep({**given_up, "limit": 0.1}, slow)
+    mine.adopt(store, [slow, fast], [0, 1])
+    assert mine.results([slow, fast], [0, 1]) == store.results([slow, fast], [0])
+    kept = Store(mine.folder, longer)
+    kept.keep({**given_up, "seconds": 0.0}, slow)  # both are too short now: its own stays
+    kept.adopt(Store(tmp_path, longer), [slow], [0])
+    assert kept.results([slow], [0])[0]["seconds"] == 0.0
 
 
 def test_tuned_rates_are_found_kept_and_used(small: None, tmp_path: Path) -> None:

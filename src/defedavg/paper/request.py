@@ -85,7 +85,9 @@ class Request:
             return [Piece(cell, cell.rates) for cell in wanted], Store(self.folder / "table1", self.choices), True
         found, finished = replace(self, cells=tuple(wanted)).tuned()
         pieces = [Piece(cell, own) for cell, own in found.items()]
-        return pieces, Store(self.folder / "table1-tuned", self.choices), finished
+        store, paper = Store(self.folder / "table1-tuned", self.choices), Store(self.folder / "table1", self.choices)
+        store.adopt(paper, [piece for piece in pieces if piece.rates == piece.cell.rates], self.seeds)
+        return pieces, store, finished
 
     def defedavg(self, figure: int) -> tuple[list[Piece], Store, bool]:
         """DeFedAvg for several n (figure 6), or for several K (figure 7, n = 10)."""

@@ -53,6 +53,13 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, gzip.compress(text.encode(), mtime=0))
 
+    def adopt(self, other: Store, pieces: Sequence[Piece], seeds: Sequence[int]) -> None:
+        """Take over what another folder knows and this one lacks: the same piece and seed, the same run."""
+        for piece, seed in self.missing(pieces, seeds):
+            for found in other.results([piece], [seed]):
+                if not self.results([piece], [seed]) or other._done(piece, seed):
+                    self.keep(found, piece)
+
     def results(self, pieces: Iterable[Piece], seeds: Sequence[int]) -> list[Result]:
         """What is known of these pieces."""
         return [
