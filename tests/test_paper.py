@@ -242,6 +242,7 @@ def test_rows_say_what_happened() -> None:
         entry(cell, first_hit_seconds=30.0),
         entry(other, diverged_at=7),
         entry(other),
+        entry(other, diverged_at=9, first_hit_seconds=30.0),
     ]
     ours, theirs = rows(results)
     assert ours["first_hit"] == 25.0
@@ -249,9 +250,13 @@ def test_rows_say_what_happened() -> None:
     assert (ours["sustained"], ours["sustained_reached"]) == (25.0, 1)
     assert ours["ratio"] == pytest.approx(25 / 26.39)
     assert theirs["ratio"] is None
-    assert theirs["note"] == "diverged at round 7; not reached by 900 s (best 50.0 %)"
+    assert ours["note"] == "reached, but not held by 900 s (best 50.0 %)"
+    assert theirs["note"] == "diverged at round 7, 9; not reached by 900 s (best 50.0 %)"
     text = to_markdown([ours, theirs])
     assert "25 ± 7.1 (2/2)" in text
+    held = rows([entry(cell, first_hit_seconds=1.0, sustained_seconds=own) for own in (20.0, 30.0)])
+    assert "1 ± 0 (2/2) | 25 ± 7.1 (2/2)" in to_markdown(held)
+    assert held[0]["note"] == ""
     far = rows([entry(cell, first_hit_seconds=900.0), entry(cell, first_hit_seconds=1120.0)])
     assert "1010 ± 160 (2/2)" in to_markdown(far)
     assert ">880" in text

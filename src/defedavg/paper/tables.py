@@ -34,6 +34,7 @@ def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
                 "first_hit": fmean(first) if first else None,
                 "first_hit_sd": stdev(first) if len(first) > 1 else None,
                 "sustained": fmean(held) if held else None,
+                "sustained_sd": stdev(held) if len(held) > 1 else None,
                 "sustained_reached": len(held),
                 "paper": paper,
                 "ratio": _ratio(first, len(own), paper),
@@ -54,14 +55,17 @@ def _ratio(times: Sequence[float], runs: int, paper: float | None) -> float | No
 
 
 def _note(own: Sequence[Result]) -> str:
-    """What happened where the target was not reached; never blank there."""
-    said = []
+    """What happened where the target was not reached, or not held; never blank there. Like ends are said once."""
+    ends: dict[tuple[str, str], list[str]] = {}
     for one in own:
+        best, by = f"{100 * (one['best_accuracy'] or 0):.1f}", f"by {one['seconds']:.0f} s (best"
         if one["diverged_at"] is not None:
-            said.append(f"diverged at round {one['diverged_at']}")
+            ends.setdefault(("diverged at round", ""), []).append(f"{one['diverged_at']}")
         elif one["first_hit_seconds"] is None:
-            said.append(f"not reached by {one['seconds']:.0f} s (best {100 * (one['best_accuracy'] or 0):.1f} %)")
-    return "; ".join(dict.fromkeys(said))
+            ends.setdefault((f"not reached {by}", " %)"), []).append(best)
+        elif one["sustained_seconds"] is None:
+            ends.setdefault((f"reached, but not held {by}", " %)"), []).append(best)
+    return "; ".join(f"{what} {', '.join(values)}{unit}" for (what, unit), values in ends.items())
 
 
 def to_csv(table: Sequence[Mapping[str, Any]]) -> str:
@@ -80,11 +84,8 @@ def to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in table:
-        spread = f" ± {about(row['first_hit_sd'])}" if row["first_hit_sd"] is not None else ""
-        first = "–" if row["first_hit"] is None else f"{row['first_hit']:.4g}{spread} ({row['reached']}/{row['seeds']})"
-        held = (
-            "–" if row["sustained"] is None else f"{row['sustained']:.4g} ({row['sustained_reached']}/{row['seeds']})"
-        )
+        first = _time(row["first_hit"], row["first_hit_sd"], row["reached"], row["seeds"])
+        held = _time(row["sustained"], row["sustained_sd"], row["sustained_reached"], row["seeds"])
         paper = f">{BOUNDS[row['dataset']]:.0f}" if row["paper"] is None else f"{row['paper']:g}"
         rates = _pair(row["global_lr"], row["local_lr"])
         ratio = ", ".join("–" if r is None else f"{r:.2f}" for r in (row["ratio"], row["sustained_ratio"]))
@@ -93,6 +94,12 @@ def to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
             f"| {first} | {held} | {paper} | {ratio} | {row['note']} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _time(mean: float | None, spread: float | None, reached: int, runs: int) -> str:
+    if mean is None:
+        return "–"
+    return f"{mean:.4g}{'' if spread is None else f' ± {about(spread)}'} ({reached}/{runs})"
 
 
 def rates_rows(tuned: Mapping[Cell, Rates]) -> list[dict[str, Any]]:
