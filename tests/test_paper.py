@@ -14,6 +14,7 @@ from defedavg.algorithms import ALGORITHMS
 from defedavg.errors import UserError
 from defedavg.paper.facts import COMPARED, FIGURE6_SIZES, Cell, cells
 from defedavg.paper.pieces import Choices, Piece
+from defedavg.paper.ranking import ranking, ranking_to_markdown
 from defedavg.paper.request import Request, chosen
 from defedavg.paper.store import Store, carry_out
 from defedavg.paper.tables import rates_rows, rates_to_markdown, rows, to_csv, to_markdown
@@ -266,6 +267,31 @@ def test_rows_say_what_happened() -> None:
     assert "not reached" in partly["note"]
 
 
+def test_ranking_counts_a_seed_that_fails_as_endless_and_says_what_is_undecided() -> None:
+    own, fedavg = Cell("cifar10", "iid", "defedavg-iid", 80), Cell("cifar10", "iid", "fedavg", 80)
+    other = replace(own, algorithm="favano")
+
+    def seeds(cell: Cell, *held: float | None, **more: Any) -> list[dict[str, Any]]:
+        return [entry(cell, seed=seed, sustained_seconds=time, **more) for seed, time in enumerate(held)]
+
+    results = [*seeds(own, 150.0, None, 90.0), *seeds(fedavg, 140.0, 170.0, None), *seeds(other, None, seconds=160.0)]
+    (found,) = ranking(results)
+    assert list(found["here"].items())[:2] == [("defedavg-iid", 150.0), ("fedavg", 170.0)]
+    assert (found["first"], found["first_in"], found["seeds"], found["open"]) == ("defedavg-iid", 1, 3, [])
+    text = ranking_to_markdown([found])
+    assert "defedavg-iid 150, fedavg 170, favano >160 |" in text
+    assert "defedavg-iid 154, fedavg 288, favano >1400 | 1 of 3 seeds | yes |" in text
+    # FAVANO was given up before FedAvg's time: it might have been the first.
+    (found,) = ranking([*seeds(own, None, diverged_at=5), *seeds(fedavg, 170.0), *seeds(other, None, seconds=160.0)])
+    assert (found["first"], found["paper_first"], found["open"]) == ("fedavg", "defedavg-iid", ["favano"])
+    assert "defedavg-iid diverged" in ranking_to_markdown([found])
+    assert "1 of 1 seeds, unless favano is | no |" in ranking_to_markdown([found])
+    (found,) = ranking([*seeds(own, None), *seeds(fedavg, None)])
+    assert (found["first"], found["open"]) == (None, [])
+    assert "| – | nobody holds it |" in ranking_to_markdown([found])
+    assert ranking(seeds(own, 1.0)) == []  # alone
+
+
 def test_the_commands(tmp_path: Path) -> None:
     listed = call("paper", "list", "--json", cwd=tmp_path)
     assert len(json.loads(listed.stdout)) == 64
@@ -335,10 +361,12 @@ def test_results_in_the_repository_are_what_the_table_says() -> None:
         results = store.results([Piece(cell, own) for cell, own in rates.items()], range(3))
         assert (folder / name / "table1.md").read_text(encoding="utf-8") == to_markdown(rows(results))
         assert (folder / name / "table1.csv").read_text(encoding="utf-8") == to_csv(rows(results))
+        assert (folder / name / "ranking.md").read_text(encoding="utf-8") == ranking_to_markdown(ranking(results))
 
 
 def test_the_documentation_has_the_tables_of_the_results() -> None:
     root = Path(__file__).parent.parent
     text = (root / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    for name in ("table1/table1.md", "table1-tuned/table1.md", "table1-tuned/table2.md"):
+    tables = [f"{kind}/{name}.md" for kind in ("table1", "table1-tuned") for name in ("table1", "ranking")]
+    for name in (*tables, "table1-tuned/table2.md"):
         assert (root / "results" / "paper" / name).read_text(encoding="utf-8") in text

@@ -95,12 +95,19 @@ def list_(as_json: Json = False) -> None:
 
 
 def _table1(request: Request) -> bool:
+    from ..files import write_whole
+    from .ranking import ranking, ranking_to_markdown
     from .tables import rows, to_csv, to_markdown
 
     pieces, store, finished = request.cells_with_rates()
     finished = finished and request.carry_out(store, pieces, "table 1")
     results = store.results(pieces, request.seeds)
     _show(request, store.folder / "table1", rows(results), to_markdown, to_csv)
+    if ranks := ranking(results):
+        write_whole(store.folder / "ranking.md", ranking_to_markdown(ranks).encode())
+        if not request.as_json:
+            sys.stdout.write(f"\n{ranking_to_markdown(ranks)}")
+        err.print(f"written: {store.folder / 'ranking'}.md", markup=False, soft_wrap=True)
     _page(request, store, results, "table1", "Table 1")
     return finished
 
