@@ -278,13 +278,13 @@ def test_ranking_counts_a_seed_that_fails_as_endless_and_says_what_is_undecided(
     (found,) = ranking(results)
     assert list(found["here"].items())[:2] == [("defedavg-iid", 150.0), ("fedavg", 170.0)]
     assert (found["first"], found["first_in"], found["seeds"], found["open"]) == ("defedavg-iid", 1, 3, [])
-    text = ranking_to_markdown([found])
+    text = ranking_to_markdown([found]).replace("\N{NO-BREAK SPACE}", " ")
     assert "defedavg-iid 150, fedavg 170, favano >160 |" in text
     assert "defedavg-iid 154, fedavg 288, favano >1400 | 1 of 3 seeds | yes |" in text
     # FAVANO was given up before FedAvg's time: it might have been the first.
     (found,) = ranking([*seeds(own, None, diverged_at=5), *seeds(fedavg, 170.0), *seeds(other, None, seconds=160.0)])
     assert (found["first"], found["paper_first"], found["open"]) == ("fedavg", "defedavg-iid", ["favano"])
-    assert "defedavg-iid diverged" in ranking_to_markdown([found])
+    assert "defedavg-iid\N{NO-BREAK SPACE}diverged" in ranking_to_markdown([found])
     assert "1 of 1 seeds, unless favano is | no |" in ranking_to_markdown([found])
     (found,) = ranking([*seeds(own, None), *seeds(fedavg, None)])
     assert (found["first"], found["open"]) == (None, [])

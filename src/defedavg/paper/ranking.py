@@ -75,18 +75,21 @@ def _end(runs: Iterable[Result]) -> Until | str:
 def ranking_to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
     """Who comes first, as Markdown."""
     lines = [
-        "| setting | data | n | held from, s (median of seeds) | in the paper, s | first in | so in the paper? |",
-        "|---|---|---|---|---|---|---|",
+        "| setting | held from, s (median of seeds) | in the paper, s | first in | so in the paper? |",
+        "|---|---|---|---|---|",
     ]
     for row in table:
         here = ", ".join(
-            f"{name} {f'{end:.0f}' if isinstance(end, float) else end}" for name, end in row["here"].items()
+            f"{name}\N{NO-BREAK SPACE}{f'{end:.0f}' if isinstance(end, float) else end}"
+            for name, end in row["here"].items()
         )
         bound = f">{BOUNDS[row['dataset']]:.0f}"
-        paper = ", ".join(f"{name} {f'{s:.0f}' if math.isfinite(s) else bound}" for name, s in row["paper"].items())
+        paper = ", ".join(
+            f"{name}\N{NO-BREAK SPACE}{f'{s:.0f}' if math.isfinite(s) else bound}" for name, s in row["paper"].items()
+        )
         ahead = f"{row['first_in']} of {row['seeds']} seeds" if row["first"] else "–"
         unless = f", unless {' or '.join(row['open'])} is" if row["open"] else ""
         same = "nobody holds it" if row["first"] is None else "yes" if row["first"] == row["paper_first"] else "no"
-        cell = f"| {row['setting']} | {row['dataset']} | {row['updates_per_round']} |"
+        cell = f"| {row['setting']}, {row['dataset']}, n = {row['updates_per_round']} |"
         lines.append(f"{cell} {here} | {paper} | {ahead}{unless} | {same} |")
     return "\n".join(lines) + "\n"
