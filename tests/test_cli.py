@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from commands import call, refuse
 from defedavg.plan import Plan
 
 TINY = """
@@ -35,35 +36,12 @@ target_accuracy = 0.99
 """
 
 
-def call(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "defedavg", *map(str, words)],
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """A small study in an empty folder."""
     path = tmp_path / "tiny.toml"
     path.write_text(TINY)
     return path
-
-
-def refuse(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    """One line, exit code 2, no traceback, nothing on standard output."""
-    assert result.returncode == 2, result.stderr
-    assert result.stdout == ""
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    for word in words:
-        assert word in lines[0]
 
 
 def test_run_leaves_a_complete_folder(tiny: Path) -> None:

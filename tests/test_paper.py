@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from commands import call, refuse
 from defedavg import config
 from defedavg.algorithms import ALGORITHMS
 from defedavg.errors import UserError
@@ -20,7 +21,6 @@ from defedavg.paper.store import Store, carry_out
 from defedavg.paper.tables import rates_rows, rates_to_markdown, rows, to_csv, to_markdown
 from defedavg.paper.tuned import TunedRates
 from defedavg.sweep import Finished, Means, Measured
-from test_cli import call, refuse
 from test_report import told
 
 MANY = cells()

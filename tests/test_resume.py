@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from commands import call, refuse
 from defedavg import checkpoints
 from defedavg.algorithms import ALGORITHMS
 from defedavg.execute import Standing
 from defedavg.sweep import Finished, Item, Means, Resumed, Sweep
 from resuming import Broken, assert_same, study
-from test_cli import call, refuse
 
 # Real processes, real blows.
 

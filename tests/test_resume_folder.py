@@ -12,6 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from commands import call, refuse
 from defedavg import checkpoints
 from defedavg.checkpoints import KEPT, Damaged, Shelf
 from defedavg.errors import UserError
@@ -22,7 +23,6 @@ from defedavg.runs import Run
 from defedavg.simulation import named_task
 from defedavg.sweep import Means
 from resuming import BASE, Broken, assert_same, breaks, broken, contents, quiet, study, whole
-from test_cli import call, refuse
 
 
 @pytest.mark.parametrize("after", [1, 7, 16, 23])

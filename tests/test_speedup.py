@@ -19,6 +19,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import nn
 
+from commands import call, refuse
 from defedavg.errors import UserError
 from defedavg.execute import Recipe
 from defedavg.keyed import generator, key
@@ -40,7 +41,6 @@ from defedavg.theory.search import Search
 from defedavg.theory.speedup import Trial, measure
 from defedavg.theory.study import Scope
 from defedavg.theory.watched import Watched
-from test_cli import call, refuse
 from test_execute import settings, small
 from test_theory import positive
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from commands import call, refuse
 from defedavg import config
 from defedavg.errors import UserError
 from defedavg.sweep import Finished, Means, Measured
 from defedavg.tune import Outcome, Tuning, pairs_of, score
-from test_cli import call, refuse
 
 BASE: dict[str, Any] = {
     "seeds": [0, 1],

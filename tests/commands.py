@@ -1,0 +1,84 @@
+"""The command line in processes of its own, forked from one that has PyTorch imported: to start anew costs seconds.
+
+The child has its own streams, folder, environment and arguments, and ends as an interpreter does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+
+SECONDS = 300.0
+
+_PARENT = """
+import json, os, sys
+import fontTools.subset, matplotlib.backends.backend_agg, matplotlib.backends.backend_pdf, numpy, torch
+import defedavg.cli, defedavg.report.plots, defedavg.sweep
+
+for line in sys.stdin:
+    order = json.loads(line)
+    child = os.fork()
+    if child:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    for stream, (name, mode) in enumerate(order["streams"]):
+        os.dup2(os.open(name, mode), stream)
+    os.environ.clear()
+    os.environ.update(order["env"])
+    os.chdir(order["cwd"])
+    sys.path.insert(0, order["cwd"])
+    sys.argv = ["defedavg", *order["words"]]
+    defedavg.cli.main()
+    break
+"""
+
+
+@cache
+def _parent() -> subprocess.Popen[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(parent.kill)
+    return parent
+
+
+def call(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+        streams = [(os.devnull, os.O_RDONLY), (out.name, os.O_WRONLY), (err.name, os.O_WRONLY)]
+        line = [str(word) for word in words]
+        order = {"words": line, "cwd": str(cwd), "env": env, "streams": streams}
+        parent = _parent()
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        late = threading.Timer(SECONDS, parent.kill)
+        late.start()
+        try:
+            parent.stdin.write(json.dumps(order) + "\n")
+            parent.stdin.flush()
+            code = parent.stdout.readline()
+        finally:
+            late.cancel()
+        assert code, f"{line} did not end within {SECONDS:g} s"
+        return subprocess.CompletedProcess(
+            line, int(code), Path(out.name).read_text("utf-8"), Path(err.name).read_text("utf-8")
+        )
+
+
+def refuse(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    """One line, exit code 2, no traceback, nothing on standard output."""
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    for word in words:
+        assert word in lines[0]
