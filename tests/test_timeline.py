@@ -379,3 +379,13 @@ def test_a_plan_starts_at_version_zero(clients: int, n: int) -> None:
     assert isinstance(record.merge, Merge)
     assert record.merge.version == 1
     assert {update.version for update, _ in record.merge.updates} == {0}
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_a_client_that_was_asked_in_vain_many_times_goes_on_when_it_can_be_reached(clients: int) -> None:
+    """FAVANO: all requests reach it at once; its answer to the last comes too late, and it is given more to do."""
+    words: dict[str, Any] = {"slowness": Slowness.parse("equal"), "step_seconds": 0.0017, "model_megabytes": 0.0}
+    found = case("favano", clients, 1, steps=1, timeout=0.05, availability=Windows(0.2, 0.3), **words)
+    rounds = found.plan(60 * clients).rounds
+    later = {update.client for record in rounds[30 * clients :] for update, _ in record.merge.updates}
+    assert later == set(range(clients))

@@ -5,6 +5,8 @@ Leconte, Nguyen, Moulines: FAVAS: Federated AVeraging with ASynchronous clients 
     after a fixed wait, draw s = n clients without replacement and interrupt them; client i, stopped after q ≤ K steps,
     returns w_init − Δ/α_i;   w[t+1] = (w[t] + Σ returned) / (s + 1);   only drawn clients are given w[t+1]
 
+A client whose answer comes too late is given the newest version, even if it has trained from that already.
+
 α_i is E[q ∧ K] (deterministic) or P(q > 0)·(q ∧ K) (stochastic). Both expectations are running means over what the
 server has seen of client i, the present answer included.
 """
@@ -42,7 +44,7 @@ class Favano(DrawnRound):
     summary = "the server interrupts n drawn clients at fixed intervals and averages their models with its own"
     citation = "Leconte et al., 2023"
     equation = "w[t+1] = (w[t] + Σ (w[τ_i] − Δ_i/α_i)) / (n+1)"
-    rule = Rule(holds=True, rests=True, interruptible=True)
+    rule = Rule(holds=True, rests=True, interruptible=True, repeats=True)
     settings_type = FavanoSettings
     uses_global_lr = False
 

@@ -192,7 +192,8 @@ class Coordinator:
             return Message(node, "train", {**fields, "index": order.index}, weights, deploy.job_seconds)
         rule = session.engine.rule
         fields |= {"wanted": order.wanted, "epoch": order.epoch, "jobs": order.jobs, "trained": order.trained}
-        fields |= {"rests": rule.rests, "interruptible": rule.interruptible, "patience": deploy.patience_seconds}
+        fields |= {"rests": rule.rests, "interruptible": rule.interruptible, "repeats": rule.repeats}
+        fields["patience"] = deploy.patience_seconds
         return Message(node, "exchange", fields, weights, deploy.patience_seconds + HELLO_SECONDS)
 
     def _in_flight(self) -> list[dict[str, Any]]:

@@ -83,7 +83,8 @@ class Desk:
 
     def _exchange(self, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
         if self._background is None:
-            rule = Rule(holds=True, rests=bool(fields["rests"]), interruptible=bool(fields["interruptible"]))
+            own = {name: bool(fields[name]) for name in ("rests", "interruptible", "repeats")}
+            rule = Rule(holds=True, **own)
             self._background = Background(self.client, rule, self.carry_out)
         found, update = self._background.exchange(fields, weights, self._work)
         return Answer({"client": self.client, **found}, update)
