@@ -70,6 +70,12 @@ def test_leaving_out_unused_jobs_changes_no_round_where_waits_run_out(found: Cas
     same(dataclasses.replace(found, setup=dataclasses.replace(found.setup, timeout_seconds=timeout)))
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_clients_are_sent_the_same_again_before_their_first_job_ends(name: str) -> None:
+    for clients, n in ((1, 1), (4, 2)):
+        same(case(name, clients, n, steps=1, timeout=0.05, step_seconds=0.25, latency_seconds=0.01, model_megabytes=0.0))
+
+
 def test_jitter_of_eager_clients_is_the_same_up_to_rounding() -> None:
     found = case("defedavg-niid", 12, 4, step_seconds=0.02, jitter=0.4, seed=3)
     for left, right in zip(lean(found, 40).rounds, found.plan(40).rounds, strict=True):

@@ -52,6 +52,10 @@ class Lean(Timeline):
 
     lean = True
 
+    def __init__(self, server: Server, fleet: Fleet) -> None:
+        super().__init__(server, fleet)
+        self._all_began = False  # whoever is not in the books is in its first job
+
     def unfinished(self) -> list[Job]:
         """None: no merge uses them."""
         return []
@@ -81,6 +85,7 @@ class Lean(Timeline):
     def _everyone(self) -> None:
         """Everybody is about to train from version 0."""
         fleet = self.fleet
+        self._all_began = True
         self._versions.hold(0, fleet.num_clients)
         steps = fleet.step_times
         if fleet.jitter:
@@ -89,9 +94,15 @@ class Lean(Timeline):
         self._sequence += 1
         self._agenda.schedule(ends, np.arange(fleet.num_clients), self._sequence, Happens.FIRST)
 
+    def _client(self, client: int) -> Client:
+        """It may be given another version before its first job ends."""
+        if self._all_began and client not in self._clients:
+            self._enter(client, Client(client, self.rule))
+        return super()._client(client)
+
     def _handle(self, event: int, client: int, detail: int) -> None:
         if event == Happens.FIRST:
-            self._enter(client, Client(client, self.rule))
+            self._client(client)
             self._ended(client, 0)
         else:
             super()._handle(event, client, detail)
