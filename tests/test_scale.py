@@ -73,7 +73,9 @@ def test_leaving_out_unused_jobs_changes_no_round_where_waits_run_out(found: Cas
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_clients_are_sent_the_same_again_before_their_first_job_ends(name: str) -> None:
     for clients, n in ((1, 1), (4, 2)):
-        same(case(name, clients, n, steps=1, timeout=0.05, step_seconds=0.25, latency_seconds=0.01, model_megabytes=0.0))
+        same(
+            case(name, clients, n, steps=1, timeout=0.05, step_seconds=0.25, latency_seconds=0.01, model_megabytes=0.0)
+        )
 
 
 def test_jitter_of_eager_clients_is_the_same_up_to_rounding() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from defedavg import config
@@ -389,3 +389,19 @@ def test_a_client_that_was_asked_in_vain_many_times_goes_on_when_it_can_be_reach
     rounds = found.plan(60 * clients).rounds
     later = {update.client for record in rounds[30 * clients :] for update, _ in record.merge.updates}
     assert later == set(range(clients))
+
+
+def test_of_two_versions_that_arrive_at_one_moment_the_newer_counts() -> None:
+    """Waits that run out send again; rounding can let both reach the client together."""
+    words: dict[str, Any] = {"slowness": Slowness.parse("equal"), "step_seconds": 0.0017, "model_megabytes": 2.2}
+    found = case("fedbuff", 1, 1, steps=2, timeout=0.3, uplink_mbps=400.0, downlink_mbps=10.0, **words)
+    assert len(agrees_with_twin(found, 12).rounds) == 12
+
+
+@bounded(150)
+@given(cases(), st.sampled_from([0.05, 0.3, 3.0]))
+def test_the_timeline_agrees_with_its_twin_where_waits_run_out(found: Case, timeout: float) -> None:
+    assume(found.fleet.availability is None)  # where it is, windows open at moments that differ in the last bit
+    agrees_with_twin(
+        dataclasses.replace(found, setup=dataclasses.replace(found.setup, timeout_seconds=timeout)), ROUNDS
+    )

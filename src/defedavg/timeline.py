@@ -95,7 +95,8 @@ class Timeline:
         self._slack = 0.0  # how much longer than it takes to receive it a version may be started from
         self._lost_for_good = 0
         self._away: dict[int, float] = {}  # until when clients are gone
-        self._quiet = not (server.broadcasts or self.rule.holds or fleet.lossy)  # one model at a time, and no requests
+        # Nobody is sent a second model before it has answered, and nobody is asked.
+        self._quiet = not (server.broadcasts or self.rule.holds or fleet.lossy or server.setup.timeout_seconds)
         self._begun = False
         self.handled = 0  # events so far
 
