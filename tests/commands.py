@@ -40,19 +40,22 @@ for line in sys.stdin:
 """
 
 
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
 @cache
 def _parent() -> subprocess.Popen[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     parent = subprocess.Popen(
-        [sys.executable, "-c", _PARENT], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _PARENT], env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     atexit.register(parent.kill)
     return parent
 
 
-def call(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def call(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    env = {**_environment(), **environment}
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         streams = [(os.devnull, os.O_RDONLY), (out.name, os.O_WRONLY), (err.name, os.O_WRONLY)]
         line = [str(word) for word in words]

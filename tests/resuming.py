@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from defedavg import config
 from defedavg.checkpoints import KEPT, Shelf
+from defedavg.errors import UserError
 from defedavg.runs import Run
 from defedavg.sweep import Event, Means
 
@@ -89,3 +91,12 @@ def broken(folder: Path, chosen: config.Study, after: int = 9, means: Means | No
         Run(chosen, folder, means=means, every=0.0).carry_out(breaks(after))
     assert 1 <= len(Shelf(folder / "checkpoints").paths()) <= KEPT
     return folder
+
+
+@contextmanager
+def refused(folder: Path, match: str) -> Iterator[None]:
+    """What is done here ends in such an error, and the folder is as it was."""
+    before = contents(folder)
+    with pytest.raises(UserError, match=match):
+        yield
+    assert contents(folder) == before

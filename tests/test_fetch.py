@@ -5,10 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from commands import call
 from datafiles import write_cifar, write_fashion
 from defedavg import cli, data_cli, fetch
 from defedavg.errors import UserError
@@ -391,14 +389,8 @@ def test_ctrl_c_says_that_it_goes_on(server: Server, tmp_path: Path, monkeypatch
     assert done.output == "stopped by Ctrl-C; run it again to go on from there\n"
 
 
-def call(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "no_proxy": "*", **environment}
-    command = [sys.executable, "-m", "defedavg", *words]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-
-
 def test_a_failed_fetch_is_one_line(server: Server, tmp_path: Path) -> None:
-    done = call("data", "fetch", "cifar10", "--data-dir", "d", "--url", server.url, cwd=tmp_path)
+    done = call("data", "fetch", "cifar10", "--data-dir", "d", "--url", server.url, cwd=tmp_path, no_proxy="*")
     assert (done.returncode, done.stdout) == (2, "")
     lines = [f"defedavg: {server.url}cifar-10-binary.tar.gz answers 404 Not Found; try another mirror with --url"]
     assert done.stderr.splitlines() == lines

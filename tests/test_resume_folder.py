@@ -22,7 +22,7 @@ from defedavg.resume import differences
 from defedavg.runs import Run
 from defedavg.simulation import named_task
 from defedavg.sweep import Means
-from resuming import BASE, Broken, assert_same, breaks, broken, contents, quiet, study, whole
+from resuming import BASE, Broken, assert_same, breaks, broken, contents, quiet, refused, study, whole
 
 
 @pytest.mark.parametrize("after", [1, 7, 16, 23])
@@ -99,10 +99,8 @@ def test_checkpoints_that_are_all_damaged_are_said_and_left(tmp_path: Path) -> N
     folder = broken(tmp_path / "x", study())
     for path in (folder / "checkpoints").iterdir():
         path.write_bytes(b"nothing")
-    before = contents(folder)
-    with pytest.raises(UserError, match=r"no checkpoint can be used.*--force"):
+    with refused(folder, r"no checkpoint can be used.*--force"):
         Run(study(), folder, resume=True)
-    assert contents(folder) == before
     assert Run(study(), folder, force=True).carry_out(quiet)
     assert not (folder / "checkpoints").exists()
 
@@ -125,18 +123,14 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     folder = broken(tmp_path / "x", study())
     newest = Shelf(folder / "checkpoints").paths()[0]
     save_file({}, newest, {"format": checkpoints.FORMAT, "format_version": str(checkpoints.VERSION + 1)})
-    before = contents(folder)
-    with pytest.raises(UserError, match=r"format version 2.*update defedavg"):
+    with refused(folder, r"format version 2.*update defedavg"):
         Run(study(), folder, resume=True)
-    assert contents(folder) == before
 
 
 def test_other_means_are_refused(tmp_path: Path) -> None:
     folder = broken(tmp_path / "x", study())
-    before = contents(folder)
-    with pytest.raises(UserError, match="begun with --executor batched"):
+    with refused(folder, "begun with --executor batched"):
         Run(study(), folder, resume=True, means=Means("reference"))
-    assert contents(folder) == before
 
 
 def test_threads_and_width_are_taken_over_and_other_hardware_is_said(tmp_path: Path) -> None:
@@ -180,10 +174,8 @@ def test_metrics_that_were_changed_are_refused(tmp_path: Path) -> None:
     folder = broken(tmp_path / "x", study())
     metrics = folder / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace("fedbuff", "fedBUFF", 1))
-    before = contents(folder)
-    with pytest.raises(UserError, match=r"metrics.jsonl is not what it was"):
+    with refused(folder, r"metrics.jsonl is not what it was"):
         Run(study(), folder, resume=True)
-    assert contents(folder) == before
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

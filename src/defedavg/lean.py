@@ -95,10 +95,17 @@ class Lean(Timeline):
         self._agenda.schedule(ends, np.arange(fleet.num_clients), self._sequence, Happens.FIRST)
 
     def _client(self, client: int) -> Client:
-        """It may be given another version before its first job ends."""
-        if self._all_began and client not in self._clients:
-            self._enter(client, Client(client, self.rule))
-        return super()._client(client)
+        """One that is not in the books yet enters them with what it has done."""
+        found = self._clients.get(client)
+        if found is None:
+            found = super()._client(client)
+            if self._all_began:
+                self._catch_up(client, found)
+        return found
+
+    def _catch_up(self, client: int, machine: Client) -> None:
+        """It is in its first job, but may be given another version before that ends."""
+        self._enter(client, machine)
 
     def _handle(self, event: int, client: int, detail: int) -> None:
         if event == Happens.FIRST:
@@ -114,7 +121,6 @@ class Lean(Timeline):
         step = self._steps_of[client] * self.fleet.pace(client, 0)
         start = 0.0 + self._down[client]
         self._running[client] = Running(0, 0, start, start + step * self.steps, step)
-        self._clients[client] = machine
 
 
 class Resting(Lean):
@@ -125,15 +131,8 @@ class Resting(Lean):
         self._held: dict[int, Job] = {}  # finished, not yet uploaded, so not yet recorded
 
     def _everyone(self) -> None:
+        self._all_began = True
         self._versions.hold(0, self.fleet.num_clients)
-
-    def _client(self, client: int) -> Client:
-        found = self._clients.get(client)
-        if found is None:
-            found = self._clients[client] = Client(client, self.rule)
-            if self._together:
-                self._catch_up(client, found)
-        return found
 
     def _catch_up(self, client: int, machine: Client) -> None:
         """What a client has done that is heard of for the first time."""

@@ -96,7 +96,8 @@ class Timeline:
         self._lost_for_good = 0
         self._away: dict[int, float] = {}  # until when clients are gone
         # Nobody is sent a second model before it has answered, and nobody is asked.
-        self._quiet = not (server.broadcasts or self.rule.holds or fleet.lossy or server.setup.timeout_seconds)
+        waits_end = server.setup.timeout_seconds is not None
+        self._quiet = not (server.broadcasts or self.rule.holds or fleet.lossy or waits_end)
         self._begun = False
         self.handled = 0  # events so far
 

@@ -83,8 +83,7 @@ class Desk:
 
     def _exchange(self, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
         if self._background is None:
-            own = {name: bool(fields[name]) for name in ("rests", "interruptible", "repeats")}
-            rule = Rule(holds=True, **own)
+            rule = Rule(holds=True, **{name: bool(fields[name]) for name in ("rests", "interruptible", "repeats")})
             self._background = Background(self.client, rule, self.carry_out)
         found, update = self._background.exchange(fields, weights, self._work)
         return Answer({"client": self.client, **found}, update)

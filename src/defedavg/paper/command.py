@@ -104,9 +104,10 @@ def _table1(request: Request) -> bool:
     results = store.results(pieces, request.seeds)
     _show(request, store.folder / "table1", rows(results), to_markdown, to_csv)
     if ranks := ranking(results):
-        write_whole(store.folder / "ranking.md", ranking_to_markdown(ranks).encode())
+        text = ranking_to_markdown(ranks)
+        write_whole(store.folder / "ranking.md", text.encode())
         if not request.as_json:
-            sys.stdout.write(f"\n{ranking_to_markdown(ranks)}")
+            sys.stdout.write(f"\n{text}")
         err.print(f"written: {store.folder / 'ranking'}.md", markup=False, soft_wrap=True)
     _page(request, store, results, "table1", "Table 1")
     return finished

@@ -56,8 +56,8 @@ class Store:
     def adopt(self, other: Store, pieces: Sequence[Piece], seeds: Sequence[int]) -> None:
         """Take over what another folder knows and this one lacks: the same piece and seed, the same run."""
         for piece, seed in self.missing(pieces, seeds):
-            for found in other.results([piece], [seed]):
-                if not self.results([piece], [seed]) or other._done(piece, seed):
+            if not self.path(piece, seed).exists() or other._done(piece, seed):
+                for found in other.results([piece], [seed]):
                     self.keep(found, piece)
 
     def results(self, pieces: Iterable[Piece], seeds: Sequence[int]) -> list[Result]:

@@ -83,16 +83,12 @@ class Race:
         self._cells: dict[Point, Cell] = {}
         self._known: dict[Pair, dict[int, Outcome]] = {}
         self._ended: dict[Pair, Finished] = {}
-        self._before: dict[Cell, Result] = {}
         self._pairs: list[Pair] = []
         for cell in cells:
-            for before in paper.results([Piece(cell, cell.rates)], [SEED]):
-                self._before[cell] = before
-            self._enter(cell)
+            self._enter(cell, next(iter(paper.results([Piece(cell, cell.rates)], [SEED])), None))
         self._tuning: Tuning | None = None
 
-    def _enter(self, cell: Cell) -> None:
-        before = self._before.get(cell)
+    def _enter(self, cell: Cell, before: Result | None) -> None:
         settings = self._store.choices.settings(Piece(cell, cell.rates))
         if before is not None and before["status"] == Status.TARGET:
             settings = replace(settings, stop=replace(settings.stop, max_seconds=before["seconds"]))
@@ -132,10 +128,8 @@ class Race:
         # Where every pair diverged, that is the result: the best of them is run, and says so.
         outcomes = self._tuning.outcomes
         cell, best = self._cells[rivals[0].point], min(rivals, key=lambda pair: score(outcomes[pair].values()))
-        piece = Piece(cell, _rates(best))
-        if best in self._known:  # nothing is gained by doing it again
-            self._store.keep(self._before[cell], piece)
-        elif best in self._ended:
+        if best in self._ended:
+            piece = Piece(cell, _rates(best))
             self._store.keep(record(self._ended[best], piece, self._store.choices), piece)
         points = [self._point(pair) for pair in rivals]
         limit = self._store.choices.limit(Piece(cell, cell.rates))
