@@ -15,9 +15,9 @@ import statistics
 import time
 from typing import Any
 
-from defedavg import config
-from defedavg.simulation import Simulation
-from defedavg.sweep import Item, Means, Sweep
+from defedavg.config import study as config
+from defedavg.experiments.simulation import Simulation
+from defedavg.experiments.sweep import ComputeConfig, RunSpec, Sweep
 
 
 class Cluster:
@@ -36,7 +36,7 @@ class Cluster:
         self._nodes.shutdown()  # type: ignore[no-untyped-call]
 
 
-def sweep(address: str, items: list[Item]) -> tuple[float, int]:
+def sweep(address: str, items: list[RunSpec]) -> tuple[float, int]:
     """Seconds and updates of a sweep."""
     import ray
 
@@ -45,11 +45,11 @@ def sweep(address: str, items: list[Item]) -> tuple[float, int]:
 
         began = 0.0
 
-        def _begin(self, item: Item) -> Simulation:
+        def _begin(self, item: RunSpec) -> Simulation:
             self.began = self.began or time.perf_counter()
             return super()._begin(item)
 
-    running, updates = Timed(Means("ray", ray_address=address)), 0
+    running, updates = Timed(ComputeConfig("ray", ray_address=address)), 0
     for event in running.events(items):
         if not hasattr(event, "evaluation"):
             updates += event.run.executor.updates_trained
@@ -69,7 +69,7 @@ def main() -> None:
         "stop": {"max_rounds": given.rounds, "measure_rounds": max(1, given.rounds // 2)},
     }
     (point,) = config.study(tables).points()
-    items = [Item("run", point.settings, seed) for seed in range(8)]
+    items = [RunSpec("run", point.settings, seed) for seed in range(8)]
     times: dict[int, list[float]] = {1: [], 2: []}
     for turn in range(given.repeats):
         for workers, own in times.items():

@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from defedavg.deploy import log as logs
-from defedavg.deploy.app import defaults, write_app
-from defedavg.deploy.cluster import Cluster
-from defedavg.deploy.local import Follower, follow
-from defedavg.deploy.log import LOG
+from defedavg.deploy.engine import event_log as logs
+from defedavg.deploy.engine.event_log import LOG
+from defedavg.deploy.flower.app_template import defaults, write_app
+from defedavg.deploy.flower.local_deployment import Follower, follow
+from defedavg.deploy.flower.processes import Cluster
 from defedavg.deploy.replay import replay
 
 NODES = 8
@@ -37,8 +37,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from defedavg.deploy.settings import read_orders
-from defedavg.simulation import make_executor
+from defedavg.deploy.deploy_config import read_orders
+from defedavg.experiments.simulation import make_executor
 
 from .task import make
 
@@ -93,7 +93,7 @@ PLAIN_CLIENT = '''"""A client of Flower's FedAvg that trains with the same warm 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from defedavg.deploy.workers import Key, ask
+from defedavg.deploy.client.client_socket import Key, ask
 
 app = ClientApp()
 

@@ -12,8 +12,8 @@ import json
 import sys
 from functools import partial
 
-from defedavg.bench import Load, bench
-from defedavg.sweep import Means
+from defedavg.experiments.bench import Load, bench
+from defedavg.experiments.sweep import ComputeConfig
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--measure-rounds", type=int, default=10)
     given = parser.parse_args()
-    means = Means.choose("batched", given.device, given.width, given.memory, given.precision)
+    means = ComputeConfig.choose("batched", given.device, given.width, given.memory, given.precision)
     load = Load(
         model=given.model,
         image=tuple(int(side) for side in given.image.split(",")),

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from defedavg.execute.fused import CONFIGS, FusedProducts
-from defedavg.execute.products import Products, Weights, Window
+from defedavg.training.kernels.plain import LayerKernels, Weights, Window
+from defedavg.training.kernels.triton_layers import CONFIGS, TritonLayerKernels
 
 PLAIN = Window((5, 5), (1, 1), (0, 0))
 POOLED = Window((5, 5), (1, 1), (0, 0), relu=True, pool=True)
@@ -78,13 +78,13 @@ class Case:
         other.own = Weights(self.own.weight.double(), bias.double(), rates.double())
         return other
 
-    def forward(self, products: Products) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(self, products: LayerKernels) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Outputs, and what the way back needs."""
         if self.window is None:
             return products.linear(self.x, self.own, True)
         return products.conv(self.x, self.own, self.window)
 
-    def backward(self, products: Products, grad: Tensor, saved: tuple[Tensor, ...], needs_x: bool) -> Tensor | None:
+    def backward(self, products: LayerKernels, grad: Tensor, saved: tuple[Tensor, ...], needs_x: bool) -> Tensor | None:
         """The gradient of the inputs; the parameters move."""
         if self.window is None:
             return products.linear_back(grad, saved, self.own, True, needs_x)
@@ -96,16 +96,16 @@ def compare(name: str, precision: str) -> dict[str, float]:
     case = Case(name, clients=5)
     truth = case.double()
     before = truth.own.weight.clone()
-    out, saved = case.forward(FusedProducts(precision))
-    expected, kept = truth.forward(Products())
+    out, saved = case.forward(TritonLayerKernels(precision))
+    expected, kept = truth.forward(LayerKernels())
     grad = torch.randn(out.shape, device="cuda", generator=torch.Generator(device="cuda").manual_seed(1))
     rates = 0.1 / len(case.x)
     assert case.own.rates is not None
     assert truth.own.rates is not None
     case.own.rates.fill_(rates)
     truth.own.rates.fill_(rates)
-    found = case.backward(FusedProducts(precision), grad, saved, True)
-    wanted = truth.backward(Products(), grad.double(), kept, True)
+    found = case.backward(TritonLayerKernels(precision), grad, saved, True)
+    wanted = truth.backward(LayerKernels(), grad.double(), kept, True)
     assert found is not None
     assert wanted is not None
 
@@ -123,7 +123,7 @@ def compare(name: str, precision: str) -> dict[str, float]:
 def times(name: str, clients: int, precision: str) -> dict[str, float]:
     """Milliseconds of every kernel of a layer."""
     case = Case(name, clients)
-    products = FusedProducts(precision)
+    products = TritonLayerKernels(precision)
     out, saved = case.forward(products)
     grad = torch.randn_like(out)
     found = {"forward": milliseconds(lambda: case.forward(products))}
@@ -150,7 +150,7 @@ def tune(kind: str, names: list[str], clients: int, precision: str) -> None:
     """Try every setting of a kernel on some layers, and print the best."""
     which = {"conv": "forward", "linear": "forward", "conv_step": "step", "linear_step": "both"}.get(kind, "both")
     cases = {name: Case(name, clients) for name in names}
-    products = FusedProducts(precision)
+    products = TritonLayerKernels(precision)
     ready = {name: case.forward(products) for name, case in cases.items()}
     results: list[tuple[list[float], dict[str, int]]] = []
     kept = CONFIGS[kind]

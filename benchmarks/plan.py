@@ -29,13 +29,13 @@ from typing import Any
 
 import numpy as np
 
-from defedavg.algorithms import ALGORITHMS, Server, Setup
-from defedavg.invariants import PlanError, checked
-from defedavg.lean import choose
-from defedavg.plan import Plan, records, uncollected
-from defedavg.profiles import Fleet
-from defedavg.stats import Counting
-from defedavg.timeline import Timeline
+from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
+from defedavg.planning.devices import Fleet
+from defedavg.planning.plan import Plan, records, uncollected
+from defedavg.planning.plan_checks import PlanError, checked
+from defedavg.planning.plan_stats import PlanStatsCollector
+from defedavg.planning.simulator import Simulator
+from defedavg.planning.sparse_simulator import choose
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ALGORITHMS},
@@ -50,7 +50,7 @@ EVENT_SIZES = (100, 1_000, 10_000, 100_000)
 EVENTS = 300_000
 
 
-def server(case: str, num_clients: int, updates_per_round: int) -> Server:
+def server(case: str, num_clients: int, updates_per_round: int) -> ServerMachine:
     """A new machine of a case."""
     name, own = CASES[case]
     kind = ALGORITHMS[name]
@@ -65,7 +65,7 @@ def cell(case: str, num_clients: int) -> dict[str, Any]:
     began = time.process_time()
     fleet = Fleet(num_clients)
     timeline = choose(server(case, num_clients, n), fleet, "auto")
-    counting = Counting(timeline.header, fleet)
+    counting = PlanStatsCollector(timeline.header, fleet)
     broken = None
     try:
         with uncollected():  # as `defedavg plan` does
@@ -170,7 +170,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 def cost(name: str, num_clients: int) -> float:
     """Microseconds per event, once every client has been seen."""
-    timeline = Timeline(server(name, num_clients, 10), Fleet(num_clients))
+    timeline = Simulator(server(name, num_clients, 10), Fleet(num_clients))
     stream = iter(timeline)
     while timeline.handled < 4 * num_clients:  # every client has had its first job
         next(stream)
@@ -183,7 +183,7 @@ def cost(name: str, num_clients: int) -> float:
 def whole(name: str) -> float:
     """Seconds to plan 400 rounds at N = 100, n = 10."""
     began = time.perf_counter()
-    Plan.collect(Timeline(server(name, 100, 10), Fleet(100)), 400)
+    Plan.collect(Simulator(server(name, 100, 10), Fleet(100)), 400)
     return time.perf_counter() - began
 
 

@@ -19,11 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from defedavg import config
 from defedavg.algorithms import ALGORITHMS
-from defedavg.files import file_name
+from defedavg.config import study as config
+from defedavg.experiments.simulation import make_plan
+from defedavg.fileio import file_name
 from defedavg.report.page import write
-from defedavg.simulation import make_plan
 
 
 def make_runs(folder: Path, runs: int, measurements: int) -> None:

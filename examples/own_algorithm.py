@@ -10,9 +10,9 @@ python examples/own_algorithm.py
 from dataclasses import dataclass, field
 
 from defedavg import UserError, simulate
-from defedavg.algorithms import Server, register
-from defedavg.algorithms.server import Actions
-from defedavg.protocol import Rule, Send, Update
+from defedavg.algorithms import ServerMachine, register
+from defedavg.algorithms.base import Actions
+from defedavg.algorithms.protocol import ClientPolicy, Send, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +23,19 @@ class FedAsyncSettings:
 
 
 @register
-class FedAsync(Server):
+class FedAsync(ServerMachine):
     """One arrival, one round; only its sender is given the new version."""
 
     name = "fedasync"
     summary = "asynchronous: every update is merged when it arrives, the staler the less of it"
     citation = "Xie, Koyejo, Gupta, 2019"
     equation = "w[t+1] = (1 − a)·w[t] + a·(w[τ] − Δ)"
-    rule = Rule()
+    policy = ClientPolicy()
     settings_type = FedAsyncSettings
     uses_global_lr = False
 
-    def _check_setup(self) -> None:
-        super()._check_setup()
+    def check_setup(self) -> None:
+        super().check_setup()
         if self.setup.updates_per_round != 1:
             raise UserError("fedasync merges one update at a time; set training.updates_per_round to 1")
 
@@ -46,9 +46,9 @@ class FedAsync(Server):
         super().returned(client)
         return [Send(client, self.version)]
 
-    def _arrived(self, update: Update) -> Actions:
+    def on_update(self, update: Update) -> Actions:
         a = self.settings.mixing / (1 + self.version - update.version) ** 0.5
-        merge = self._merge([(update, -a)], past=[(self.version, 1 - a), (update.version, a)])
+        merge = self.merge([(update, -a)], past=[(self.version, 1 - a), (update.version, a)])
         return [merge, Send(update.client, self.version)]
 
 

@@ -6,10 +6,10 @@ python examples/own_device_trace.py
 import tempfile
 from pathlib import Path
 
-from defedavg import config
-from defedavg.plan import Plan
-from defedavg.simulation import make_timeline
-from defedavg.stats import summarise
+from defedavg.config import study as config
+from defedavg.experiments.simulation import make_timeline
+from defedavg.planning.plan import Plan
+from defedavg.planning.plan_stats import summarise
 
 DEVICES = """client,step_seconds,up_mbps,down_mbps,leaves_at,returns_at
 0,0.002,50,200,,

@@ -3,10 +3,10 @@
 python examples/what_if.py
 """
 
-from defedavg import config
-from defedavg.plan import Plan
-from defedavg.simulation import make_timeline
-from defedavg.stats import summarise
+from defedavg.config import study as config
+from defedavg.experiments.simulation import make_timeline
+from defedavg.planning.plan import Plan
+from defedavg.planning.plan_stats import summarise
 
 study = config.study(
     {

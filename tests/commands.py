@@ -20,7 +20,7 @@ SECONDS = 300.0
 _PARENT = """
 import json, os, sys
 import fontTools.subset, matplotlib.backends.backend_agg, matplotlib.backends.backend_pdf, numpy, torch
-import defedavg.cli, defedavg.report.plots, defedavg.sweep
+import defedavg.cli.main, defedavg.report.plots, defedavg.experiments.sweep
 
 for line in sys.stdin:
     order = json.loads(line)
@@ -35,7 +35,7 @@ for line in sys.stdin:
     os.chdir(order["cwd"])
     sys.path.insert(0, order["cwd"])
     sys.argv = ["defedavg", *order["words"]]
-    defedavg.cli.main()
+    defedavg.cli.main.main()
     break
 """
 

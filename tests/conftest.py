@@ -12,8 +12,8 @@ import hypothesis
 import pytest
 import torch
 
-from defedavg.view.runs import Views
-from defedavg.view.server import Server, serve
+from defedavg.report.dashboard.http_server import DashboardServer, serve
+from defedavg.report.dashboard.run_index import Views
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[DashboardServer]:
     """A live view of tmp_path/runs."""
     (tmp_path / "runs").mkdir()
     with serve(Views(tmp_path / "runs"), "127.0.0.1", 0) as made:

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 from defedavg import make_task
-from defedavg.deploy import log as logs
-from defedavg.deploy.coordinator import Coordinator
-from defedavg.deploy.desk import Desk
-from defedavg.deploy.events import Exchanged, Trained
-from defedavg.deploy.log import LOG, Log
-from defedavg.deploy.port import Message, Reply, size_of
+from defedavg.deploy.client.handler import ClientHandler
+from defedavg.deploy.deploy_config import read_orders
+from defedavg.deploy.engine import event_log as logs
+from defedavg.deploy.engine.event_log import LOG, Log
+from defedavg.deploy.engine.events import Exchanged, Trained
 from defedavg.deploy.replay import Replay, replay
-from defedavg.deploy.session import Session
-from defedavg.deploy.settings import read_orders
-from defedavg.simulation import make_executor
+from defedavg.deploy.server.coordinator import Coordinator
+from defedavg.deploy.server.session import Session
+from defedavg.deploy.transport import Message, Reply, size_of
+from defedavg.experiments.simulation import make_executor
 from defedavg.tasks import Task
 
 Twist = Callable[["Node", Message, Reply], Reply | None]
@@ -61,7 +61,7 @@ def tiny_task(config: Mapping[str, Any], client: int | None) -> Task:
 class Node:
     """A client behind a node; ``twist`` may change or withhold its replies."""
 
-    desk: Desk
+    desk: ClientHandler
     delay: float
     alive: bool = True
     twist: Twist | None = None
@@ -172,7 +172,7 @@ class World:
     def connect(self, client: int, twist: Twist | None = None, delay: float | None = None) -> int:
         """A new node for a client; gives its id."""
         self._next += 1
-        desk = Desk(tiny_task, self.flat, client)
+        desk = ClientHandler(tiny_task, self.flat, client)
         self.port.members[self._next] = Node(desk, 0.4 * (1 + client) if delay is None else delay, twist=twist)
         return self._next
 

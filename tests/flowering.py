@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from defedavg.deploy import log as logs
-from defedavg.deploy.app import defaults, write_app
-from defedavg.deploy.cluster import Cluster, Security
-from defedavg.deploy.local import Follower, follow, start_nodes
-from defedavg.deploy.log import LOG, Log
+from defedavg.deploy.deploy_config import read_orders
+from defedavg.deploy.engine import event_log as logs
+from defedavg.deploy.engine.event_log import LOG, Log
+from defedavg.deploy.flower.app_template import defaults, write_app
+from defedavg.deploy.flower.local_deployment import Follower, follow, start_nodes
+from defedavg.deploy.flower.processes import Cluster, Security
 from defedavg.deploy.replay import Replay, replay
-from defedavg.deploy.settings import read_orders
 
 TASK = '''"""A line parts two classes."""
 

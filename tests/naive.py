@@ -10,25 +10,25 @@ import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from defedavg.algorithms import Server
-from defedavg.plan import Fate, Job
-from defedavg.profiles import Fleet
-from defedavg.protocol import (
+from defedavg.algorithms import ServerMachine
+from defedavg.algorithms.protocol import (
     Broadcast,
-    Client,
     ClientAction,
+    ClientMachine,
     Drop,
+    EndOfInstant,
     Merge,
     Phase,
     Request,
     Send,
     ServerAction,
     SetTimer,
-    Settle,
     Start,
     Update,
     Upload,
 )
+from defedavg.planning.devices import Fleet
+from defedavg.planning.plan import Job, JobOutcome
 
 ARRIVAL, DELIVERY, DISPATCH, TIMER = range(4)
 
@@ -36,11 +36,11 @@ ARRIVAL, DELIVERY, DISPATCH, TIMER = range(4)
 class Naive:
     """Call ``run``, then read ``rounds`` and ``jobs``."""
 
-    def __init__(self, server: Server, fleet: Fleet) -> None:
+    def __init__(self, server: ServerMachine, fleet: Fleet) -> None:
         self.server, self.fleet = server, fleet
-        self.rule = server.client_rule(server.settings)
+        self.policy = server.client_policy(server.settings)
         self.steps = server.steps_per_job(server.setup.local_steps)
-        self.clients = [Client(i, self.rule) for i in range(fleet.num_clients)]
+        self.clients = [ClientMachine(i, self.policy) for i in range(fleet.num_clients)]
         self.now = 0.0
         self.rounds: list[tuple[float, Merge]] = []
         self.jobs: list[Job] = []  # those that stopped
@@ -81,8 +81,8 @@ class Naive:
             elif isinstance(action, SetTimer):
                 t = action.token
                 self._at(self.now + action.seconds, TIMER, -1, lambda t=t: self._serve(self.server.timer(t)))  # type: ignore[misc]
-            elif isinstance(action, Settle):
-                self._at(self.now, DISPATCH, -1, lambda: self._serve(self.server.settled()))
+            elif isinstance(action, EndOfInstant):
+                self._at(self.now, DISPATCH, -1, lambda: self._serve(self.server.end_of_instant()))
 
     def _send(self, client: int, version: int, *, everyone: bool) -> None:
         left = self.now
@@ -180,7 +180,7 @@ class Naive:
         arrival = self.now + float(self.fleet.up_times[client])
         self._at(arrival, ARRIVAL, client, lambda: self._arrive(client, upload.index))
 
-    def _stop(self, client: int, steps: int, fate: Fate) -> None:
+    def _stop(self, client: int, steps: int, fate: JobOutcome) -> None:
         start, began, _ = self._running[client]
         if fate != "lost":
             self._finished[client, start.index] = Update(client, start.index, start.version, steps)

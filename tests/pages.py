@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from defedavg import config
-from defedavg.files import file_name
-from defedavg.simulation import make_plan
+from defedavg.config import study as config
+from defedavg.experiments.simulation import make_plan
+from defedavg.fileio import file_name
 
 TASK = {"model": "softmax", "split": "classes"}
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from defedavg import config
-from defedavg.checkpoints import KEPT, Shelf
+from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.runs import Run
-from defedavg.sweep import Event, Means
+from defedavg.experiments.checkpoints import KEPT, CheckpointDir
+from defedavg.experiments.study_run import StudyRun
+from defedavg.experiments.sweep import ComputeConfig, Event
 
 BASE: dict[str, Any] = {
     "name": "study",
@@ -79,17 +79,17 @@ def quiet(event: Event) -> None:
     pass
 
 
-def whole(folder: Path, chosen: config.Study, means: Means | None = None) -> Path:
+def whole(folder: Path, chosen: config.Study, means: ComputeConfig | None = None) -> Path:
     """The study, carried out in one sitting."""
-    assert Run(chosen, folder, means=means).carry_out(quiet)
+    assert StudyRun(chosen, folder, means=means).carry_out(quiet)
     return folder
 
 
-def broken(folder: Path, chosen: config.Study, after: int = 9, means: Means | None = None) -> Path:
+def broken(folder: Path, chosen: config.Study, after: int = 9, means: ComputeConfig | None = None) -> Path:
     """The study, broken off."""
     with pytest.raises(Broken):
-        Run(chosen, folder, means=means, every=0.0).carry_out(breaks(after))
-    assert 1 <= len(Shelf(folder / "checkpoints").paths()) <= KEPT
+        StudyRun(chosen, folder, means=means, every=0.0).carry_out(breaks(after))
+    assert 1 <= len(CheckpointDir(folder / "checkpoints").paths()) <= KEPT
     return folder
 
 

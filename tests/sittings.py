@@ -19,17 +19,17 @@ from typing import NoReturn
 
 import torch
 
-from defedavg import config
-from defedavg.keyed import key, uniform
-from defedavg.runs import Run
-from defedavg.simulation import named_task
-from defedavg.sweep import Means
+from defedavg.config import study as config
+from defedavg.experiments.simulation import named_task
+from defedavg.experiments.study_run import StudyRun
+from defedavg.experiments.sweep import ComputeConfig
+from defedavg.rng import key, uniform
 
 
 def sit(study: config.Study, folder: Path, executor: str) -> NoReturn:
     """The life of a process that may be killed."""
     try:
-        run = Run(study, folder, means=Means(executor), resume=True, every=0.0)
+        run = StudyRun(study, folder, means=ComputeConfig(executor), resume=True, every=0.0)
         os._exit(0 if run.carry_out(lambda event: None) else 1)
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)

@@ -14,10 +14,10 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from defedavg.algorithms import ALGORITHMS, Server, Setup
-from defedavg.plan import Plan, Record, Round
-from defedavg.profiles import Fleet, Slowness, Trace, Windows
-from defedavg.timeline import Timeline
+from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
+from defedavg.planning.devices import Fleet, Slowness, Trace, Windows
+from defedavg.planning.plan import Plan, Record, Round
+from defedavg.planning.simulator import Simulator
 
 SLOWNESS_TEXTS = (
     "equal",
@@ -34,7 +34,7 @@ def bounded(examples: int) -> settings:
     return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def variants(kind: type[Server]) -> list[Any]:
+def variants(kind: type[ServerMachine]) -> list[Any]:
     """Every combination of an algorithm's named choices: flags, and the words its help texts offer."""
     choices: list[list[tuple[str, Any]]] = []
     for field in dataclasses.fields(kind.settings_type):
@@ -49,7 +49,7 @@ def variants(kind: type[Server]) -> list[Any]:
     return [kind.settings_type(**dict(choice)) for choice in itertools.product(*choices)]
 
 
-def _ok(kind: type[Server], field: dataclasses.Field[Any], word: str) -> bool:
+def _ok(kind: type[ServerMachine], field: dataclasses.Field[Any], word: str) -> bool:
     try:
         kind.settings_type(**{field.name: word})
     except Exception:
@@ -57,10 +57,10 @@ def _ok(kind: type[Server], field: dataclasses.Field[Any], word: str) -> bool:
     return True
 
 
-class Guarded(Timeline):
+class Guarded(Simulator):
     """A timeline that fails, instead of planning for ever, when round after round of events brings no merge."""
 
-    def __init__(self, server: Server, fleet: Fleet, patience: int = 20_000) -> None:
+    def __init__(self, server: ServerMachine, fleet: Fleet, patience: int = 20_000) -> None:
         super().__init__(server, fleet)
         self.patience = patience
         self.events = 0
@@ -87,7 +87,7 @@ class Case:
     setup: Setup
     fleet: Fleet
 
-    def server(self) -> Server:
+    def server(self) -> ServerMachine:
         """A new server machine."""
         return ALGORITHMS[self.algorithm](self.setup, self.settings)
 

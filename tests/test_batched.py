@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from defedavg.algorithms import ALGORITHMS
-from defedavg.config import Settings
+from defedavg.config.study import Settings
 from defedavg.errors import UserError
-from defedavg.execute import Goal, Lane, Progress, Trainer, drive_batched
-from defedavg.simulation import Simulation, make_executor, make_plan, make_timeline
+from defedavg.experiments.simulation import Simulation, make_executor, make_plan, make_timeline
 from defedavg.tasks import Task, make_task
+from defedavg.training import BatchedRun, RunProgress, StoppingRule, Trainer, drive_batched
 from test_execute import settings
 
 CLIENTS = 6
@@ -83,13 +83,13 @@ def how(algorithm: str, **training: Any) -> Settings:
     return settings(algorithm, clients={"num_clients": CLIENTS}, training={**base, **training})
 
 
-def lane_of(chosen: Settings, task: Task, rounds: int, seed: int = 0) -> Lane:
+def lane_of(chosen: Settings, task: Task, rounds: int, seed: int = 0) -> BatchedRun:
     """A run of so many rounds, measured at its ends only."""
-    goal = Goal(max_rounds=rounds, every_rounds=2**31)
-    return Lane(make_executor(chosen, seed, task), iter(make_timeline(chosen, seed)), goal, Progress())
+    goal = StoppingRule(max_rounds=rounds, every_rounds=2**31)
+    return BatchedRun(make_executor(chosen, seed, task), iter(make_timeline(chosen, seed)), goal, RunProgress())
 
 
-def batched(lanes: list[Lane], task: Task, width: int) -> list[Tensor]:
+def batched(lanes: list[BatchedRun], task: Task, width: int) -> list[Tensor]:
     """The last versions of runs that share batches."""
     trainer = Trainer(task, lanes[0].reference.module, width=width)
     for _ in drive_batched(lanes, trainer):

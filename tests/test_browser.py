@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from defedavg.report.dashboard.http_server import DashboardServer
 from defedavg.report.page import build, write, write_records
-from defedavg.view.server import Server
 from pages import HOSTILE, make_folder, make_hostile, measurement
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
@@ -291,7 +291,9 @@ def test_hostile_names_are_text_in_tables_and_in_charts(tmp_path: Path, open_pag
         assert tab.asked == [page_file.as_uri()]
 
 
-def test_the_live_view_follows_runs_as_they_come_grow_and_go(server: Server, tmp_path: Path, open_page: Open) -> None:
+def test_the_live_view_follows_runs_as_they_come_grow_and_go(
+    server: DashboardServer, tmp_path: Path, open_page: Open
+) -> None:
     root = tmp_path / "runs"
     tab = open_page(server.address)
     page = tab.page
@@ -332,7 +334,9 @@ def test_the_live_view_follows_runs_as_they_come_grow_and_go(server: Server, tmp
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_live_view_can_be_read(server: Server, tmp_path: Path, open_page: Open, width: int, scheme: str) -> None:
+def test_the_live_view_can_be_read(
+    server: DashboardServer, tmp_path: Path, open_page: Open, width: int, scheme: str
+) -> None:
     make_folder(tmp_path / "runs", "alpha", finished=False)
     make_hostile(tmp_path / "runs")
     tab = open_page(server.address, width, scheme)

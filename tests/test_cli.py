@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from commands import call, refuse
-from defedavg.plan import Plan
+from defedavg.planning.plan import Plan
 
 TINY = """
 name = "tiny"

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defedavg import config
 from defedavg.algorithms import ALGORITHMS
+from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.simulation import make_timeline
+from defedavg.experiments.simulation import make_timeline
 
 EXAMPLE = """
 name = "first"

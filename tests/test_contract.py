@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defedavg.algorithms import ALGORITHMS, Server, Setup, algorithm
+from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup, algorithm
+from defedavg.algorithms.protocol import Broadcast, ClientPolicy, Merge, ProtocolError, Request, Send, Update
 from defedavg.errors import UserError
-from defedavg.plan import Job, Plan
-from defedavg.protocol import Broadcast, Merge, ProtocolError, Request, Rule, Send, Update
+from defedavg.planning.plan import Job, Plan
 from strategies import Case, bounded, case, cases, variants
 
 pytestmark = pytest.mark.parametrize("name", ALGORITHMS)
@@ -106,9 +106,9 @@ def test_more_updates_than_clients_are_refused_or_work(name: str, n: int) -> Non
 def test_its_rule_makes_sense(name: str) -> None:
     kind = ALGORITHMS[name]
     for own in variants(kind):
-        rule = kind.client_rule(own)
-        assert isinstance(rule, Rule)
-        assert rule.holds or not (rule.rests or rule.interruptible)
+        policy = kind.client_policy(own)
+        assert isinstance(policy, ClientPolicy)
+        assert policy.hold_until_requested or not (policy.pause_when_full or policy.interruptible)
         assert 1 <= kind.steps_per_job(7) <= 7
 
 
@@ -146,11 +146,11 @@ def test_jobs_have_all_their_steps_or_were_interrupted(name: str) -> None:
     for own in variants(kind):
         for job in case(name, 6, 2, own=own, step_seconds=0.01).plan(40).jobs:
             assert isinstance(job, Job)
-            assert job.fate != "interrupted" or kind.client_rule(own).interruptible
+            assert job.fate != "interrupted" or kind.client_policy(own).interruptible
             assert job.steps == kind.steps_per_job(5) or job.fate == "interrupted"
 
 
-def answers(server: Server, seed: int) -> list[Any]:
+def answers(server: ServerMachine, seed: int) -> list[Any]:
     """Everything a server answers to a fixed course of events, legal and not."""
     told: list[Any] = [server.start()]
     jobs = [0] * server.setup.num_clients
@@ -160,7 +160,7 @@ def answers(server: Server, seed: int) -> list[Any]:
         if event == 3:
             told.append(server.timer(step // 5))
         elif event == 4:
-            told.append(server.returned(client) if step % 2 else server.settled())
+            told.append(server.returned(client) if step % 2 else server.end_of_instant())
         else:
             update = Update(client, jobs[client], max(0, server.version - event), 1 + step % 3)
             jobs[client] += event < 2  # now and then the same job again
@@ -188,7 +188,7 @@ def test_a_merge_is_told_to_somebody(name: str) -> None:
         server = ALGORITHMS[name](Setup(3, 1, 2), own)
         actions = [*server.start(), *server.timer(1)]
         clients = [action.client for action in actions if isinstance(action, Send | Request)] or [0]
-        told = [*server.arrived(Update(clients[-1], 0, 0, 1)), *server.settled()]
+        told = [*server.arrived(Update(clients[-1], 0, 0, 1)), *server.end_of_instant()]
         assert isinstance(told[0], Merge)
         assert told[0].version == server.version == 1
         assert any(isinstance(a, Broadcast | Send) and a.version == 1 for a in told)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from defedavg.algorithms import ALGORITHMS
-from defedavg.config import Settings
-from defedavg.simulation import make_executor, make_timeline
+from defedavg.config.study import Settings
+from defedavg.experiments.simulation import make_executor, make_timeline
 from defedavg.tasks import LeastSquares, least_squares
 from support import rounds_of
 from test_execute import settings, small

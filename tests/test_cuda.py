@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from defedavg.algorithms import ALGORITHMS
+from defedavg.algorithms.protocol import Update
 from defedavg.errors import UserError
-from defedavg.execute import Lane, Standing, Trainer, drive_batched
-from defedavg.execute.precision import computing_in
-from defedavg.execute.samples import Shares
-from defedavg.execute.trainer import Job
-from defedavg.protocol import Update
-from defedavg.simulation import Simulation, make_executor
+from defedavg.experiments.simulation import Simulation, make_executor
 from defedavg.tasks import Task, build, make_task
+from defedavg.training import BatchedRun, RunState, Trainer, drive_batched
+from defedavg.training.device_minibatches import Shares
+from defedavg.training.precision import computing_in
+from defedavg.training.trainer import TrainingJob
 from test_batched import MODELS, how, lane_of, reference, task_of
 from test_execute import settings
 from test_stacked import named
@@ -107,7 +107,7 @@ def test_the_device_draws_what_the_host_draws() -> None:
     task = images("mlp").to("cuda")
     recipe = make_executor(how("defedavg-iid"), 3, task).recipe
     start = torch.zeros(1, device="cuda")
-    jobs = [Job(recipe, task, start, Update(client, 0, index, 5)) for client in range(6) for index in range(4)]
+    jobs = [TrainingJob(recipe, task, start, Update(client, 0, index, 5)) for client in range(6) for index in range(4)]
     found = Shares(torch.device("cuda")).samples(jobs, 5).cpu().numpy()
     for job, own in zip(jobs, found, strict=True):
         assert (own == recipe.samples(task, job.update)).all()
@@ -169,14 +169,14 @@ def test_a_run_taken_up_again_has_the_same_bits(model: str, at: int) -> None:
     runs = [(how("defedavg-niid"), 0), (how("fedavg", local_steps=7), 1)]
     truth = run(runs, task, 12, width=8)
     lanes, again = ([lane_of(chosen, task, 12, seed) for chosen, seed in runs] for _ in range(2))
-    stands: list[Standing] = []
+    stands: list[RunState] = []
     count = 0
 
     def rest() -> None:
         nonlocal count
         count += 1
         if count == at:
-            stands.extend(Standing.of_lane(lane, trainer) for lane in lanes)
+            stands.extend(RunState.of_lane(lane, trainer) for lane in lanes)
 
     with computing_in("tf32"):
         trainer = Trainer(task, lanes[0].reference.module, batch_size=4, width=8)
@@ -186,7 +186,7 @@ def test_a_run_taken_up_again_has_the_same_bits(model: str, at: int) -> None:
         for new, old, standing in zip(again, lanes, stands, strict=True):
             standing.restore(new.reference, new.progress, old.progress.evaluations[:1])
             records = standing.skip(new.records)
-            taken.append(Lane(new.reference, records, new.goal, new.progress, tally=standing.tally))
+            taken.append(BatchedRun(new.reference, records, new.goal, new.progress, tally=standing.tally))
             standing.restore_lane(taken[-1], trainer)
         for _ in drive_batched([], trainer, taken):
             pass

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from datafiles import binary_batch, idx, python2_batch, python3_batch, write_cifar, write_fashion
 from defedavg.errors import UserError
-from defedavg.tasks import DATASETS, data_dir, load, places, set_data_dir
-from defedavg.tasks.data import cifar10, fashionmnist, find
-from defedavg.tasks.places import PUBLISHED, intact, md5
-from defedavg.tasks.readers import read_binary, read_idx, read_pickled
+from defedavg.tasks import DATASETS, data_dir, load, set_data_dir
+from defedavg.tasks.datasets import locations as places
+from defedavg.tasks.datasets.catalog import cifar10, fashionmnist, find
+from defedavg.tasks.datasets.locations import PUBLISHED, intact, md5
+from defedavg.tasks.datasets.readers import read_binary, read_idx, read_pickled
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defedavg.algorithms import ALGORITHMS, Server
-from defedavg.deploy import log as logs
-from defedavg.deploy.engine import STRIKES
-from defedavg.deploy.events import Failed, Joined, Left, Refused
-from defedavg.deploy.log import LOG, Note
-from defedavg.deploy.port import Message, Reply
+from defedavg.algorithms import ALGORITHMS, ServerMachine
+from defedavg.deploy.engine import event_log as logs
+from defedavg.deploy.engine.engine import STRIKES
+from defedavg.deploy.engine.event_log import LOG, Note
+from defedavg.deploy.engine.events import Failed, Joined, Left, Refused
+from defedavg.deploy.transport import Message, Reply
 from defedavg.errors import UserError
-from defedavg.execute import Status
+from defedavg.training import Status
 from deploying import PLAIN, World, agrees, checked
 from strategies import bounded
 
@@ -41,14 +41,14 @@ def test_a_deployment_is_the_plan_that_its_log_tells(changes: dict[str, Any], tm
 class Spy:
     """Everything that a server machine saw and answered."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Server]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[ServerMachine]) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], list[Any]]] = []
         self._depth = 0
         for name in ("start", "arrived", "timer", "settled", "returned"):
             monkeypatch.setattr(kind, name, self._wrapped(name, getattr(kind, name)))
 
     def _wrapped(self, name: str, method: Any) -> Any:
-        def call(machine: Server, *args: Any) -> Any:
+        def call(machine: ServerMachine, *args: Any) -> Any:
             self._depth += 1  # machines call themselves; only what comes from outside counts
             actions = method(machine, *args)
             self._depth -= 1

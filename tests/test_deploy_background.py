@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from defedavg.deploy.background import Background, Work
-from defedavg.deploy.clocks import Clocks
-from defedavg.deploy.events import Report
-from defedavg.deploy.port import Message, Reply, Vector
-from defedavg.deploy.workers import Key, ask, born, folder
+from defedavg.algorithms.protocol import ClientPolicy, Update
+from defedavg.deploy.client.background_training import Background, Work
+from defedavg.deploy.client.client_socket import Key, ask, born, folder
+from defedavg.deploy.engine.clock_sync import Clocks
+from defedavg.deploy.engine.events import Report
+from defedavg.deploy.transport import Message, Reply, Vector
 from defedavg.errors import UserError
-from defedavg.execute import Recipe, Status
-from defedavg.protocol import Rule, Update
+from defedavg.training import LocalTraining, Status
 from deploying import Clock, World, agrees, checked
 
 WAIT = 60.0
@@ -48,11 +48,11 @@ class RealClock(Clock):
 class Trial:
     """A background client whose jobs end when the test says so."""
 
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
+    def __init__(self, policy: ClientPolicy) -> None:
+        self.policy = policy
         self.step = threading.Semaphore(0)
         self.started: list[int] = []
-        self.background = Background(3, rule, self._carry_out)
+        self.background = Background(3, policy, self._carry_out)
         self.epoch = 1
 
     def _carry_out(self, work: Work, goes_on: Any) -> tuple[Vector, int, float]:
@@ -71,7 +71,7 @@ class Trial:
         return self.background.exchange(fields, weights, self._make)
 
     def _make(self, fields: Any, index: int, version: int, weights: Vector) -> Work:
-        return Work(Update(3, index, version, 2), Recipe(seed=0), weights)
+        return Work(Update(3, index, version, 2), LocalTraining(seed=0), weights)
 
     def until_started(self, count: int) -> None:
         deadline = time.monotonic() + WAIT
@@ -85,7 +85,7 @@ def kinds(told: dict[str, Any]) -> list[str]:
 
 
 def test_an_eager_client_trains_on_and_a_newer_update_overwrites() -> None:
-    trial = Trial(Rule(holds=True))
+    trial = Trial(ClientPolicy(hold_until_requested=True))
     assert trial.say(0, wanted=False)[0]["update"] is False
     trial.until_started(1)
     trial.say(1, wanted=False)
@@ -106,7 +106,7 @@ def test_an_eager_client_trains_on_and_a_newer_update_overwrites() -> None:
 
 
 def test_a_request_waits_for_the_running_job() -> None:
-    trial = Trial(Rule(holds=True))
+    trial = Trial(ClientPolicy(hold_until_requested=True))
     trial.say(0, wanted=False)
     assert trial.say(None, wanted=True)[0]["update"] is False
     trial.step.release(2)
@@ -115,7 +115,7 @@ def test_a_request_waits_for_the_running_job() -> None:
 
 
 def test_an_interruptible_client_hands_over_what_it_has() -> None:
-    trial = Trial(Rule(holds=True, rests=True, interruptible=True))
+    trial = Trial(ClientPolicy(hold_until_requested=True, pause_when_full=True, interruptible=True))
     trial.say(0, wanted=False)
     trial.until_started(1)
     trial.step.release(1)
@@ -132,7 +132,7 @@ def test_an_interruptible_client_hands_over_what_it_has() -> None:
 
 
 def test_a_new_epoch_forgets_everything() -> None:
-    trial = Trial(Rule(holds=True))
+    trial = Trial(ClientPolicy(hold_until_requested=True))
     trial.say(0, wanted=False)
     trial.until_started(1)
     trial.epoch = 2
@@ -148,8 +148,8 @@ def test_what_a_job_raises_is_told_to_who_asks() -> None:
     def broken(work: Work, goes_on: Any) -> tuple[Vector, int, float]:
         raise RuntimeError("no data")
 
-    trial = Trial(Rule(holds=True))
-    trial.background = Background(3, trial.rule, broken)
+    trial = Trial(ClientPolicy(hold_until_requested=True))
+    trial.background = Background(3, trial.policy, broken)
     with pytest.raises(RuntimeError, match="no data"):
         trial.say(0, wanted=True, patience=WAIT)
 
@@ -164,7 +164,7 @@ BACKGROUND: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def _real_time(worlds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploying.Clock", RealClock)
-    monkeypatch.setattr("defedavg.deploy.coordinator.NODES_SECONDS", 0.05)
+    monkeypatch.setattr("defedavg.deploy.server.coordinator.NODES_SECONDS", 0.05)
 
 
 def real(folder_: Path, changes: dict[str, Any], **more: Any) -> World:
@@ -246,7 +246,7 @@ def test_a_worker_answers_only_who_knows_the_secret_and_ends_with_its_parent(tmp
         order = {"task": "deploying:tiny_task", "config": {"clients.num_clients": 6}, "client": 2, "step_seconds": 0.0}
         code = (
             "import os, json, sys\n"
-            "from defedavg.deploy import workers\n"
+            "from defedavg.deploy.client import client_socket as workers\n"
             f"os.getppid = lambda: {parent.pid}\n"
             f"order = json.loads({json.dumps(json.dumps(order))})\n"
             "key, told, _ = workers.ask(None, 'test', order, 'hello', {}, None)\n"
@@ -269,7 +269,7 @@ def test_a_worker_answers_only_who_knows_the_secret_and_ends_with_its_parent(tmp
         assert again == told
         with pytest.raises(UserError, match="not known here"):
             ask(key, "test", order, "dance", {}, None)
-        from defedavg.deploy.workers import _connect
+        from defedavg.deploy.client.client_socket import _connect
 
         assert _connect(Key(path, b"another secret")) is None
     finally:

@@ -17,19 +17,20 @@ import pytest
 from cryptography import x509
 from typer.testing import CliRunner
 
-from defedavg.cli import app
-from defedavg.deploy import flower, runfolder
-from defedavg.deploy import log as logs
-from defedavg.deploy.app import defaults, write_app
-from defedavg.deploy.cluster import Cluster
-from defedavg.deploy.command import _of_app
-from defedavg.deploy.flower import serve
-from defedavg.deploy.keys import make_keys
+from defedavg.cli.deploy_command import _of_app
+from defedavg.cli.main import app
+from defedavg.deploy.deploy_config import read_orders
+from defedavg.deploy.engine import event_log as logs
+from defedavg.deploy.flower.app_template import defaults, write_app
+from defedavg.deploy.flower.processes import Cluster
+from defedavg.deploy.flower.server_app import serve
+from defedavg.deploy.flower.server_app import server_app as flower
+from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
-from defedavg.deploy.settings import read_orders
+from defedavg.deploy.server import deployment_folder as runfolder
 from defedavg.errors import UserError
-from defedavg.execute import Reference
-from defedavg.files import Claim
+from defedavg.fileio import FolderLock
+from defedavg.training import Reference
 from deploying import Clock, World, tiny_task
 
 
@@ -198,7 +199,7 @@ def test_a_run_has_one_server_and_one_that_flower_starts_again_goes_on(
         with pytest.raises(Lost):
             serve(world.port, flat, tiny_task, "17")
     world.port.pending.clear()
-    with Claim(folder), pytest.raises(SystemExit):
+    with FolderLock(folder), pytest.raises(SystemExit):
         serve(world.port, flat, tiny_task, "17")
     assert not (folder / runfolder.ERROR).exists()
     with pytest.raises(SystemExit):
@@ -217,8 +218,8 @@ def test_a_run_has_one_server_and_one_that_flower_starts_again_goes_on(
 ENDLESS = """
 import sys, time
 from pathlib import Path
-from defedavg.deploy.cluster import Cluster
-from defedavg.deploy.signals import as_interrupts
+from defedavg.deploy.flower.processes import Cluster
+from defedavg.deploy.flower.signals import as_interrupts
 
 with as_interrupts(), Cluster(Path(sys.argv[1])) as cluster:
     for name in ("one", "two"):
@@ -256,7 +257,7 @@ def test_a_deployment_that_never_began_is_replaced_and_removed_like_any_run(
     def never(*words: Any, **more: Any) -> None:
         raise UserError("no cluster today")
 
-    monkeypatch.setattr("defedavg.deploy.local.run_local", never)
+    monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", never)
     for words in ((), ("--force",)):
         assert refused("deploy", "local", *words) == "no cluster today"
     (tmp_path / "runs" / "deployment" / "flower").mkdir()
@@ -275,6 +276,6 @@ def test_settings_of_an_app_can_be_changed_for_a_run(tmp_path: Path, monkeypatch
         seen.append((orders.settings.stop.max_rounds, orders.settings.clients.num_clients, changes))
         raise UserError("enough")
 
-    monkeypatch.setattr("defedavg.deploy.local.run_local", kept)
+    monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", kept)
     refused("deploy", "local", "--app", "own", "--clients", "2", "--set", "stop.max_rounds=7")
     assert seen == [(7, 2, {"stop.max_rounds": 7, "clients.num_clients": 2})]

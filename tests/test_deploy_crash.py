@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from defedavg.deploy import log as logs
-from defedavg.deploy.log import LOG
+from defedavg.deploy.engine import event_log as logs
+from defedavg.deploy.engine.event_log import LOG
 from defedavg.deploy.replay import replay
-from defedavg.deploy.session import Session
+from defedavg.deploy.server.session import Session
 from defedavg.errors import UserError
-from defedavg.execute import Status
+from defedavg.training import Status
 from deploying import FLAT, PLAIN, World, agrees, checked, tiny_task
 
 pytestmark = pytest.mark.usefixtures("worlds")

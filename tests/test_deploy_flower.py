@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from defedavg.deploy import log as logs
-from defedavg.deploy.app import defaults, write_app
-from defedavg.deploy.cluster import Security
-from defedavg.deploy.events import Joined, Left, Refused, Resumed, Trained
-from defedavg.deploy.keys import make_keys
-from defedavg.deploy.local import Follower
-from defedavg.deploy.log import LOG
+from defedavg.deploy.engine import event_log as logs
+from defedavg.deploy.engine.event_log import LOG
+from defedavg.deploy.engine.events import Joined, Left, Refused, Resumed, Trained
+from defedavg.deploy.flower.app_template import defaults, write_app
+from defedavg.deploy.flower.local_deployment import Follower
+from defedavg.deploy.flower.processes import Security
+from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.errors import UserError
-from defedavg.keyed import key, uniform
-from defedavg.simulation import make_executor, named_task
+from defedavg.experiments.simulation import make_executor, named_task
+from defedavg.rng import key, uniform
 from flowering import TASK, Deployment, Narrows
 
 deploy = pytest.mark.deploy
@@ -227,7 +227,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 
-from defedavg.deploy.flower_client import client_number, handle
+from defedavg.deploy.flower.client_app import client_number, handle
 
 app = ClientApp()
 

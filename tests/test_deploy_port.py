@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from defedavg.deploy import flower
-from defedavg.deploy.flower import FlowerPort
-from defedavg.deploy.port import Reply
+from defedavg.deploy.flower.server_app import FlowerTransport
+from defedavg.deploy.flower.server_app import server_app as flower
+from defedavg.deploy.transport import Reply
 
 
 def answer(name: str, error: int | None = None) -> Any:
@@ -63,15 +63,15 @@ def names(replies: list[Reply]) -> list[str]:
     return [reply.to for reply in replies]
 
 
-def until_some(port: FlowerPort, ids: list[str]) -> list[Reply]:
+def until_some(port: FlowerTransport, ids: list[str]) -> list[Reply]:
     deadline = time.monotonic() + 60
     while not (found := port.pull(ids)):
         assert time.monotonic() < deadline
     return found
 
 
-def port_over(link: Any) -> FlowerPort:
-    return FlowerPort(link)
+def port_over(link: Any) -> FlowerTransport:
+    return FlowerTransport(link)
 
 
 def test_an_upload_that_hangs_keeps_no_other_reply_waiting(link: Link) -> None:

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 import typer
 
-from defedavg import cli, config, demo
+from defedavg.cli import main as cli
+from defedavg.config import study as config
+from defedavg.experiments import demo
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 
 from defedavg.algorithms import ALGORITHMS, Setup
-from defedavg.plan import Absence, Job, Plan, Replacement, Stall
-from defedavg.profiles import Fleet, Trace
-from defedavg.protocol import Send, SetTimer
-from defedavg.timeline import Timeline
+from defedavg.algorithms.protocol import Send, SetTimer
+from defedavg.planning.devices import Fleet, Trace
+from defedavg.planning.plan import Absence, Job, Plan, Replacement, Stall
+from defedavg.planning.simulator import Simulator
 from strategies import Case, Guarded, bounded, case, cases, variants
 from test_timeline import agrees_with_twin
 
 NAMES = list(ALGORITHMS)
-DRAWING = [name for name, kind in ALGORITHMS.items() if not (kind.broadcasts and not kind.rule.holds)]
+DRAWING = [name for name, kind in ALGORITHMS.items() if not (kind.broadcasts and not kind.policy.hold_until_requested)]
 VARIANTS = [
     pytest.param(name, own, id=f"{name}-{i}")
     for name, kind in ALGORITHMS.items()
@@ -86,7 +86,7 @@ def test_half_of_all_jobs_may_die(name: str, own: Any, return_seconds: float) ->
         found = case(name, 5, 3, own=own, seed=seed, timeout=5.0, dropout=0.5, return_seconds=return_seconds)
         plan = goes_on_or_stalls(found, 10)
         assert len(plan.rounds) == 10
-        assert {job.fate for job in plan.jobs} >= {"ended", "lost"} or ALGORITHMS[name].rule.interruptible
+        assert {job.fate for job in plan.jobs} >= {"ended", "lost"} or ALGORITHMS[name].policy.interruptible
         plan.check()
 
 
@@ -196,7 +196,7 @@ def test_fedbuff_keeps_its_places_filled() -> None:
         elif isinstance(action, SetTimer):
             tokens[sent] = action.token
     assert set(tokens) == {0, 1, 2}
-    answers = server.returned(1) + server.settled() + server.timer(tokens[1]) + server.settled()
+    answers = server.returned(1) + server.end_of_instant() + server.timer(tokens[1]) + server.end_of_instant()
     assert [action.client for action in answers if isinstance(action, Send)] == [1]
 
 
@@ -233,7 +233,7 @@ def test_a_client_that_leaves_for_good_while_away_does_not_return() -> None:
     for seed in range(30):
         fleet = Fleet(2, seed, dropout=0.5, return_seconds=0.3, trace=trace)
         server = ALGORITHMS["defedavg-iid"](Setup(2, 1, 2, seed, timeout_seconds=5.0))
-        plan = Plan.collect(Timeline(server, fleet), 40)
+        plan = Plan.collect(Simulator(server, fleet), 40)
         plan.check()
         left += any(r.client == 1 and r.time < 0.6 <= r.back for r in plan.records if isinstance(r, Absence))
         assert all(job.start <= 0.6 for job in plan.jobs if job.client == 1)
@@ -243,7 +243,7 @@ def test_a_client_that_leaves_for_good_while_away_does_not_return() -> None:
 def test_without_replacement_nobody_counts_twice_after_a_redraw() -> None:
     fleet = Fleet(10, 1, dropout=0.15, return_seconds=2.0)
     own = ALGORITHMS["fedavg"].settings_type(replacement=False)
-    plan = Plan.collect(Timeline(ALGORITHMS["fedavg"](Setup(10, 4, 20, 1, timeout_seconds=1.0), own), fleet), 60)
+    plan = Plan.collect(Simulator(ALGORITHMS["fedavg"](Setup(10, 4, 20, 1, timeout_seconds=1.0), own), fleet), 60)
     plan.check()
     assert any(isinstance(record, Replacement) and record.drawn for record in plan.records)
     full = [record for record in plan.rounds if len(record.merge.updates) == 4]

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from defedavg import config
 from defedavg.algorithms import ALGORITHMS
-from defedavg.config import Settings
+from defedavg.config import study as config
+from defedavg.config.study import Settings
 from defedavg.errors import UserError
-from defedavg.execute import Goal, Progress, Recipe, Reference, Status, positions
-from defedavg.execute.drive import Due, Meter, Outcome
-from defedavg.execute.reference import FlatModel
-from defedavg.plan import Round
-from defedavg.simulation import Simulation, make_executor, make_plan
+from defedavg.experiments.simulation import Simulation, make_executor, make_plan
+from defedavg.planning.plan import Round
 from defedavg.tasks import Task, cross_entropy, least_squares, make_task
+from defedavg.training import LocalTraining, Reference, RunProgress, Status, StoppingRule, positions
+from defedavg.training.reference import FlatModel
+from defedavg.training.stopping import EvalResult, EvalSchedule, PendingEval
 
 
 def settings(algorithm: str, **tables: Mapping[str, Any]) -> Settings:
@@ -246,7 +246,7 @@ def test_recipe_needs_a_model_with_parameters() -> None:
     x = torch.zeros(2, 3)
     task = make_task(model=nn.Flatten, train=(x, x), test=(x, x), clients=[np.arange(2)], classes=None)
     with pytest.raises(UserError, match="no parameters"):
-        Reference(task, Recipe(seed=0))
+        Reference(task, LocalTraining(seed=0))
 
 
 def test_rounds_hold_their_times() -> None:
@@ -260,7 +260,7 @@ def test_counters_and_the_callers_module_stay_as_they_were() -> None:
     before = {name: value.clone() for name, value in net.state_dict().items()}
     x, y = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3
     task = make_task(model=lambda: net, train=(x, y), test=(x, y), clients=[np.arange(12)])
-    executor = Reference(task, Recipe(seed=0, batch_size=4))
+    executor = Reference(task, LocalTraining(seed=0, batch_size=4))
     update = make_plan(settings("fedavg", **small(1, 1)), 0, 1).rounds[0].merge.updates[0][0]
     first = executor._train(update)
     assert torch.equal(first, executor._train(update))
@@ -281,7 +281,7 @@ def test_a_model_that_does_not_fit_is_one_line(model: Any, target: Tensor, class
     target[0] = classes - 1
     task = make_task(model=model, train=(x, target), test=(x, target), clients=[np.arange(6)])
     with pytest.raises(UserError, match=words):
-        Reference(task, Recipe(seed=0)).measure(torch.zeros(1), task.test)
+        Reference(task, LocalTraining(seed=0)).measure(torch.zeros(1), task.test)
 
 
 def test_accuracy_is_refused_where_it_has_no_meaning() -> None:
@@ -290,7 +290,7 @@ def test_accuracy_is_refused_where_it_has_no_meaning() -> None:
         model=lambda: nn.Linear(4, 1), loss=lambda out, target: (out[:, 0] - target) ** 2, train=(x, y), test=(x, y),
         clients=[np.arange(6)],
     )  # fmt: skip
-    executor = Reference(task, Recipe(seed=0))
+    executor = Reference(task, LocalTraining(seed=0))
     with pytest.raises(UserError, match="classes=None"):
         executor.measure(executor.versions[0], task.test)
 
@@ -320,11 +320,11 @@ def test_first_and_sustained_hits(
 ) -> None:
     """A sustained hit is five measurements in a row at the target; its time is that of the first of them."""
     task = least_squares(2).task
-    progress = Progress()
-    meter = Meter(task, Goal(target_accuracy=0.8, hits=hits), progress)
+    progress = RunProgress()
+    meter = EvalSchedule(task, StoppingRule(target_accuracy=0.8, hits=hits), progress)
     for number, accuracy in enumerate(accuracies):
-        due = Due(number, float(number), torch.zeros(1), True, 0.0, 0, None)
-        meter.settle(due, Outcome(True, 0.5, accuracy))
+        due = PendingEval(number, float(number), torch.zeros(1), True, 0.0, 0, None)
+        meter.settle(due, EvalResult(True, 0.5, accuracy))
         if progress.status is not Status.RUNNING:
             assert number == ends
             break

@@ -19,12 +19,15 @@ from typer.testing import CliRunner
 
 from commands import call
 from datafiles import write_cifar, write_fashion
-from defedavg import cli, data_cli, fetch
+from defedavg.cli import data_command as data_cli
+from defedavg.cli import main as cli
 from defedavg.errors import UserError
-from defedavg.fetch import File, Source, unpack
-from defedavg.tasks import DATASETS, places, set_data_dir
-from defedavg.tasks.data import cifar10, fashionmnist
-from defedavg.tasks.places import md5
+from defedavg.tasks import DATASETS, set_data_dir
+from defedavg.tasks.datasets import download as fetch
+from defedavg.tasks.datasets import locations as places
+from defedavg.tasks.datasets.catalog import cifar10, fashionmnist
+from defedavg.tasks.datasets.download import File, Source, unpack
+from defedavg.tasks.datasets.locations import md5
 
 BODY = bytes(range(256)) * 800
 """Longer than what is read at a time."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from defedavg.algorithms import ALGORITHMS
-from defedavg.plan import Plan
+from defedavg.planning.plan import Plan
 from strategies import Case, case, variants
 
 FOLDER = Path(__file__).parent / "golden"

@@ -15,7 +15,7 @@ import torch
 
 from defedavg.errors import UserError
 from defedavg.tasks import load
-from defedavg.tasks.hub import load as hub_load
+from defedavg.tasks.datasets.hub import load as hub_load
 
 
 def line_of(act: Callable[[], object]) -> str:

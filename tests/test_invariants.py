@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from defedavg.algorithms import ALGORITHMS
-from defedavg.invariants import PlanError
-from defedavg.plan import Absence, Job, Plan, Record, Replacement, Round, Sent, Stall, Uploaded
-from defedavg.protocol import Merge, Update
+from defedavg.algorithms.protocol import Merge, Update
+from defedavg.planning.plan import Absence, Job, Plan, Record, Replacement, Round, Sent, Stall, Uploaded
+from defedavg.planning.plan_checks import PlanError
 from strategies import case, variants
 from support import GOOD
 

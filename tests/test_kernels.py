@@ -11,14 +11,14 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
 
-from defedavg.execute.products import Products, Weights, Window
+from defedavg.training.kernels.plain import LayerKernels, Weights, Window
 
 if torch.cuda.is_available():
     pytest.skip("benchmarks/kernels.py checks the compiled kernels on a device", allow_module_level=True)
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from defedavg.execute.fused import FusedProducts
+from defedavg.training.kernels.triton_layers import TritonLayerKernels
 
 # Triton's interpreter turns arrays of one element into numbers, which NumPy will forbid one day.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -66,7 +66,7 @@ def test_convolutions(case: tuple[int, tuple[int, int, int], int, Window], bias:
     rates = torch.tensor([0.1, 0.0, 0.3])  # the second stands still
     start = Weights(random(1, CLIENTS, outs, *window.size, image[2]), random(2, CLIENTS, outs) if bias else None, rates)
     found = []
-    for products in (FusedProducts("float32"), Products()):
+    for products in (TritonLayerKernels("float32"), LayerKernels()):
         own = Weights(
             start.weight.clone(), None if start.bias is None else start.bias.clone(), rates, (not frozen, bias)
         )
@@ -92,7 +92,7 @@ def test_fully_connected_layers(rows: int, ins: int, outs: int, relu: bool, bias
     rates = torch.tensor([0.1, 0.0, 0.3])
     start = Weights(random(1, CLIENTS, outs, ins), random(2, CLIENTS, outs) if bias else None, rates)
     found = []
-    for products in (FusedProducts("float32"), Products()):
+    for products in (TritonLayerKernels("float32"), LayerKernels()):
         own = Weights(start.weight.clone(), None if start.bias is None else start.bias.clone(), rates, (True, bias))
         out, saved = products.linear(x, own, relu)
         grad_x = products.linear_back(random(3, *out.shape), saved, own, relu, True)
@@ -109,13 +109,13 @@ def test_without_rates_nobody_is_left_out() -> None:
     x, weight, bias = random(0, 4, 6, 6, 2), random(1, 2, 8, 3, 3, 2), random(2, 2, 8)
     window = Window((3, 3), (1, 1), (1, 1), relu=True, pool=True)
     own = Weights(weight, bias, None)
-    same(FusedProducts("float32").conv(x, own, window)[0], Products().conv(x, own, window)[0])
+    same(TritonLayerKernels("float32").conv(x, own, window)[0], LayerKernels().conv(x, own, window)[0])
 
 
 def test_what_is_not_a_number_stays_so_through_pooling() -> None:
     x = torch.full((1, 4, 4, 1), torch.nan)
     own = Weights(torch.ones(1, 1, 1, 1, 1), None, None)
-    out, _ = FusedProducts("float32").conv(x, own, Window((1, 1), (1, 1), (0, 0), relu=True, pool=True))
+    out, _ = TritonLayerKernels("float32").conv(x, own, Window((1, 1), (1, 1), (0, 0), relu=True, pool=True))
     assert torch.isnan(out).all()
 
 
@@ -123,7 +123,7 @@ def test_a_tie_at_zero_has_no_slope() -> None:
     x = torch.zeros(1, 4, 4, 1)
     own = Weights(torch.ones(1, 1, 1, 1, 1), None, torch.ones(1))
     window = Window((1, 1), (1, 1), (0, 0), relu=True, pool=True)
-    out, saved = FusedProducts("float32").conv(x, own, window)
-    grad_x = FusedProducts("float32").conv_back(torch.ones_like(out), saved, x.shape, own, window, True)
+    out, saved = TritonLayerKernels("float32").conv(x, own, window)
+    grad_x = TritonLayerKernels("float32").conv_back(torch.ones_like(out), saved, x.shape, own, window, True)
     assert grad_x is not None
     assert not grad_x.any()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from defedavg import keyed
+from defedavg import rng as keyed
 from strategies import bounded
 
 WORDS = st.integers(0, 2**64 - 1)

@@ -77,8 +77,8 @@ def reachable(rooms: set[str]) -> set[str]:
 def test_relative_imports_are_resolved() -> None:
     """The reader of imports itself: a wall that sees nothing is no wall."""
     text = "import torch.nn\nfrom . import a\nfrom ..b import c\nfrom .d import e\ndef f():\n    from flwr import g\n"
-    found = set(imports(ast.parse(text), "defedavg.execute.x"))
-    assert found == {"torch.nn", "defedavg.execute.a", "defedavg.b.c", "defedavg.execute.d.e", "flwr.g"}
+    found = set(imports(ast.parse(text), "defedavg.training.x"))
+    assert found == {"torch.nn", "defedavg.training.a", "defedavg.b.c", "defedavg.training.d.e", "flwr.g"}
 
 
 def test_every_room_is_there() -> None:

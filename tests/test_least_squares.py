@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jacrev
 
-from defedavg.tasks import (
-    LeastSquares,
-    Scale,
-    least_squares,
-)
+from defedavg.tasks import LeastSquares, Scale, least_squares
 from test_tasks import line_of
 
 

@@ -13,11 +13,13 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from defedavg import config, live, tensorboard
+from defedavg.cli import progress_table as live
+from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.execute import Evaluation
-from defedavg.runs import Run
-from defedavg.sweep import Event, Finished, Item, Measured
+from defedavg.experiments.study_run import StudyRun
+from defedavg.experiments.sweep import Event, RunEvaluated, RunFinished, RunSpec
+from defedavg.runstore import tensorboard
+from defedavg.training import Evaluation
 
 STUDY = config.study(
     {
@@ -30,17 +32,17 @@ STUDY = config.study(
     }
 )
 POINT = STUDY.points()[0]
-ITEM = Item(POINT, POINT.settings, 0)
+ITEM = RunSpec(POINT, POINT.settings, 0)
 FIRST = Evaluation(0, 0.0, 0.1, 2.3, None, 0.0, 0, 0.0)
 
 
-def measured(item: Item, **more: Any) -> Measured:
-    return Measured(item, cast(Any, SimpleNamespace()), replace(FIRST, **more), None)
+def measured(item: RunSpec, **more: Any) -> RunEvaluated:
+    return RunEvaluated(item, cast(Any, SimpleNamespace()), replace(FIRST, **more), None)
 
 
 def test_speed_and_time_left_follow_the_clock() -> None:
     now = [100.0]
-    board = live.Board("title", 2, clock=lambda: now[0])
+    board = live.ProgressTable("title", 2, clock=lambda: now[0])
     board.take(measured(ITEM))
     assert board.line().startswith("fedavg seed 0: round 0, 0.00 s simulated, accuracy 10.0 %, – updates/s")
     now[0] = 104.0
@@ -51,14 +53,14 @@ def test_speed_and_time_left_follow_the_clock() -> None:
     )
     assert board.done == pytest.approx(0.2)
     assert board.left == pytest.approx(4.0 * 1.8 / 0.2)
-    board.take(Finished(ITEM, cast(Any, SimpleNamespace()), 4.0))
+    board.take(RunFinished(ITEM, cast(Any, SimpleNamespace()), 4.0))
     assert (board.done, board.rows) == (1, {})
 
 
 def test_the_table_shows_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = live.Board("title", 9)
+    board = live.ProgressTable("title", 9)
     for seed in range(5):
-        board.take(measured(Item(POINT, POINT.settings, seed), round=1, updates=3))
+        board.take(measured(RunSpec(POINT, POINT.settings, seed), round=1, updates=3))
     console = Console(file=io.StringIO(), width=120)
     console.print(board.table(2))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
@@ -75,7 +77,7 @@ def test_a_terminal_gets_a_table_and_a_file_gets_plain_lines(
 ) -> None:
     monkeypatch.setattr(live, "QUIET_SECONDS", 0.0)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, height=30, color_system=None)
-    run = Run(STUDY, tmp_path / "small")
+    run = StudyRun(STUDY, tmp_path / "small")
     with live.watching(console, "small", 2) as watch:
         assert run.carry_out(watch)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
@@ -104,14 +106,14 @@ def events(path: Path) -> list[Any]:
 
 
 def test_logs_for_tensorboard_hold_every_measurement_at_its_simulated_time(tmp_path: Path) -> None:
-    run = Run(STUDY, tmp_path / "small")
+    run = StudyRun(STUDY, tmp_path / "small")
     told: list[Event] = []
     with tensorboard.logging(run.folder, told.append, True) as watch:
         assert run.carry_out(watch)
-    assert len([event for event in told if isinstance(event, Measured)]) == 2 * 11
+    assert len([event for event in told if isinstance(event, RunEvaluated)]) == 2 * 11
     logs = sorted((run.folder / "tensorboard").iterdir())
     assert [log.name for log in logs] == ["defedavg-niid_seed=0", "fedavg_seed=0"]
-    wanted = [e.evaluation for e in told if isinstance(e, Measured) and e.item.settings.algorithm == "fedavg"]
+    wanted = [e.evaluation for e in told if isinstance(e, RunEvaluated) and e.item.settings.algorithm == "fedavg"]
     (file,) = logs[1].iterdir()
     values: dict[str, list[tuple[int, float, float]]] = {}
     for event in events(file):

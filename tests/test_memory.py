@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from defedavg.errors import UserError
-from defedavg.execute import Goal, Lane, Progress, Trainer, drive_batched
-from defedavg.execute.memory import VECTORS, Need, free, parse_memory, readable
-from defedavg.execute.trainer import Job
-from defedavg.simulation import make_executor, make_timeline
+from defedavg.experiments.simulation import make_executor, make_timeline
 from defedavg.tasks import make_task
+from defedavg.training import BatchedRun, RunProgress, StoppingRule, Trainer, drive_batched
+from defedavg.training.memory import VECTORS, Need, free, parse_memory, readable
+from defedavg.training.trainer import TrainingJob
 from test_batched import batched, how, lane_of, task_of
 from test_execute import settings
 
@@ -68,7 +68,7 @@ def test_a_batch_fits_what_is_allowed(vector: int, step: int, width: int, at_onc
     assert more.room >= fit.room
 
 
-def vectors(lane: Lane) -> int:
+def vectors(lane: BatchedRun) -> int:
     """How many vectors of parameters a run holds."""
     return len(lane.reference.versions) + len(lane.deltas)
 
@@ -80,8 +80,8 @@ def test_what_is_kept_does_not_grow_with_the_rounds(algorithm: str) -> None:
     most = {}
     for rounds in (400, 1600):
         chosen = settings(algorithm, clients={"num_clients": 20}, training={"updates_per_round": 4, "local_steps": 3})
-        goal = Goal(max_rounds=rounds, every_rounds=5)
-        lane = Lane(make_executor(chosen, 0, task), iter(make_timeline(chosen, 0)), goal, Progress())
+        goal = StoppingRule(max_rounds=rounds, every_rounds=5)
+        lane = BatchedRun(make_executor(chosen, 0, task), iter(make_timeline(chosen, 0)), goal, RunProgress())
         trainer = Trainer(task, lane.reference.module, width=16)
         most[rounds] = max(vectors(lane) + len(lane.rounds) for _ in drive_batched([lane], trainer))
     assert most[1600] <= 1.1 * most[400] + 5
@@ -112,7 +112,7 @@ class Short(Trainer):
 
     limit = 4
 
-    def _train(self, jobs: Sequence[Job]) -> list[Tensor]:
+    def _train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         if len(jobs) > self.limit:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return super()._train(jobs)
@@ -138,7 +138,7 @@ def test_after_memory_ran_out_in_a_thread_results_are_right() -> None:
     trainer._group, trainer._at_once = 1, 2
     whole, calls = trainer._group_deltas, iter(range(10**9))
 
-    def failing(jobs: Sequence[Job]) -> list[Tensor]:
+    def failing(jobs: Sequence[TrainingJob]) -> list[Tensor]:
         if next(calls) == 3:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return whole(jobs)

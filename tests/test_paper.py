@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from commands import call, refuse
-from defedavg import config
 from defedavg.algorithms import ALGORITHMS
+from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.paper.facts import COMPARED, FIGURE6_SIZES, Cell, cells
-from defedavg.paper.pieces import Choices, Piece
+from defedavg.experiments.sweep import ComputeConfig, RunEvaluated, RunFinished
+from defedavg.paper.paper_tables import rates_rows, rates_to_markdown, rows, to_csv, to_markdown
+from defedavg.paper.published import COMPARED, FIGURE6_SIZES, Cell, cells
 from defedavg.paper.ranking import ranking, ranking_to_markdown
-from defedavg.paper.request import Request, chosen
-from defedavg.paper.store import Store, carry_out
-from defedavg.paper.tables import rates_rows, rates_to_markdown, rows, to_csv, to_markdown
-from defedavg.paper.tuned import TunedRates
-from defedavg.sweep import Finished, Means, Measured
+from defedavg.paper.result_files import ResultFiles, carry_out
+from defedavg.paper.run_grid import Choices, Piece
+from defedavg.paper.run_request import PaperRequest, chosen
+from defedavg.paper.tuned_rates import TunedRates
 from test_report import told
 
 MANY = cells()
@@ -96,7 +96,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Choices, "settings", small_settings)
 
 
-def quiet(event: Measured | Finished) -> None:
+def quiet(event: RunEvaluated | RunFinished) -> None:
     pass
 
 
@@ -106,34 +106,34 @@ def pieces(*algorithms: str) -> list[Piece]:
 
 def test_a_table_is_made_in_parts(small: None, tmp_path: Path) -> None:
     wanted, seeds = pieces(), [0, 1]
-    store = Store(tmp_path, Choices())
+    store = ResultFiles(tmp_path, Choices())
     assert [seed for _, seed in store.missing(wanted, seeds)] == [0] * 4 + [1] * 4
-    assert carry_out(store, store.missing(wanted, seeds)[:3], Means(), quiet) is True
+    assert carry_out(store, store.missing(wanted, seeds)[:3], ComputeConfig(), quiet) is True
     assert len(store.missing(wanted, seeds)) == 5
 
-    def stop(event: Measured | Finished) -> None:
-        if isinstance(event, Finished):
+    def stop(event: RunEvaluated | RunFinished) -> None:
+        if isinstance(event, RunFinished):
             raise KeyboardInterrupt
 
-    assert carry_out(store, store.missing(wanted, seeds), Means(), stop) is False
+    assert carry_out(store, store.missing(wanted, seeds), ComputeConfig(), stop) is False
     left = len(store.missing(wanted, seeds))
     assert 0 < left < 5
-    assert carry_out(store, store.missing(wanted, seeds), Means(), quiet) is True
+    assert carry_out(store, store.missing(wanted, seeds), ComputeConfig(), quiet) is True
     found = rows(store.results(wanted, seeds))
     assert [row["algorithm"] for row in found] == ["fedavg", "favano", "asysg", "defedavg-iid"]
     assert all(row["seeds"] == 2 for row in found)
-    whole = Store(tmp_path / "whole", Choices())
-    carry_out(whole, whole.missing(wanted, seeds), Means(), quiet)
+    whole = ResultFiles(tmp_path / "whole", Choices())
+    carry_out(whole, whole.missing(wanted, seeds), ComputeConfig(), quiet)
     assert rows(whole.results(wanted, seeds)) == found
 
 
 def test_results_of_other_choices_are_not_mixed(small: None, tmp_path: Path) -> None:
     (piece,) = pieces("fedavg")
-    store = Store(tmp_path, Choices())
-    carry_out(store, [(piece, 0)], Means(), quiet)
+    store = ResultFiles(tmp_path, Choices())
+    carry_out(store, [(piece, 0)], ComputeConfig(), quiet)
     for other, own in ((Choices(measure_seconds=1.0), piece), (Choices(), replace(piece, rates=(0.5, 0.5)))):
         with pytest.raises(UserError, match="another --out"):
-            Store(tmp_path, other).results([own], [0])
+            ResultFiles(tmp_path, other).results([own], [0])
     path = store.path(piece, 0)
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"{half", b""):
@@ -146,28 +146,28 @@ def test_a_run_given_up_too_soon_is_done_again(small: None, tmp_path: Path) -> N
     (slow,) = pieces("favano")
     (fast,) = pieces("defedavg-iid")
     short, longer = Choices(max_seconds=1.0), Choices(max_seconds=2.0)
-    store = Store(tmp_path, short)
-    carry_out(store, [(slow, 0), (fast, 0)], Means(), quiet)
+    store = ResultFiles(tmp_path, short)
+    carry_out(store, [(slow, 0), (fast, 0)], ComputeConfig(), quiet)
     status = {one["piece"]["cell"]["algorithm"]: one["status"] for one in store.results([slow, fast], [0])}
     assert status == {"favano": "max_seconds", "defedavg-iid": "target"}
     assert store.missing([slow, fast], [0]) == []
-    assert Store(tmp_path, longer).missing([slow, fast], [0]) == [(slow, 0)]
-    assert Store(tmp_path, Choices(max_seconds=0.5)).missing([slow, fast], [0]) == []
+    assert ResultFiles(tmp_path, longer).missing([slow, fast], [0]) == [(slow, 0)]
+    assert ResultFiles(tmp_path, Choices(max_seconds=0.5)).missing([slow, fast], [0]) == []
     # Another folder takes over what it lacks, and what was given more time than its own.
-    mine = Store(tmp_path / "mine", store.choices)
+    mine = ResultFiles(tmp_path / "mine", store.choices)
     (given_up,) = store.results([slow], [0])
     mine.keep({**given_up, "limit": 0.1}, slow)
     mine.adopt(store, [slow, fast], [0, 1])
     assert mine.results([slow, fast], [0, 1]) == store.results([slow, fast], [0])
-    kept = Store(mine.folder, longer)
+    kept = ResultFiles(mine.folder, longer)
     kept.keep({**given_up, "seconds": 0.0}, slow)  # both are too short now: its own stays
-    kept.adopt(Store(tmp_path, longer), [slow], [0])
+    kept.adopt(ResultFiles(tmp_path, longer), [slow], [0])
     assert kept.results([slow], [0])[0]["seconds"] == 0.0
 
 
 def test_tuned_rates_are_found_kept_and_used(small: None, tmp_path: Path) -> None:
     wanted = tuple(chosen(["fashionmnist"], ["iid"], [10], ["asysg", "defedavg-iid"]))
-    request = Request(folder=tmp_path, cells=wanted, seeds=range(2), rates="tuned", means=Means())
+    request = PaperRequest(folder=tmp_path, cells=wanted, seeds=range(2), rates="tuned", means=ComputeConfig())
     at_paper_rates = replace(request, rates="paper")
     own, paper, _ = at_paper_rates.cells_with_rates()
     assert at_paper_rates.carry_out(paper, own, "first") is True
@@ -207,7 +207,7 @@ def test_figures_are_drawn_from_what_is_there(small: None, tmp_path: Path) -> No
     from defedavg.paper.figures import curves, figure1
 
     wanted = tuple(chosen(["fashionmnist"], ["iid"], None, ["defedavg-iid", "fedavg"]))
-    request = Request(folder=tmp_path, cells=wanted, means=Means())
+    request = PaperRequest(folder=tmp_path, cells=wanted, means=ComputeConfig())
     own, store, _ = request.cells_with_rates(10)
     request.carry_out(store, own, "figure 2")
     accuracy, loss = curves(store.results(own, range(1)), 2)
@@ -320,7 +320,7 @@ def test_the_commands(tmp_path: Path) -> None:
 
 def test_commands_end_with_the_page_of_their_runs(small: None, tmp_path: Path) -> None:
     wanted = tuple(chosen(["fashionmnist"], None, [10], ["fedavg", "asysg"]))
-    request = Request(folder=tmp_path / "results/paper", cells=wanted, means=Means())
+    request = PaperRequest(folder=tmp_path / "results/paper", cells=wanted, means=ComputeConfig())
     own, store, _ = request.cells_with_rates()
     request.carry_out(store, own, "table 1")
     replace(request, rates="tuned", cells=wanted[:1]).tuned()
@@ -355,8 +355,8 @@ def test_commands_end_with_the_page_of_their_runs(small: None, tmp_path: Path) -
 def test_results_in_the_repository_are_what_the_table_says() -> None:
     folder = Path(__file__).parent.parent / "results" / "paper"
     for name in ("table1", "table1-tuned"):
-        store = Store(folder / name, Choices())
-        tuned = TunedRates(store, Store(folder / "table1", Choices()))
+        store = ResultFiles(folder / name, Choices())
+        tuned = TunedRates(store, ResultFiles(folder / "table1", Choices()))
         rates = {cell: cell.rates for cell in MANY} if name == "table1" else tuned.known(MANY, any_limit=True)
         results = store.results([Piece(cell, own) for cell, own in rates.items()], range(3))
         assert (folder / name / "table1.md").read_text(encoding="utf-8") == to_markdown(rows(results))

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from defedavg.algorithms.protocol import Merge, Update
 from defedavg.errors import UserError
-from defedavg.plan import Absence, Job, Plan, Replacement, Round, Stall
-from defedavg.planfile import encode
-from defedavg.protocol import Merge, Update
+from defedavg.planning.plan import Absence, Job, Plan, Replacement, Round, Stall
+from defedavg.planning.plan_io import encode
 from strategies import Case, bounded, case, cases
 from support import GOOD, rounds_of
 

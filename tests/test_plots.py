@@ -13,12 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.collections import Collection, PolyCollection
 from matplotlib.figure import Figure
 
-from defedavg.config import ClientSettings, Settings, TrainingSettings
+from defedavg.config.study import ClientSettings, Settings, TrainingSettings
 from defedavg.errors import UserError
-from defedavg.plan import Plan
+from defedavg.experiments.simulation import make_plan
+from defedavg.planning.plan import Plan
 from defedavg.report.gantt import gantt
 from defedavg.report.plots import Curve, accuracy_curves, band, look, loss_curves, save, split_map
-from defedavg.simulation import make_plan
 
 
 def plan(algorithm: str, clients: int = 3, wanted: int = 2, rounds: int = 8, mbps: float = math.inf) -> Plan:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defedavg import keyed
+from defedavg import rng as keyed
 from defedavg.errors import UserError
-from defedavg.profiles import PAPER, SLOWNESS, Fleet, Slowness, Trace, Windows
-from defedavg.traces import read_trace
+from defedavg.planning.devices import PAPER, SLOWNESS, Fleet, Slowness, Trace, Windows
+from defedavg.planning.traces import read_trace
 from strategies import SLOWNESS_TEXTS, bounded
 
 MANY = keyed.extend_all(keyed.key(3, "test"), np.arange(200_000))

@@ -8,24 +8,24 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from defedavg.protocol import (
-    Client,
+from defedavg.algorithms.protocol import (
     ClientAction,
+    ClientMachine,
+    ClientPolicy,
     Drop,
     Phase,
     ProtocolError,
-    Rule,
     Start,
     Upload,
 )
 from strategies import bounded
 
 RULES = {
-    "at-once": Rule(),
-    "eager": Rule(holds=True),
-    "thrifty": Rule(holds=True, rests=True),
-    "interruptible": Rule(holds=True, rests=True, interruptible=True),
-    "repeating": Rule(repeats=True),
+    "at-once": ClientPolicy(),
+    "eager": ClientPolicy(hold_until_requested=True),
+    "thrifty": ClientPolicy(hold_until_requested=True, pause_when_full=True),
+    "interruptible": ClientPolicy(hold_until_requested=True, pause_when_full=True, interruptible=True),
+    "repeating": ClientPolicy(allow_same_version=True),
 }
 
 # The law, written out by hand: what each event does in each phase.
@@ -61,13 +61,13 @@ LEGAL = {
 }
 
 
-def slots(client: Client) -> dict[str, Any]:
-    return {name: getattr(client, name) for name in Client.__slots__}
+def slots(client: ClientMachine) -> dict[str, Any]:
+    return {name: getattr(client, name) for name in ClientMachine.__slots__}
 
 
-def client_in(phase: str, rule_: Rule) -> Client:
+def client_in(phase: str, rule_: ClientPolicy) -> ClientMachine:
     """A client brought to a phase by events alone."""
-    client = Client(3, rule_)
+    client = ClientMachine(3, rule_)
     client.model(0)
     if phase != "idle":
         client.go()
@@ -79,7 +79,7 @@ def client_in(phase: str, rule_: Rule) -> Client:
     return client
 
 
-def fire(client: Client, event: str) -> Any:
+def fire(client: ClientMachine, event: str) -> Any:
     return client.model(7) if event == "model" else getattr(client, event)()
 
 
@@ -89,7 +89,12 @@ def test_the_table_speaks_of_every_phase_and_event() -> None:
 
 
 # A client that holds its updates is never occupied by sending.
-TABLE = [(name, *pair) for name, law in RULES.items() for pair in LEGAL if pair[0] != "sending" or not law.holds]
+TABLE = [
+    (name, *pair)
+    for name, law in RULES.items()
+    for pair in LEGAL
+    if pair[0] != "sending" or not law.hold_until_requested
+]
 
 
 @pytest.mark.parametrize(("name", "phase", "event"), TABLE)
@@ -97,7 +102,7 @@ def test_every_event_is_legal_or_changes_nothing(name: str, phase: str, event: s
     rule_ = RULES[name]
     client = client_in(phase, rule_)
     before = slots(client)
-    if LEGAL[phase, event] and (event != "request" or rule_.holds):
+    if LEGAL[phase, event] and (event != "request" or rule_.hold_until_requested):
         fire(client, event)
     else:
         with pytest.raises(ProtocolError, match="client 3"):
@@ -107,7 +112,7 @@ def test_every_event_is_legal_or_changes_nothing(name: str, phase: str, event: s
 
 @pytest.mark.parametrize("phase", ["idle", "training"])
 def test_a_negative_version_is_refused(phase: str) -> None:
-    client = client_in(phase, Rule())
+    client = client_in(phase, ClientPolicy())
     before = slots(client)
     with pytest.raises(ProtocolError, match="-1"):
         client.model(-1)
@@ -115,13 +120,13 @@ def test_a_negative_version_is_refused(phase: str) -> None:
 
 
 def test_a_client_starts_empty() -> None:
-    client = Client(0, Rule())
+    client = ClientMachine(0, ClientPolicy())
     assert (client.phase, client.inbox, client.outbox, client.wanted, client.jobs) == (Phase.IDLE, None, None, False, 0)
     assert client.go() == ()
 
 
 def test_the_receive_buffer_keeps_the_newest() -> None:
-    client = Client(0, Rule())
+    client = ClientMachine(0, ClientPolicy())
     assert [client.model(version) for version in (2, 5, 3, 5)] == [True, True, False, True]
     assert client.go() == (Start(0, 5),)
     assert client.inbox is None
@@ -129,7 +134,7 @@ def test_the_receive_buffer_keeps_the_newest() -> None:
 
 
 def test_sent_at_once_occupies_the_client() -> None:
-    client = Client(0, Rule())
+    client = ClientMachine(0, ClientPolicy())
     client.model(0)
     client.go()
     client.model(1)
@@ -141,7 +146,7 @@ def test_sent_at_once_occupies_the_client() -> None:
 
 
 def test_eager_overwrites_and_says_so() -> None:
-    client = Client(0, RULES["eager"])
+    client = ClientMachine(0, RULES["eager"])
     for version in range(3):
         client.model(version)
         assert client.go() == (Start(version, version),)
@@ -151,7 +156,7 @@ def test_eager_overwrites_and_says_so() -> None:
 
 
 def test_asked_while_training_an_eager_client_answers_when_the_job_ends() -> None:
-    client = Client(0, RULES["eager"])
+    client = ClientMachine(0, RULES["eager"])
     client.model(0)
     client.go()
     assert client.request() == ()
@@ -163,7 +168,7 @@ def test_asked_while_training_an_eager_client_answers_when_the_job_ends() -> Non
 
 
 def test_thrifty_rests_until_collected() -> None:
-    client = Client(0, RULES["thrifty"])
+    client = ClientMachine(0, RULES["thrifty"])
     client.model(0)
     client.go()
     client.ended()
@@ -174,7 +179,7 @@ def test_thrifty_rests_until_collected() -> None:
 
 
 def test_a_request_interrupts() -> None:
-    client = Client(0, RULES["interruptible"])
+    client = ClientMachine(0, RULES["interruptible"])
     client.model(0)
     client.go()
     assert client.request() == (Upload(0),)
@@ -182,7 +187,7 @@ def test_a_request_interrupts() -> None:
 
 
 def test_asked_before_it_had_a_model_an_interruptible_client_answers_with_no_steps() -> None:
-    client = Client(0, RULES["interruptible"])
+    client = ClientMachine(0, RULES["interruptible"])
     assert client.request() == ()
     client.model(0)
     assert client.go() == (Start(0, 0), Upload(0))
@@ -193,7 +198,7 @@ def test_asked_before_it_had_a_model_an_interruptible_client_answers_with_no_ste
     ("steps", "lost"), [((), ()), (("go",), (0,)), (("go", "ended"), (0,)), (("go", "ended", "go"), (0, 1))]
 )
 def test_death_loses_the_buffers_and_the_job(steps: tuple[str, ...], lost: tuple[int, ...]) -> None:
-    client = Client(0, RULES["eager"])
+    client = ClientMachine(0, RULES["eager"])
     for version, step in enumerate(steps):
         if step == "go":
             client.model(version)
@@ -210,11 +215,11 @@ def test_death_loses_the_buffers_and_the_job(steps: tuple[str, ...], lost: tuple
 class ClientWalk(RuleBasedStateMachine):
     """Any events in any order; a model of the promises beside the machine."""
 
-    law: Rule
+    law: ClientPolicy
 
     def __init__(self) -> None:
         super().__init__()
-        self.client = Client(0, self.law)
+        self.client = ClientMachine(0, self.law)
         self.running: int | None = None
         self.finished: set[int] = set()  # done, neither uploaded nor dropped
         self.sending: int | None = None
@@ -230,9 +235,11 @@ class ClientWalk(RuleBasedStateMachine):
             if isinstance(action, Start):
                 assert self.running is None, "two jobs at a time"
                 assert self.sending is None, "a job while sending"
-                assert not (self.law.rests and self.finished), "a resting client trains"
+                assert not (self.law.pause_when_full and self.finished), "a resting client trains"
                 assert action.index == len(self.versions)
-                assert all(action.version > v or (self.law.repeats and action.version == v) for v in self.spent)
+                assert all(
+                    action.version > v or (self.law.allow_same_version and action.version == v) for v in self.spent
+                )
                 self.versions.append(action.version)
                 self.spent.append(action.version)
                 self.running = action.index
@@ -240,7 +247,9 @@ class ClientWalk(RuleBasedStateMachine):
                 assert action.index not in self.closed, "an update leaves twice"
                 assert action.index in self.finished | {self.running, self.sending}
                 if isinstance(action, Drop):
-                    assert dying or (self.law.holds and not self.law.rests), "only an eager client overwrites"
+                    assert dying or (self.law.hold_until_requested and not self.law.pause_when_full), (
+                        "only an eager client overwrites"
+                    )
                 elif action.index == self.running:
                     assert self.law.interruptible
                 self.running = None if action.index == self.running else self.running
@@ -256,7 +265,7 @@ class ClientWalk(RuleBasedStateMachine):
         self.newest = max(self.newest, version)
         held = self.client.inbox
         useful = [
-            (version > last or (self.law.repeats and version == last)) and (held is None or version >= held)
+            (version > last or (self.law.allow_same_version and version == last)) and (held is None or version >= held)
             for last in (max(self.versions, default=-1), max(self.spent, default=-1))
         ]
         taken = self.client.model(version)
@@ -266,7 +275,7 @@ class ClientWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.client.phase is not Phase.GONE)
     @rule()
     def go(self) -> None:
-        free = self.running is None and self.sending is None and not (self.law.rests and self.finished)
+        free = self.running is None and self.sending is None and not (self.law.pause_when_full and self.finished)
         can, version, asked = free and self.client.inbox is not None, self.client.inbox, self.asked
         actions = self.act(self.client.go())
         if not can:
@@ -289,7 +298,7 @@ class ClientWalk(RuleBasedStateMachine):
         self.finished.add(index)
         actions = self.act(self.client.ended())
         drops = tuple(Drop(i) for i in sorted(old))
-        if not self.law.holds:
+        if not self.law.hold_until_requested:
             assert actions == (Upload(index),)
             self.sending = index
         elif asked:
@@ -305,7 +314,7 @@ class ClientWalk(RuleBasedStateMachine):
         assert self.act(self.client.sent()) == ()
         self.sending = None
 
-    @precondition(lambda self: self.law.holds and self.client.phase is not Phase.GONE)
+    @precondition(lambda self: self.law.hold_until_requested and self.client.phase is not Phase.GONE)
     @rule()
     def request(self) -> None:
         waiting = self.finished or ({self.running} if self.law.interruptible and self.running is not None else set())
@@ -334,7 +343,7 @@ class ClientWalk(RuleBasedStateMachine):
 
     @rule(event=st.sampled_from(["model", "go", "ended", "sent", "request", "died", "returned"]))
     def illegal(self, event: str) -> None:
-        if LEGAL[self.client.phase.value, event] and (event != "request" or self.law.holds):
+        if LEGAL[self.client.phase.value, event] and (event != "request" or self.law.hold_until_requested):
             return
         before = slots(self.client)
         with pytest.raises(ProtocolError):
@@ -349,7 +358,7 @@ class ClientWalk(RuleBasedStateMachine):
         assert len(self.finished) <= 1
         assert self.client.wanted == self.asked
         assert self.client.jobs == len(self.versions)
-        if not self.law.repeats:
+        if not self.law.allow_same_version:
             assert len(set(self.spent)) == len(self.spent)
 
 

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from defedavg import config
+from defedavg.config import study as config
 
 TEXT = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 

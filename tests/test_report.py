@@ -14,19 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defedavg import config
+from defedavg.cli.report_command import close_with_page, close_with_records
+from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.lean import FROM
-from defedavg.plan import Plan, Sent, Uploaded
+from defedavg.experiments.simulation import make_fleet
+from defedavg.experiments.study_run import StudyRun
+from defedavg.planning.plan import Plan, Sent, Uploaded
+from defedavg.planning.plan_stats import summarise
+from defedavg.planning.sparse_simulator import FROM
 from defedavg.report import payload as payloads
-from defedavg.report.command import close_with_page, close_with_records
-from defedavg.report.digest import digest, gantt, participation
 from defedavg.report.page import PLOTLY, asset, build, in_script, write, write_records
 from defedavg.report.payload import payload
-from defedavg.report.read import find_runs, of_records, read_folder
-from defedavg.runs import Run
-from defedavg.simulation import make_fleet
-from defedavg.stats import summarise
+from defedavg.report.plan_digest import digest, gantt, participation
+from defedavg.runstore.reader import find_runs, of_records, read_folder
 from pages import HOSTILE, make_folder, make_hostile, measurement, write_summary
 from strategies import case
 
@@ -130,7 +130,7 @@ def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pyte
     )
     with monkeypatch.context() as patch:
         patch.delattr(Plan, "collect")
-        assert Run(study, tmp_path / "many").carry_out(lambda event: None)
+        assert StudyRun(study, tmp_path / "many").carry_out(lambda event: None)
     folder = read_folder(tmp_path / "many")
     (group,) = told(build([tmp_path / "many"]))["groups"]
     assert "every client has 5 samples drawn from all" in group["about"]

@@ -19,10 +19,10 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from commands import call, refuse
-from defedavg import checkpoints
 from defedavg.algorithms import ALGORITHMS
-from defedavg.execute import Standing
-from defedavg.sweep import Finished, Item, Means, Resumed, Sweep
+from defedavg.experiments import checkpoints
+from defedavg.experiments.sweep import ComputeConfig, Resumed, RunFinished, RunSpec, Sweep
+from defedavg.training import RunState
 from resuming import Broken, assert_same, study
 
 # Real processes, real blows.
@@ -66,12 +66,16 @@ def test_a_full_disk_ends_in_one_line_and_costs_nothing(tmp_path: Path) -> None:
 
 
 def resting(
-    items: Sequence[Item], means: Means, at: int, resumed: dict[Item, Resumed] | None = None, fit: Any = None
-) -> tuple[dict[Item, Finished], dict[Item, Standing], Any, dict[Item, list[Any]]]:
+    items: Sequence[RunSpec],
+    means: ComputeConfig,
+    at: int,
+    resumed: dict[RunSpec, Resumed] | None = None,
+    fit: Any = None,
+) -> tuple[dict[RunSpec, RunFinished], dict[RunSpec, RunState], Any, dict[RunSpec, list[Any]]]:
     """Carry out until the so manyth rest: what finished, where the others stand, and all that was measured."""
     count = 0
-    over: dict[Item, Finished] = {}
-    measured: dict[Item, list[Any]] = {item: list(seen) for item, (_, seen) in (resumed or {}).items()}
+    over: dict[RunSpec, RunFinished] = {}
+    measured: dict[RunSpec, list[Any]] = {item: list(seen) for item, (_, seen) in (resumed or {}).items()}
 
     def rest() -> None:
         nonlocal count
@@ -82,7 +86,7 @@ def resting(
     sweep = Sweep(means, rest)
     try:
         for event in sweep.events(items, resumed, fit):
-            if isinstance(event, Finished):
+            if isinstance(event, RunFinished):
                 over[event.item] = event
             else:
                 measured.setdefault(event.item, []).append(event.evaluation)
@@ -110,11 +114,11 @@ def test_any_rest_is_a_place_to_go_on_from(
 ) -> None:
     stop = {"max_rounds": 15, "measure_rounds": 2, "train_samples": train_samples, **stop}
     (point,) = study(algorithms=[algorithm], stop=stop).points()
-    items = [Item(point, point.settings, seed) for seed in (0, 1)]
-    means = Means(executor, width=width)
+    items = [RunSpec(point, point.settings, seed) for seed in (0, 1)]
+    means = ComputeConfig(executor, width=width)
     truth, _, _, seen = resting(items, means, -1)
-    resumed: dict[Item, Resumed] = {}
-    over: dict[Item, Finished] = {}
+    resumed: dict[RunSpec, Resumed] = {}
+    over: dict[RunSpec, RunFinished] = {}
     fit = None
     for at in [*moments, -1]:
         left = [item for item in items if item not in over]
@@ -134,19 +138,19 @@ def test_any_rest_is_a_place_to_go_on_from(
             assert getattr(found.progress, name) == getattr(ended.run.progress, name)
 
 
-def through_a_file(standing: Standing) -> Standing:
+def through_a_file(standing: RunState) -> RunState:
     """What comes back from a disk."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "x.safetensors")
         checkpoints.write(path, standing.to_json(), dict(standing.tensors()))
-        return Standing.from_json(*checkpoints.read(path))
+        return RunState.from_json(*checkpoints.read(path))
 
 
 def test_updates_that_would_not_be_the_same_again_are_kept(tmp_path: Path) -> None:
     """As on a device with models whose bits depend on the batch: they come back from the file, not from training."""
     (point,) = study(algorithms=["defedavg-niid"]).points()
-    item = Item(point, point.settings, 0)
-    sweep = Sweep(Means(width=64), lambda: None)
+    item = RunSpec(point, point.settings, 0)
+    sweep = Sweep(ComputeConfig(width=64), lambda: None)
     for _ in sweep.events([item]):
         if sweep._lanes and sweep._lanes[item].deltas:
             break
@@ -156,7 +160,7 @@ def test_updates_that_would_not_be_the_same_again_are_kept(tmp_path: Path) -> No
     trainer.repeats = False
     marked = next(iter(lane.deltas))
     lane.deltas[marked] = torch.full_like(lane.deltas[marked], 7.0)
-    back = through_a_file(Standing.of_lane(lane, trainer))
+    back = through_a_file(RunState.of_lane(lane, trainer))
     trainer.train = None  # type: ignore[method-assign,assignment]
     kept, lane.deltas = dict(lane.deltas), {}
     with pytest.raises(TypeError):

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from commands import call, refuse
-from defedavg import checkpoints
-from defedavg.checkpoints import KEPT, Damaged, Shelf
 from defedavg.errors import UserError
-from defedavg.files import Claim
-from defedavg.journal import Journal, Mark, read
-from defedavg.resume import differences
-from defedavg.runs import Run
-from defedavg.simulation import named_task
-from defedavg.sweep import Means
+from defedavg.experiments import checkpoints
+from defedavg.experiments.checkpoints import KEPT, CheckpointDir, Damaged
+from defedavg.experiments.journal import Journal, JournalPosition, read
+from defedavg.experiments.resume import differences
+from defedavg.experiments.simulation import named_task
+from defedavg.experiments.study_run import StudyRun
+from defedavg.experiments.sweep import ComputeConfig
+from defedavg.fileio import FolderLock
 from resuming import BASE, Broken, assert_same, breaks, broken, contents, quiet, refused, study, whole
 
 
@@ -29,7 +29,7 @@ from resuming import BASE, Broken, assert_same, breaks, broken, contents, quiet,
 def test_a_study_broken_off_anywhere_ends_as_one_that_was_not(tmp_path: Path, after: int) -> None:
     chosen = study()
     folder = broken(tmp_path / "broken", chosen, after)
-    run = Run(chosen, folder, resume=True)
+    run = StudyRun(chosen, folder, resume=True)
     assert run.carry_out(quiet)
     assert_same(whole(tmp_path / "whole", chosen), folder)
     assert [(curve.label, curve.rounds) for curve in run.curves] == [
@@ -47,23 +47,23 @@ def test_last_weights_are_a_state_dict(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_seen_and_the_one_before_is_used(tmp_path: Path) -> None:
     chosen = study()
     folder = broken(tmp_path / "broken", chosen, 12)
-    newest = Shelf(folder / "checkpoints").paths()[0]
+    newest = CheckpointDir(folder / "checkpoints").paths()[0]
     data = bytearray(newest.read_bytes())
     data[-100] ^= 1
     newest.write_bytes(data)
-    run = Run(chosen, folder, resume=True, every=0.0)
+    run = StudyRun(chosen, folder, resume=True, every=0.0)
     (note,) = run.notes
     assert newest.name in note
     assert "checksum" in note
     with pytest.raises(Broken):
         run.carry_out(breaks(2))
-    there = Shelf(folder / "checkpoints").paths()
+    there = CheckpointDir(folder / "checkpoints").paths()
     assert newest not in there
     assert len(there) <= KEPT
     newest.write_bytes(b"")
     for path in (newest, *there[1:]):
         path.write_bytes(b"")
-    assert Run(chosen, folder, resume=True).carry_out(quiet)
+    assert StudyRun(chosen, folder, resume=True).carry_out(quiet)
     assert_same(whole(tmp_path / "whole", chosen), folder)
 
 
@@ -100,8 +100,8 @@ def test_checkpoints_that_are_all_damaged_are_said_and_left(tmp_path: Path) -> N
     for path in (folder / "checkpoints").iterdir():
         path.write_bytes(b"nothing")
     with refused(folder, r"no checkpoint can be used.*--force"):
-        Run(study(), folder, resume=True)
-    assert Run(study(), folder, force=True).carry_out(quiet)
+        StudyRun(study(), folder, resume=True)
+    assert StudyRun(study(), folder, force=True).carry_out(quiet)
     assert not (folder / "checkpoints").exists()
 
 
@@ -110,32 +110,32 @@ def test_a_checkpoint_of_another_study_is_refused_with_the_difference(tmp_path: 
     before = contents(folder)
     other = study(seeds=[0, 1, 2], training={**BASE["training"], "local_lr": 0.1})
     with pytest.raises(UserError, match=r"seeds: \[0, 1\] → \[0, 1, 2\]; training.local_lr: 0.05 → 0.1") as error:
-        Run(other, folder, resume=True)
+        StudyRun(other, folder, resume=True)
     assert "\n" not in str(error.value)
     (folder / "config.toml").unlink()  # the checkpoint knows by itself
     with pytest.raises(UserError, match=r"training\.local_lr"):
-        Run(other, folder, resume=True)
+        StudyRun(other, folder, resume=True)
     (folder / "config.toml").write_text(study().to_toml())
     assert contents(folder) == before
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     folder = broken(tmp_path / "x", study())
-    newest = Shelf(folder / "checkpoints").paths()[0]
+    newest = CheckpointDir(folder / "checkpoints").paths()[0]
     save_file({}, newest, {"format": checkpoints.FORMAT, "format_version": str(checkpoints.VERSION + 1)})
     with refused(folder, r"format version 2.*update defedavg"):
-        Run(study(), folder, resume=True)
+        StudyRun(study(), folder, resume=True)
 
 
 def test_other_means_are_refused(tmp_path: Path) -> None:
     folder = broken(tmp_path / "x", study())
     with refused(folder, "begun with --executor batched"):
-        Run(study(), folder, resume=True, means=Means("reference"))
+        StudyRun(study(), folder, resume=True, means=ComputeConfig("reference"))
 
 
 def test_threads_and_width_are_taken_over_and_other_hardware_is_said(tmp_path: Path) -> None:
-    folder = broken(tmp_path / "x", study(), means=Means(width=5))
-    shelf = Shelf(folder / "checkpoints")
+    folder = broken(tmp_path / "x", study(), means=ComputeConfig(width=5))
+    shelf = CheckpointDir(folder / "checkpoints")
     found = shelf.newest()
     assert found is not None
     state, tensors = found
@@ -143,7 +143,7 @@ def test_threads_and_width_are_taken_over_and_other_hardware_is_said(tmp_path: P
     state["circumstances"] |= {"threads": 2, "hardware": "abacus"}
     shelf.save(state, tensors)
     try:
-        run = Run(study(), folder, resume=True)
+        run = StudyRun(study(), folder, resume=True)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -167,7 +167,7 @@ def test_a_plan_that_is_another_now_is_refused(tmp_path: Path) -> None:
     folder = broken(tmp_path / "x", chosen, 12)
     write(0.11)
     with pytest.raises(UserError, match="the plan is another"):
-        Run(chosen, folder, resume=True).carry_out(quiet)
+        StudyRun(chosen, folder, resume=True).carry_out(quiet)
 
 
 def test_metrics_that_were_changed_are_refused(tmp_path: Path) -> None:
@@ -175,17 +175,17 @@ def test_metrics_that_were_changed_are_refused(tmp_path: Path) -> None:
     metrics = folder / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace("fedbuff", "fedBUFF", 1))
     with refused(folder, r"metrics.jsonl is not what it was"):
-        Run(study(), folder, resume=True)
+        StudyRun(study(), folder, resume=True)
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     folder = broken(tmp_path / "x", study())
-    claim = Claim(folder)
+    claim = FolderLock(folder)
     for resume in (True, False):
         with pytest.raises(UserError, match="in use by another process"):
-            Run(study(), folder, resume=resume, force=not resume)
+            StudyRun(study(), folder, resume=resume, force=not resume)
     claim.release()
-    assert Run(study(), folder, resume=True).carry_out(quiet)
+    assert StudyRun(study(), folder, resume=True).carry_out(quiet)
 
 
 def test_the_command_can_be_given_again(tmp_path: Path) -> None:
@@ -200,9 +200,9 @@ def test_a_study_without_a_checkpoint_is_begun_again(tmp_path: Path) -> None:
     chosen = study()
     folder = tmp_path / "x"
     with pytest.raises(Broken):
-        Run(chosen, folder, every=float("inf")).carry_out(breaks(9))
+        StudyRun(chosen, folder, every=float("inf")).carry_out(breaks(9))
     (folder / "config.toml.part").write_text("half of")
-    run = Run(chosen, folder, resume=True)
+    run = StudyRun(chosen, folder, resume=True)
     assert any("begun again" in note for note in run.notes)
     assert run.carry_out(quiet)
     assert_same(whole(tmp_path / "whole", chosen), folder)
@@ -213,11 +213,11 @@ def test_what_cannot_be_taken_up_is_left(tmp_path: Path) -> None:
     stranger.mkdir()
     (stranger / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match="something else"):
-        Run(study(), stranger, resume=True)
+        StudyRun(study(), stranger, resume=True)
     with pytest.raises(UserError, match="--force begins anew and --resume goes on"):
-        Run(study(), stranger, resume=True, force=True)
+        StudyRun(study(), stranger, resume=True, force=True)
     with pytest.raises(UserError, match="--checkpoint-every"):
-        Run(study(), stranger, every=-1.0)
+        StudyRun(study(), stranger, every=-1.0)
     assert contents(tmp_path) == {"other/mine.txt": b"mine"}
 
 
@@ -236,7 +236,7 @@ def test_a_journal_is_cut_back_to_its_mark(tmp_path: Path) -> None:
     journal.close()
     assert path.read_bytes() == b"one\ntwo\n"
     assert read(path, end) == b"one\ntwo\n"
-    assert read(path, Mark()) == b""
+    assert read(path, JournalPosition()) == b""
     path.write_bytes(b"on")
     with pytest.raises(UserError, match="not what it was"):
         Journal(path, mark)

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from defedavg import config
-from defedavg.cli import app
+from defedavg.cli.main import app
+from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.parquet import COLUMNS
-from defedavg.runs import Run
-from defedavg.store import find, locate, read, remove
+from defedavg.experiments.study_run import StudyRun
+from defedavg.runstore.catalogue import find, locate, read, remove
+from defedavg.runstore.parquet import COLUMNS
 from strategies import bounded
 
 STUDY = """
@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, rate in (("one", 0.05), ("deep/two", 0.1)):
         file = root / "study.toml"
         file.write_text(STUDY.format(name=Path(name).name, rate=rate))
-        assert Run(config.load(file), root / "runs" / name).carry_out(lambda event: None)
+        assert StudyRun(config.load(file), root / "runs" / name).carry_out(lambda event: None)
     return root / "runs"
 
 
@@ -161,7 +161,7 @@ def test_the_parquet_file_has_every_measurement(made: Path, tmp_path: Path) -> N
 
 
 def test_without_pyarrow_one_line_says_what_to_do(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("defedavg.parquet.find_spec", lambda name: None)
+    monkeypatch.setattr("defedavg.runstore.parquet.find_spec", lambda name: None)
     call("export", tmp_path / "x.parquet", "--out", made, fails=r"pip install 'defedavg\[parquet\]'")
     assert list(tmp_path.iterdir()) == []
 
@@ -232,7 +232,7 @@ def test_a_run_is_removed_and_nothing_else(runs: Path) -> None:
 
 @pytest.mark.parametrize(("answer", "stays"), [("n\n", True), ("y\n", False)])
 def test_removing_asks_first(runs: Path, monkeypatch: pytest.MonkeyPatch, answer: str, stays: bool) -> None:
-    monkeypatch.setattr("defedavg.runs_cli.asking", lambda: True)
+    monkeypatch.setattr("defedavg.cli.runs_command.asking", lambda: True)
     done = CliRunner().invoke(app, ["runs", "remove", "one", "--out", str(runs)], input=answer)
     assert done.exit_code == (1 if stays else 0)
     assert (runs / "one").exists() == stays

@@ -17,19 +17,19 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from defedavg.agenda import Agenda, Event
 from defedavg.algorithms import ALGORITHMS
-from defedavg.config import study
+from defedavg.config.study import study
 from defedavg.errors import UserError
-from defedavg.invariants import PlanError, check, checked
-from defedavg.lean import FROM, Lean, choose
-from defedavg.plan import Header, Job, Plan, Record, Round, Sent, Uploaded, records, uncollected
-from defedavg.planfile import Hashed, saved, stream
-from defedavg.profiles import BLOCK, Fleet, Slowness, StepTimes, Windows
-from defedavg.simulation import make_timeline
-from defedavg.stats import Counting, summarise
-from defedavg.tasks.drawn import Drawn, sampled, sampled_classes
-from defedavg.timeline import Timeline
+from defedavg.experiments.simulation import make_timeline
+from defedavg.planning.devices import BLOCK, Fleet, Slowness, StepTimes, Windows
+from defedavg.planning.event_queue import Event, EventQueue
+from defedavg.planning.plan import Header, Job, Plan, Record, Round, Sent, Uploaded, records, uncollected
+from defedavg.planning.plan_checks import PlanError, check, checked
+from defedavg.planning.plan_io import Hashed, saved, stream
+from defedavg.planning.plan_stats import PlanStatsCollector, summarise
+from defedavg.planning.simulator import Simulator
+from defedavg.planning.sparse_simulator import FROM, SparseSimulator, choose
+from defedavg.tasks.lazy_partition import Drawn, sampled, sampled_classes
 from strategies import SLOWNESS_TEXTS, Case, bounded, case, cases, variants
 
 ROUNDS = 12
@@ -98,8 +98,8 @@ def test_fifty_thousand_clients(name: str) -> None:
     for own in variants(ALGORITHMS[name])[:2]:
         found = case(name, 50_000, 40, steps=50, own=own)
         timeline = choose(found.server(), found.fleet, "auto")
-        assert isinstance(timeline, Lean)
-        counting = Counting(timeline.header, found.fleet)
+        assert isinstance(timeline, SparseSimulator)
+        counting = PlanStatsCollector(timeline.header, found.fleet)
         for record in checked(timeline.header, records(timeline, 8)):
             counting.add(record)
         stats = counting.stats()
@@ -116,10 +116,10 @@ def test_what_is_followed_is_chosen_by_size_and_by_setting() -> None:
         (fleet.num_clients, fleet.lossy, how): type(choose(case("fedavg", fleet.num_clients, 2).server(), fleet, how))
         for fleet, how in itertools.product((few, many), ("auto", "all", "used"))
     }
-    assert kinds[FROM - 1, False, "auto"] is kinds[FROM, False, "all"] is Timeline
-    assert kinds[FROM, False, "auto"] is kinds[FROM - 1, False, "used"] is Lean
+    assert kinds[FROM - 1, False, "auto"] is kinds[FROM, False, "all"] is Simulator
+    assert kinds[FROM, False, "auto"] is kinds[FROM - 1, False, "used"] is SparseSimulator
     server = case("fedavg", FROM, 2).server()
-    assert type(choose(server, lossy, "auto")) is Timeline
+    assert type(choose(server, lossy, "auto")) is Simulator
     with pytest.raises(UserError, match="clients can be lost"):
         choose(server, lossy, "used")
     with pytest.raises(UserError, match=r"record_jobs.*did you mean 'used'"):
@@ -161,7 +161,7 @@ def test_openings_of_many_clients_are_those_of_each(seed: int, on: float, off: f
 @bounded(100)
 @given(st.lists(st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0, 3.1]), max_size=30), st.sampled_from([0.01, 0.3, 100.0]))
 def test_a_wave_of_events_comes_in_the_order_of_single_ones(times: list[float], span: float) -> None:
-    one, many = Agenda(span), Agenda(span)
+    one, many = EventQueue(span), EventQueue(span)
     for client, time in enumerate(times):
         one.push((time, 0, client, 1, 4, 0))
     if times:
@@ -170,7 +170,7 @@ def test_a_wave_of_events_comes_in_the_order_of_single_ones(times: list[float], 
         agenda.push((0.25, 0, 3, 2, 5, 0))
         agenda.push((2.0, 1, 0, 3, 5, 0))
 
-    def all_of(agenda: Agenda) -> Iterator[Event]:
+    def all_of(agenda: EventQueue) -> Iterator[Event]:
         while agenda:
             yield agenda.pop()
 
@@ -185,7 +185,7 @@ def test_a_wave_of_events_comes_in_the_order_of_single_ones(times: list[float], 
 def test_a_plan_that_streams_through_a_file_is_the_plan(tmp_path_factory: pytest.TempPathFactory, found: Case) -> None:
     path = tmp_path_factory.mktemp("stream") / "plan.jsonl.gz"
     timeline, plan = found.timeline(), found.plan(ROUNDS)
-    counting = Counting(timeline.header, found.fleet)
+    counting = PlanStatsCollector(timeline.header, found.fleet)
     line = Hashed()
     for record in saved(path, timeline.header, checked(timeline.header, records(timeline, ROUNDS)), line):
         counting.add(record)
@@ -216,7 +216,7 @@ def test_checking_and_counting_hold_no_record_for_long() -> None:
                 most = max(most, len(alive))
             yield record
 
-    counting = Counting(timeline.header, found.fleet)
+    counting = PlanStatsCollector(timeline.header, found.fleet)
     for record in checked(timeline.header, watched(records(timeline, 400))):
         counting.add(record)
         del record

@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defedavg.algorithms import ALGORITHMS, Server, Setup
-from defedavg.algorithms.pool import Pool
-from defedavg.protocol import (
-    Merge,
-    ProtocolError,
-    Request,
-    Send,
-    Update,
-)
+from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
+from defedavg.algorithms.client_pool import ClientPool
+from defedavg.algorithms.protocol import Merge, ProtocolError, Request, Send, Update
 from strategies import bounded, variants
 
 SERVERS = [
@@ -28,24 +22,24 @@ SERVERS = [
 ALL_SERVERS = pytest.mark.parametrize(("name", "own"), SERVERS)
 
 
-def everything(server: Server) -> dict[str, Any]:
+def everything(server: ServerMachine) -> dict[str, Any]:
     """A deep copy of a server's state, comparable with ==."""
     state = copy.deepcopy(server.__dict__)
     pool = state.pop("pool")
-    return {**state, "pool": {slot: getattr(pool, slot) for slot in Pool.__slots__}}
+    return {**state, "pool": {slot: getattr(pool, slot) for slot in ClientPool.__slots__}}
 
 
-def running_server(name: str, own: Any) -> tuple[Server, list[Update]]:
+def running_server(name: str, own: Any) -> tuple[ServerMachine, list[Update]]:
     """A server of six clients some rounds on, and the updates it was given."""
     server = ALGORITHMS[name](Setup(6, 3, 4, seed=2), own)
     given: list[Update] = []
     actions = list(server.start())
     jobs = [0] * 6
-    asks = Request if server.client_rule(server.settings).holds else Send
+    asks = Request if server.client_policy(server.settings).hold_until_requested else Send
     while server.version < 3:
         asked = {a.client for a in actions if isinstance(a, asks)}
         if not asked:  # nobody is named: everyone may answer, and pauses are over
-            actions = server.timer(getattr(server, "_token", 0)) + server.settled()
+            actions = server.timer(getattr(server, "timer_token", 0)) + server.end_of_instant()
             asked = {a.client for a in actions if isinstance(a, asks)} or set(range(6))
         actions = []
         for client in sorted(asked):
@@ -53,7 +47,7 @@ def running_server(name: str, own: Any) -> tuple[Server, list[Update]]:
             jobs[client] += 1
             given.append(update)
             actions += server.arrived(update)
-        actions += server.settled()
+        actions += server.end_of_instant()
     return server, given
 
 
@@ -105,7 +99,7 @@ def test_a_server_says_of_each_update_once_what_becomes_of_it(name: str, own: An
     for step in range(40):
         update = Update(step % 4, step // 4, server.version, 1)
         arrived.add(update)
-        pending = server.arrived(update) + server.settled() + server.timer(getattr(server, "_token", 0))
+        pending = server.arrived(update) + server.end_of_instant() + server.timer(getattr(server, "timer_token", 0))
         for action in pending:
             if isinstance(action, Merge):
                 merged += [u for u, _ in action.updates]
@@ -121,7 +115,7 @@ def test_a_server_says_of_each_update_once_what_becomes_of_it(name: str, own: An
 @bounded(100)
 @given(st.integers(1, 9), st.lists(st.tuples(st.booleans(), st.integers(0, 8)), max_size=40), st.integers(0, 2**64 - 1))
 def test_a_pool_is_a_set(total: int, moves: list[tuple[bool, int]], word: int) -> None:
-    pool, twin = Pool(total), set(range(total))
+    pool, twin = ClientPool(total), set(range(total))
     for add, raw in moves:
         client = raw % total
         (pool.add if add else pool.remove)(client)

@@ -20,27 +20,22 @@ from hypothesis import strategies as st
 from torch import nn
 
 from commands import call, refuse
+from defedavg.cli.theory_command import _numbers
 from defedavg.errors import UserError
-from defedavg.execute import Recipe
-from defedavg.keyed import generator, key
-from defedavg.simulation import make_plan
+from defedavg.experiments.simulation import make_plan
+from defedavg.rng import generator, key
 from defedavg.tasks import least_squares, make_task
-from defedavg.theory import (
-    Constants,
-    probable_staleness,
-    rounds_to_apply,
-    theorem,
-)
-from defedavg.theory.cases import make_case
-from defedavg.theory.command import _numbers
+from defedavg.theory import Constants, probable_staleness, rounds_to_apply, theorem
 from defedavg.theory.estimates import Probe, estimate, known, largest_curvature
-from defedavg.theory.figure import speedup_figure
-from defedavg.theory.fit import STUDENT, fit
+from defedavg.theory.gradient_recorder import GradientRecorder
+from defedavg.theory.horizon_search import Search
 from defedavg.theory.objective import Objective, exact_norms, full_norms
-from defedavg.theory.search import Search
-from defedavg.theory.speedup import Trial, measure
-from defedavg.theory.study import Scope
-from defedavg.theory.watched import Watched
+from defedavg.theory.slope_fit import STUDENT, fit
+from defedavg.theory.speedup import SpeedupTrial, measure
+from defedavg.theory.speedup_cases import make_case
+from defedavg.theory.speedup_figure import speedup_figure
+from defedavg.theory.speedup_study import Scope
+from defedavg.training import LocalTraining
 from test_execute import settings, small
 from test_theory import positive
 
@@ -130,7 +125,7 @@ def test_the_mean_is_over_the_versions_before_the_last(rounds: int, every: int) 
     problem = least_squares(6, dimension=3)
     how = settings("defedavg-iid", **small(6, 2, steps=2))
     norms = exact_norms(problem)
-    watched = Watched(problem.task, Recipe(5, 10, 0.5, 0.1), norms, rounds, every)
+    watched = GradientRecorder(problem.task, LocalTraining(5, 10, 0.5, 0.1), norms, rounds, every)
     plan = make_plan(how, 5, rounds)
     versions = [watched.versions[0], *(watched.apply(record) for record in plan.rounds)]
     assert len(versions) == rounds + 1
@@ -203,7 +198,7 @@ def test_students_quantiles() -> None:
 @pytest.mark.parametrize("algorithm", ["defedavg-iid", "defedavg-niid"])
 def test_speedup_is_linear_on_least_squares(algorithm: str) -> None:
     """A sixteenfold range of n, the theorems' rates, under their conditions; the whole range is for the command."""
-    trials: list[Trial] = []
+    trials: list[SpeedupTrial] = []
     found = measure(make_case("least-squares", algorithm), [4, 64], [0, 1], tell=trials.append, tolerance=0.05)
     assert -1.15 <= found.fit.slope <= -0.85
     for point in found.points:

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from defedavg import keyed
+from defedavg import rng as keyed
 from defedavg.errors import UserError
 from defedavg.tasks import SPLITS, by_classes, by_shards, class_counts, dirichlet, iid, split
 from defedavg.tasks.task import Clients

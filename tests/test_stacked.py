@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from defedavg import keyed
-from defedavg.execute import CannotStack
-from defedavg.execute import stacked as stacked_forms
-from defedavg.execute.attention import PlainAttention
-from defedavg.execute.dropout import factors
-from defedavg.execute.keys import signed
-from defedavg.execute.layers import Stacked, Step
-from defedavg.execute.products import Products
-from defedavg.execute.stacked import stack
-from defedavg.execute.state import same_constants
-from defedavg.simulation import make_executor, make_plan
+from defedavg import rng as keyed
+from defedavg.experiments.simulation import make_executor, make_plan
 from defedavg.tasks import Task, make_task
+from defedavg.training import CannotStack
+from defedavg.training.kernels.plain import LayerKernels
+from defedavg.training.module_state import same_constants
+from defedavg.training.stacking import stacked_model as stacked_forms
+from defedavg.training.stacking.attention import PlainAttention
+from defedavg.training.stacking.dropout import factors
+from defedavg.training.stacking.layers import Stacked, Step
+from defedavg.training.stacking.stacked_model import stack
+from defedavg.training.tensor_rng import signed
 from modules import ENTER, MODELS, Around, Encoder, Language, Residual
 from test_batched import CLIENTS, batched, how, lane_of, reference
 
@@ -55,7 +55,7 @@ def form_of(module: nn.Module, sample: Tensor | None) -> str:
                 return form(*args)
 
             patch.setattr(stacked_forms, name, noted)
-        stack(module, Products(), sample)
+        stack(module, LayerKernels(), sample)
     return found[-1]
 
 
@@ -86,7 +86,7 @@ def test_no_width_changes_a_bit_of_a_model_with_dropout(model: str) -> None:
 @pytest.mark.parametrize("model", ["residual with dropout", "language, tied"])
 def test_threads_do_not_disturb_each_other(model: str) -> None:
     net, x = named(model).model(), named(model).train.inputs[:4]
-    stacked, rates = stack(net, Products(), x[:3]), torch.ones(2, dtype=torch.float64)
+    stacked, rates = stack(net, LayerKernels(), x[:3]), torch.ones(2, dtype=torch.float64)
 
     def outputs(seed: int) -> Tensor:
         keys = torch.tensor([seed, seed + 1])
@@ -118,7 +118,7 @@ def test_dropout_changes_what_is_learned_and_looking_has_none() -> None:
     plain = task_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(ENTER, 8), nn.ReLU(), nn.Linear(8, 3)))
     assert not torch.allclose(with_it, merged(plain, 2))
     executor = make_executor(how("fedavg"), 0, task)
-    stacked, x = stack(executor.module, Products(), task.train.inputs[:3]), task.train.inputs[:10]
+    stacked, x = stack(executor.module, LayerKernels(), task.train.inputs[:3]), task.train.inputs[:10]
     weights = {
         name: p.detach()[None].expand(2, *p.shape).contiguous() for name, p in executor.module.named_parameters()
     }
@@ -178,14 +178,14 @@ def test_the_kept_share_is_right(p: float) -> None:
 def test_all_or_nothing() -> None:
     assert not masks(0, 0, 0, p=1.0).any()
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(ENTER, 3))
-    stacked = stack(net.double(), Products(), torch.from_numpy(X[:3]))
+    stacked = stack(net.double(), LayerKernels(), torch.from_numpy(X[:3]))
     weights = {name: p.detach()[None] for name, p in net.named_parameters()}
     stacked.run(Step(weights, torch.ones(1, dtype=torch.float64)), torch.from_numpy(X[:4]))  # no keys are needed
 
 
 def test_whole_channels_are_dropped() -> None:
     x = torch.ones(6, 5, 3, 3, dtype=torch.float64)
-    stacked = stack(nn.Sequential(nn.Dropout2d(0.5), nn.Conv2d(5, 2, 1)).double(), Products(), x[:3])
+    stacked = stack(nn.Sequential(nn.Dropout2d(0.5), nn.Conv2d(5, 2, 1)).double(), LayerKernels(), x[:3])
     weight = torch.eye(5, dtype=torch.float64)[:2].reshape(1, 2, 1, 1, 5).repeat(3, 1, 1, 1, 1)
     step = Step(
         {"1.weight": weight, "1.bias": torch.zeros(3, 2, dtype=torch.float64)},

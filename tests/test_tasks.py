@@ -22,12 +22,12 @@ from defedavg.tasks import (
     class_counts,
     classification_task,
     cross_entropy,
-    data,
     load,
     make_task,
     seeded,
     squared_error,
 )
+from defedavg.tasks.datasets import catalog as data
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2])

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from defedavg.errors import UserError
-from defedavg.keyed import generator, key
-from defedavg.simulation import make_plan
+from defedavg.experiments.simulation import make_plan
+from defedavg.rng import generator, key
 from defedavg.theory import (
     THEOREMS,
     Constants,
@@ -26,8 +26,8 @@ from defedavg.theory import (
     stated_staleness,
     theorem,
 )
-from defedavg.theory.cases import make_case
 from defedavg.theory.speedup import measure
+from defedavg.theory.speedup_cases import make_case
 from test_execute import settings
 
 IID, NIID = theorem("defedavg-iid"), theorem("defedavg-niid")

@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from defedavg.algorithms import Setup, algorithm
-from defedavg.profiles import Fleet
-from defedavg.timeline import Timeline
+from defedavg.planning.devices import Fleet
+from defedavg.planning.simulator import Simulator
 from support import rounds_of
 
 ROUNDS = 400
@@ -37,7 +37,7 @@ STALENESS = {
 def measure(name: str, n: int, seed: int) -> tuple[float, float]:
     """Seconds per round and mean staleness."""
     staleness: list[int] = []
-    for record in rounds_of(Timeline(algorithm(name)(Setup(100, n, 50, seed)), Fleet(100, seed))):
+    for record in rounds_of(Simulator(algorithm(name)(Setup(100, n, 50, seed)), Fleet(100, seed))):
         staleness.extend(record.merge.staleness)
         if record.merge.version == ROUNDS:
             return record.time / ROUNDS, float(np.mean(staleness))

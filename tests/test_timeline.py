@@ -14,13 +14,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from defedavg import config
 from defedavg.algorithms import ALGORITHMS
-from defedavg.plan import Job, Plan, Round
-from defedavg.profiles import Fleet, Slowness, Windows
-from defedavg.protocol import Merge
-from defedavg.simulation import make_fleet, make_plan, make_timeline
-from defedavg.timeline import Timeline
+from defedavg.algorithms.protocol import Merge
+from defedavg.config import study as config
+from defedavg.experiments.simulation import make_fleet, make_plan, make_timeline
+from defedavg.planning.devices import Fleet, Slowness, Windows
+from defedavg.planning.plan import Job, Plan, Round
+from defedavg.planning.simulator import Simulator
 from naive import Naive
 from strategies import Case, bounded, case, cases, equal_speeds, up_to, variants
 
@@ -93,7 +93,7 @@ def test_draws_depend_on_the_seed_even_where_speeds_do_not(name: str) -> None:
     for seed in range(6):
         found = case(name, 9, 2, seed=seed, own=own, **equal_speeds())
         merges.add(tuple(tuple(u.client for u, _ in record.merge.updates) for record in found.plan(8).rounds))
-    broadcast_to_all = ALGORITHMS[name].broadcasts and not ALGORITHMS[name].rule.holds
+    broadcast_to_all = ALGORITHMS[name].broadcasts and not ALGORITHMS[name].policy.hold_until_requested
     everyone_trains = "concurrency" in {field.name for field in dataclasses.fields(own)}
     assert (len(merges) == 1) == (broadcast_to_all or everyone_trains)
 
@@ -156,7 +156,7 @@ def test_nobody_times_out_where_nobody_can_be_lost() -> None:
 def test_server_and_fleet_must_agree() -> None:
     found = case("fedavg", 3, 2)
     with pytest.raises(ValueError, match="different numbers"):
-        Timeline(found.server(), Fleet(4))
+        Simulator(found.server(), Fleet(4))
 
 
 # Versions.

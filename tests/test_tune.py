@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from commands import call, refuse
-from defedavg import config
+from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.sweep import Finished, Means, Measured
-from defedavg.tune import Outcome, Tuning, pairs_of, score
+from defedavg.experiments.sweep import ComputeConfig, RunEvaluated, RunFinished
+from defedavg.experiments.tune import PairOutcome, Tuning, pairs_of, score
 
 BASE: dict[str, Any] = {
     "seeds": [0, 1],
@@ -28,7 +28,7 @@ def study(**more: Any) -> config.Study:
 
 
 def tuned(chosen: config.Study, wide: tuple[float, ...], near: tuple[float, ...], *rungs: float) -> Tuning:
-    found = Tuning(pairs_of(chosen.points(), wide, near), chosen.seeds, Means(), rungs)
+    found = Tuning(pairs_of(chosen.points(), wide, near), chosen.seeds, ComputeConfig(), rungs)
     assert found.carry_out(lambda event: None) is True
     return found
 
@@ -96,18 +96,18 @@ def test_a_grid_with_no_finite_result_is_one_line(tmp_path: Path) -> None:
 
 
 def test_scores_put_reached_before_soon_before_accurate() -> None:
-    soon, late = Outcome(hit_seconds=1.0, best_accuracy=0.8), Outcome(hit_seconds=2.0, best_accuracy=0.9)
-    close, far = Outcome(best_accuracy=0.7), Outcome(best_accuracy=0.2)
-    wild = Outcome(best_accuracy=0.79, diverged_at=3)
+    soon, late = PairOutcome(hit_seconds=1.0, best_accuracy=0.8), PairOutcome(hit_seconds=2.0, best_accuracy=0.9)
+    close, far = PairOutcome(best_accuracy=0.7), PairOutcome(best_accuracy=0.2)
+    wild = PairOutcome(best_accuracy=0.79, diverged_at=3)
     order = [[soon, soon], [soon, late], [late, late], [soon, close], [close, close], [close, far], [wild, wild]]
     assert [score(own) for own in order] == sorted(score(own) for own in order)
 
 
 def test_ctrl_c_keeps_what_is_known() -> None:
-    found = Tuning(pairs_of(study().points(), (1.0,), (0.01, 0.05)), (0, 1), Means())
+    found = Tuning(pairs_of(study().points(), (1.0,), (0.01, 0.05)), (0, 1), ComputeConfig())
     seen = []
 
-    def watch(event: Measured | Finished) -> None:
+    def watch(event: RunEvaluated | RunFinished) -> None:
         seen.append(event)
         if len(seen) == 9:
             raise KeyboardInterrupt
@@ -134,7 +134,7 @@ def test_grids_that_make_no_sense(wide: tuple[float, ...], near: tuple[float, ..
 def test_a_target_is_needed() -> None:
     chosen = study(stop={"max_rounds": 3})
     with pytest.raises(UserError, match="target_accuracy"):
-        Tuning(pairs_of(chosen.points(), (1.0,), (0.1,)), [0], Means())
+        Tuning(pairs_of(chosen.points(), (1.0,), (0.1,)), [0], ComputeConfig())
 
 
 def test_the_command_leaves_a_folder(tmp_path: Path) -> None:
@@ -173,13 +173,18 @@ def test_whoever_can_no_longer_be_the_soonest_is_dropped_before_halving() -> Non
 def test_what_is_known_is_not_run_again_and_each_race_is_told_of_once() -> None:
     chosen = study(training={**BASE["training"], "updates_per_round": [4, 8]})
     pairs = pairs_of(chosen.points(), (1.0,), (0.001, 0.05))
-    first = Tuning(pairs, chosen.seeds, Means(), ())
+    first = Tuning(pairs, chosen.seeds, ComputeConfig(), ())
     first.carry_out(lambda event: None)
     known = {pair: first.outcomes[pair] for pair in pairs if pair.local_lr == 0.05}
     told: list[list[float | None]] = []
     seen: set[Any] = set()
     again = Tuning(
-        pairs, chosen.seeds, Means(), (), known=known, decided=lambda rivals: told.append([p.local_lr for p in rivals])
+        pairs,
+        chosen.seeds,
+        ComputeConfig(),
+        (),
+        known=known,
+        decided=lambda rivals: told.append([p.local_lr for p in rivals]),
     )
     again.carry_out(lambda event: seen.add(event.item.name))
     assert told == [[0.001, 0.05], [0.001, 0.05]]

@@ -18,13 +18,13 @@ from urllib.parse import quote
 import pytest
 
 from defedavg.errors import UserError
-from defedavg.view.runs import Views
-from defedavg.view.server import Server, serve
+from defedavg.report.dashboard.http_server import DashboardServer, serve
+from defedavg.report.dashboard.run_index import Views
 from pages import HOSTILE, make_folder, make_hostile, measurement, write_summary
 
 
 def ask(
-    server: Server, path: str, *, host: str | None = None, method: str = "GET"
+    server: DashboardServer, path: str, *, host: str | None = None, method: str = "GET"
 ) -> tuple[int, dict[str, str], bytes]:
     """One request, sent exactly as written."""
     line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -37,14 +37,14 @@ def ask(
     return found
 
 
-def runs(server: Server) -> dict[str, dict[str, Any]]:
+def runs(server: DashboardServer) -> dict[str, dict[str, Any]]:
     """What is listed, by name."""
     status, _, body = ask(server, "/api/runs")
     assert status == 200
     return {run["id"]: run for run in json.loads(body)["runs"]}
 
 
-def test_runs_appear_grow_finish_fail_and_go(server: Server, tmp_path: Path) -> None:
+def test_runs_appear_grow_finish_fail_and_go(server: DashboardServer, tmp_path: Path) -> None:
     root = tmp_path / "runs"
     assert runs(server) == {}
     folder = make_folder(root, "one", finished=False)
@@ -77,7 +77,7 @@ def test_runs_appear_grow_finish_fail_and_go(server: Server, tmp_path: Path) -> 
     assert ask(server, "/api/run?id=one")[0] == ask(server, "/report?id=one")[0] == 404
 
 
-def test_a_report_is_served_whole_and_anew_when_the_run_goes_on(server: Server, tmp_path: Path) -> None:
+def test_a_report_is_served_whole_and_anew_when_the_run_goes_on(server: DashboardServer, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "runs" / "deep er", "one")
     status, headers, body = ask(server, f"/report?id={quote('deep er/one')}")
     assert status == 200
@@ -115,7 +115,7 @@ def test_a_report_is_served_whole_and_anew_when_the_run_goes_on(server: Server, 
         "/report",
     ],
 )
-def test_nothing_outside_the_folder_is_served(server: Server, tmp_path: Path, path: str) -> None:
+def test_nothing_outside_the_folder_is_served(server: DashboardServer, tmp_path: Path, path: str) -> None:
     make_folder(tmp_path / "runs", "one")
     outside = make_folder(tmp_path, "outside")
     (tmp_path / "secret.txt").write_text("secret")
@@ -126,7 +126,7 @@ def test_nothing_outside_the_folder_is_served(server: Server, tmp_path: Path, pa
     assert list(runs(server)) == ["one"]
 
 
-def test_foreign_names_and_other_methods_are_refused(server: Server, tmp_path: Path) -> None:
+def test_foreign_names_and_other_methods_are_refused(server: DashboardServer, tmp_path: Path) -> None:
     make_folder(tmp_path / "runs", "one")
     port = server.port
     foreign = ("evil.example", f"evil.example:{port}", f"127.0.0.1:{port + 1}", "127.0.0.1", "")
@@ -146,7 +146,7 @@ def test_foreign_names_and_other_methods_are_refused(server: Server, tmp_path: P
     assert "Access-Control-Allow-Origin" not in headers
 
 
-def test_hostile_text_travels_as_text(server: Server, tmp_path: Path) -> None:
+def test_hostile_text_travels_as_text(server: DashboardServer, tmp_path: Path) -> None:
     make_hostile(tmp_path / "runs")
     (found,) = runs(server).values()
     assert found["name"] == HOSTILE
@@ -154,7 +154,7 @@ def test_hostile_text_travels_as_text(server: Server, tmp_path: Path) -> None:
     assert series[0]["name"] == HOSTILE
 
 
-def test_what_cannot_be_served_is_said(server: Server, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_said(server: DashboardServer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder"):
         Views(tmp_path / "nowhere")
     with pytest.raises(UserError, match="try --port 0"), serve(Views(tmp_path), "127.0.0.1", server.port):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import UserError
-    from .plan import Plan
-    from .simulation import Result, Simulation, simulate
+    from .experiments.simulation import Result, Simulation, simulate
+    from .planning.plan import Plan
     from .tasks import Task, cross_entropy, make_task, squared_error
 
 __version__ = "0.1.0"
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Plan": "plan",
-    "Result": "simulation",
-    "Simulation": "simulation",
-    "simulate": "simulation",
+    "Plan": "planning.plan",
+    "Result": "experiments.simulation",
+    "Simulation": "experiments.simulation",
+    "simulate": "experiments.simulation",
     "UserError": "errors",
     "Task": "tasks",
     "cross_entropy": "tasks",

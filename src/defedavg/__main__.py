@@ -1,5 +1,5 @@
 """``python -m defedavg`` is the command ``defedavg``."""
 
-from .cli import main
+from .cli.main import main
 
 main()

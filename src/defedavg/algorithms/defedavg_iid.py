@@ -9,27 +9,27 @@ Fast clients take part more often, which is harmless where all clients' data are
 
 from __future__ import annotations
 
-from ..protocol import Broadcast, Redraw, Rule, Send
-from .server import Actions, OpenRound
+from .base import Actions, BufferedRound
+from .protocol import Broadcast, ClientPolicy, Resample, Send
 
 
-class DeFedAvgIID(OpenRound):
+class DeFedAvgIID(BufferedRound):
     """The first n updates to arrive are merged, and everyone is told."""
 
     name = "defedavg-iid"
     summary = "asynchronous, for data that are alike: merges the first n updates, no client ever waits for another"
     citation = "Wang, Li, Jin, Zhang: DeFedAvg, Algorithm 2"
     equation = "w[t+1] = w[t] − η/n Σ_{first n} Δ"
-    rule = Rule()
+    policy = ClientPolicy()
     broadcasts = True
 
-    def _check_setup(self) -> None:
-        super()._check_setup()
-        self._need_enough_clients("each gives one update per version, so lower it")
+    def check_setup(self) -> None:
+        super().check_setup()
+        self.require_enough_clients("each gives one update per version, so lower it")
 
     def start(self) -> Actions:
         """Give everyone the first version."""
-        return self._opened()
+        return self.after_merge()
 
     def returned(self, client: int) -> Actions:
         """Give a client that is back something to train from."""
@@ -38,9 +38,9 @@ class DeFedAvgIID(OpenRound):
 
     def timer(self, token: int) -> Actions:
         """Too few clients are left to fill the round: merge what there is, or wait on."""
-        if token != self._token:
+        if token != self.timer_token:
             return []
-        return [Redraw((), ()), *self._finish()] if self._buffer else self._arm()
+        return [Resample((), ()), *self.finish_round()] if self.buffer else self.start_timeout()
 
-    def _opened(self) -> Actions:
-        return [Broadcast(self.version), *self._arm()]
+    def after_merge(self) -> Actions:
+        return [Broadcast(self.version), *self.start_timeout()]

@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import unknown
-from ..protocol import Broadcast, Request, Rule, Send, ServerAction
-from .server import Actions, DrawnRound
+from .base import Actions, SampledRound
+from .protocol import Broadcast, ClientPolicy, Request, Send, ServerAction
 
-MODES = {"eager": Rule(holds=True), "thrifty": Rule(holds=True, rests=True)}
+MODES = {
+    "eager": ClientPolicy(hold_until_requested=True),
+    "thrifty": ClientPolicy(hold_until_requested=True, pause_when_full=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +37,32 @@ class DeFedAvgNIIDSettings:
             raise unknown("mode of defedavg-niid", self.mode, MODES)
 
 
-class DeFedAvgNIID(DrawnRound):
+class DeFedAvgNIID(SampledRound):
     """Delayed updates of uniformly drawn clients, each from the send buffer."""
 
     name = "defedavg-niid"
     summary = "asynchronous, for data that differ: uniform draws collect delayed updates from send buffers"
     citation = "Wang, Li, Jin, Zhang: DeFedAvg, Algorithm 1"
     equation = "w[t+1] = w[t] − η/n Σ_{i∈I} Δ_i, I drawn with replacement"
-    rule = MODES["eager"]
+    policy = MODES["eager"]
     settings_type = DeFedAvgNIIDSettings
     broadcasts = True
 
     @classmethod
-    def client_rule(cls, settings: Any) -> Rule:
+    def client_policy(cls, settings: Any) -> ClientPolicy:
         """Eager or thrifty."""
         return MODES[settings.mode]
 
     def start(self) -> Actions:
         """Give everyone the first version, then open the first round."""
-        return self._close()
+        return self.close_round()
 
     def returned(self, client: int) -> Actions:
         """Give a client that is back something to train from."""
         return [Send(client, self.version), *super().returned(client)]
 
-    def _invite(self, client: int) -> ServerAction:
+    def invite(self, client: int) -> ServerAction:
         return Request(client)
 
-    def _close(self) -> Actions:
-        return [Broadcast(self.version), *self._open()]
+    def close_round(self) -> Actions:
+        return [Broadcast(self.version), *self.open_round()]

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError, unknown
-from ..protocol import Discard, Merge, Request, Rule, Send, ServerAction, SetTimer, Update
-from .server import Actions, DrawnRound, Setup
+from .base import Actions, SampledRound, Setup
+from .protocol import ClientPolicy, Discard, Merge, Request, Send, ServerAction, SetTimer, Update
 
 REWEIGHT = ("stochastic", "deterministic")
 
@@ -37,63 +37,63 @@ class FavanoSettings:
             raise UserError(f"favano: wait_seconds is {self.wait_seconds}; give a finite number above zero")
 
 
-class Favano(DrawnRound):
+class Favano(SampledRound):
     """Clients train up to K steps from what they were last given, until they are drawn."""
 
     name = "favano"
     summary = "the server interrupts n drawn clients at fixed intervals and averages their models with its own"
     citation = "Leconte et al., 2023"
     equation = "w[t+1] = (w[t] + Σ (w[τ_i] − Δ_i/α_i)) / (n+1)"
-    rule = Rule(holds=True, rests=True, interruptible=True, repeats=True)
+    policy = ClientPolicy(hold_until_requested=True, pause_when_full=True, interruptible=True, allow_same_version=True)
     settings_type = FavanoSettings
     uses_global_lr = False
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         super().__init__(setup, settings)
-        self._answers: dict[int, tuple[int, int, int]] = {}  # client -> answers, answers with q > 0, steps in all
+        self.answers: dict[int, tuple[int, int, int]] = {}  # client -> answers, answers with q > 0, steps in all
 
     def start(self) -> Actions:
         """Give every client the first version, and wait."""
-        return [*(Send(client, self.version) for client in range(self.setup.num_clients)), *self._pause()]
+        return [*(Send(client, self.version) for client in range(self.setup.num_clients)), *self.pause()]
 
     def timer(self, token: int) -> Actions:
         """The pause is over, so draw; or a drawn client did not answer, so draw another."""
-        if token == self._token and not self._waiting:
-            return self._open()
+        if token == self.timer_token and not self.waiting:
+            return self.open_round()
         return super().timer(token)
 
     def returned(self, client: int) -> Actions:
         """Give a client that is back something to train from."""
         return [Send(client, self.version), *super().returned(client)]
 
-    def _replacement(self) -> bool:
+    def with_replacement(self) -> bool:
         return False
 
-    def _invite(self, client: int) -> ServerAction:
+    def invite(self, client: int) -> ServerAction:
         return Request(client)
 
-    def _pause(self) -> Actions:
-        self._token += 1
-        return [SetTimer(self._token, self.settings.wait_seconds)]
+    def pause(self) -> Actions:
+        self.timer_token += 1
+        return [SetTimer(self.timer_token, self.settings.wait_seconds)]
 
-    def _arrived(self, update: Update) -> Actions:
-        if not self._waiting:  # too late, in the pause: its client needs something to train from all the same
+    def on_update(self, update: Update) -> Actions:
+        if not self.waiting:  # too late, in the pause: its client needs something to train from all the same
             return [Discard(update), Send(update.client, self.version)]
-        return super()._arrived(update)
+        return super().on_update(update)
 
-    def _close(self) -> Actions:
-        answered = sorted({*self._got, *self._spare})
-        return [*(Send(client, self.version) for client in answered), *self._pause()]
+    def close_round(self) -> Actions:
+        answered = sorted({*self.received, *self.late})
+        return [*(Send(client, self.version) for client in answered), *self.pause()]
 
-    def _alpha(self, update: Update) -> float:
-        answers, busy, steps = self._answers.get(update.client, (0, 0, 0))
+    def alpha(self, update: Update) -> float:
+        answers, busy, steps = self.answers.get(update.client, (0, 0, 0))
         answers, busy, steps = answers + 1, busy + (update.steps > 0), steps + update.steps
-        self._answers[update.client] = (answers, busy, steps)
+        self.answers[update.client] = (answers, busy, steps)
         if update.steps == 0:
             return 1.0  # no step, no Δ to scale
         return steps / answers if self.settings.reweight == "deterministic" else busy / answers * update.steps
 
-    def _combine(self, got: list[tuple[Update, int]]) -> Merge:
+    def combine(self, got: list[tuple[Update, int]]) -> Merge:
         share = 1.0 / (1 + sum(count for _, count in got))
         past = [(self.version, share), *((update.version, count * share) for update, count in got)]
-        return self._merge([(update, -count * share / self._alpha(update)) for update, count in got], past)
+        return self.merge([(update, -count * share / self.alpha(update)) for update, count in got], past)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..protocol import Rule, Send, ServerAction, Update
-from .server import Actions, DrawnRound
+from .base import Actions, SampledRound
+from .protocol import ClientPolicy, Send, ServerAction, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +21,25 @@ class FedAvgSettings:
     replacement: bool = field(default=True, metadata={"help": "draw with replacement; one drawn twice counts twice"})
 
 
-class FedAvg(DrawnRound):
+class FedAvg(SampledRound):
     """Every drawn client starts from the same version, and the round lasts as long as the slowest."""
 
     name = "fedavg"
     summary = "synchronous: n drawn clients start from one version, the round waits for the slowest"
     citation = "McMahan et al., AISTATS 2017"
     equation = "w[t+1] = w[t] − η/n Σ Δ"
-    rule = Rule()
+    policy = ClientPolicy()
     settings_type = FedAvgSettings
 
     def start(self) -> Actions:
         """Open the first round."""
-        return self._open()
+        return self.open_round()
 
-    def _replacement(self) -> bool:
+    def with_replacement(self) -> bool:
         return bool(self.settings.replacement)
 
-    def _invite(self, client: int) -> ServerAction:
+    def invite(self, client: int) -> ServerAction:
         return Send(client, self.version)
 
-    def _accepts(self, update: Update) -> bool:
+    def accepts(self, update: Update) -> bool:
         return update.version == self.version

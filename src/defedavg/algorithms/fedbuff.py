@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError, unknown
-from ..keyed import below, key
-from ..protocol import Redraw, Rule, Send, SetTimer, Settle, Update
-from .pool import Pool
-from .server import Actions, OpenRound, Setup
+from ..rng import below, key
+from .base import Actions, BufferedRound, Setup
+from .client_pool import ClientPool
+from .protocol import ClientPolicy, EndOfInstant, Resample, Send, SetTimer, Update
 
 STALENESS = {"constant": lambda delay: 1.0, "sqrt": lambda delay: 1.0 / math.sqrt(1.0 + delay)}
 
@@ -36,24 +36,24 @@ class FedBuffSettings:
             raise UserError(f"fedbuff: concurrency is {self.concurrency}; give a number of clients, or 0 for all")
 
 
-class FedBuff(OpenRound):
+class FedBuff(BufferedRound):
     """Free clients are drawn as others finish; fast ones finish, and so count, more often."""
 
     name = "fedbuff"
     summary = "buffered asynchronous: a fixed number train at once, every n arrivals are merged"
     citation = "Nguyen et al., AISTATS 2022"
     equation = "w[t+1] = w[t] − η/n Σ s(staleness)·Δ"
-    rule = Rule(repeats=True)
+    policy = ClientPolicy(allow_same_version=True)
     settings_type = FedBuffSettings
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         super().__init__(setup, settings)
-        self._active: dict[int, int] = {}  # client -> number of its dispatch
-        self._dispatches = 0
-        self._timed: dict[int, int] = {}  # dispatch -> client, where a timer runs
+        self.active: dict[int, int] = {}  # client -> number of its dispatch
+        self.dispatches = 0
+        self.timed: dict[int, int] = {}  # dispatch -> client, where a timer runs
 
-    def _check_setup(self) -> None:
-        super()._check_setup()
+    def check_setup(self) -> None:
+        super().check_setup()
         if self.settings.concurrency > self.setup.num_clients:
             raise UserError(
                 f"fedbuff: concurrency is {self.settings.concurrency} but there are {self.setup.num_clients} clients"
@@ -66,46 +66,46 @@ class FedBuff(OpenRound):
 
     def start(self) -> Actions:
         """Fill every place."""
-        return self.settled()
+        return self.end_of_instant()
 
-    def settled(self) -> Actions:
+    def end_of_instant(self) -> Actions:
         """Fill the free places: after all arrivals of a moment, so that they start from the newest version."""
         actions: Actions = []
-        while len(self._active) < self.concurrency and len(self.pool):
-            client = self.pool[below(key(self.setup.seed, "dispatch", self._dispatches), len(self.pool))]
+        while len(self.active) < self.concurrency and len(self.pool):
+            client = self.pool[below(key(self.setup.seed, "dispatch", self.dispatches), len(self.pool))]
             self.pool.remove(client)
-            self._active[client] = self._dispatches
+            self.active[client] = self.dispatches
             actions.append(Send(client, self.version))
             if self.setup.timeout_seconds is not None:
-                self._timed[self._dispatches] = client
-                actions.append(SetTimer(self._dispatches, self.setup.timeout_seconds))
-            self._dispatches += 1
+                self.timed[self.dispatches] = client
+                actions.append(SetTimer(self.dispatches, self.setup.timeout_seconds))
+            self.dispatches += 1
         return actions
 
     def timer(self, token: int) -> Actions:
         """A client did not come back in time: its place goes to another."""
-        client = self._timed.pop(token, -1)
-        if self._active.get(client) != token:
+        client = self.timed.pop(token, -1)
+        if self.active.get(client) != token:
             return []
-        del self._active[client]
-        if not len(self.pool) and not self._active:
-            self.pool = Pool(self.setup.num_clients)  # nobody is left to trust: try everybody again
-        fresh = self.settled()
-        return [Redraw((client,), tuple(a.client for a in fresh if isinstance(a, Send))), *fresh]
+        del self.active[client]
+        if not len(self.pool) and not self.active:
+            self.pool = ClientPool(self.setup.num_clients)  # nobody is left to trust: try everybody again
+        fresh = self.end_of_instant()
+        return [Resample((client,), tuple(a.client for a in fresh if isinstance(a, Send))), *fresh]
 
     def returned(self, client: int) -> Actions:
         """A client that is back has lost its job: it is free."""
-        self._known(client)
-        self._active.pop(client, None)
+        self.check_client(client)
+        self.active.pop(client, None)
         self.pool.add(client)
-        return [Settle()]
+        return [EndOfInstant()]
 
-    def _weight(self, update: Update) -> float:
+    def weight(self, update: Update) -> float:
         return STALENESS[self.settings.staleness](self.version - update.version)
 
-    def _arrived(self, update: Update) -> Actions:
-        self._active.pop(update.client, None)
-        return [*super()._arrived(update), Settle()]
+    def on_update(self, update: Update) -> Actions:
+        self.active.pop(update.client, None)
+        return [*super().on_update(update), EndOfInstant()]
 
-    def _opened(self) -> Actions:
+    def after_merge(self) -> Actions:
         return []

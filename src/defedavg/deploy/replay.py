@@ -14,28 +14,28 @@ from typing import Any
 
 import numpy as np
 
+from ..algorithms.protocol import Drop, ProtocolError, Start, Upload
 from ..errors import UserError
-from ..plan import Absence, Fate, Header, Job, Plan, Record, Replacement, Round, Sent, Uploaded, moment
-from ..profiles import Trace
-from ..protocol import Drop, ProtocolError, Start, Upload
-from .engine import Engine
-from .events import (
-    Away,
+from ..planning.devices import Trace
+from ..planning.plan import Absence, Header, Job, JobOutcome, Plan, Record, Replacement, Round, Sent, Uploaded, moment
+from .deploy_config import DeployConfig
+from .engine.engine import Engine
+from .engine.event_log import Log, Note
+from .engine.events import (
+    ClientActed,
     Combine,
-    Did,
+    Disconnected,
     Ended,
     Event,
     Exchange,
     Exchanged,
+    ModelSent,
     Order,
     Refused,
     Replaced,
-    Told,
     Trained,
 )
-from .log import Log, Note
-from .machines import make_engine, notes_of, orders_of
-from .settings import Orders
+from .engine.setup import make_engine, notes_of, orders_of
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Running:
 class Replay:
     """What a log tells."""
 
-    orders: Orders
+    orders: DeployConfig
     plan: Plan
     trace: Trace
     measured: tuple[int, ...]  # clients whose speed was seen; the others are given the median
@@ -154,17 +154,17 @@ class _Writer:
         elif isinstance(event, Exchanged) and event.client in self._asked:
             self.times.trips[event.client].append((event.t - self._asked.pop(event.client)) / 2.0)
         for order in orders:
-            if isinstance(order, Did):
+            if isinstance(order, ClientActed):
                 self._did(order)
             elif isinstance(order, Ended):
                 self._stop((order.client, order.index), order.at, self._engine.steps, "ended")
             elif isinstance(order, Combine):
                 self._records.append(Round(event.t, order.merge, order.freed))
-            elif isinstance(order, Told):
+            elif isinstance(order, ModelSent):
                 self._records.append(Sent(order.version, order.client, event.t))
             elif isinstance(order, Replaced):
                 self._records.append(Replacement(event.t, order.missing, order.drawn))
-            elif isinstance(order, Away):
+            elif isinstance(order, Disconnected):
                 self._went(order)
             elif isinstance(order, Exchange) and not order.wanted:
                 self._asked[order.client] = event.t
@@ -179,29 +179,29 @@ class _Writer:
         self.times.steps[event.client].append(event.seconds / max(1, event.steps))
         self._ended.add(key)
         self._records.append(Job(*key, event.version, event.steps, min(start, end), end, "ended"))
-        if not self._engine.rule.holds:
+        if not self._engine.policy.hold_until_requested:
             self._records.append(Uploaded(*key, end, event.t))
 
-    def _did(self, did: Did) -> None:
+    def _did(self, did: ClientActed) -> None:
         key = (did.client, did.action.index)
         if isinstance(did.action, Start):
             self._running[key] = _Running(did.action.version, did.at)
         elif isinstance(did.action, Upload):
             if key in self._running:  # in the background, and interrupted: otherwise its end was seen
                 self._stop(key, did.at, did.steps, "interrupted")
-            if self._engine.rule.holds:
+            if self._engine.policy.hold_until_requested:
                 self._records.append(Uploaded(*key, did.at, self._now))
         elif isinstance(did.action, Drop) and key in self._running:
             running = self._running.pop(key)
             self._records.append(Job(*key, running.version, 0, running.start, did.at, "lost"))
 
-    def _stop(self, key: tuple[int, int], at: float, steps: int, fate: Fate) -> None:
+    def _stop(self, key: tuple[int, int], at: float, steps: int, fate: JobOutcome) -> None:
         running = self._running.pop(key)
         if steps:
             self.times.steps[key[0]].append((at - running.start) / steps)
         self._records.append(Job(*key, running.version, steps, running.start, at, fate))
 
-    def _went(self, away: Away) -> None:
+    def _went(self, away: Disconnected) -> None:
         self._asked.pop(away.client, None)
         if not away.back:
             self._away[away.client] = (len(self._records), self._now)
@@ -220,8 +220,8 @@ class _Writer:
             updates_per_round=setup.updates_per_round,
             local_steps=engine.steps,
             seed=seed,
-            repeats=engine.rule.repeats,
-            interruptible=engine.rule.interruptible,
+            repeats=engine.policy.allow_same_version,
+            interruptible=engine.policy.interruptible,
         )
         running = [
             Job(*key, job.version, engine.steps, job.start, max(job.start, self._now), "running")

@@ -7,11 +7,11 @@ import itertools
 from typing import Any
 
 from ..algorithms import ALGORITHMS, Setup, algorithm
-from ..config import Settings, single
+from ..config.study import Settings, single
 from ..errors import UserError, unknown
-from ..plan import Plan
-from ..profiles import Fleet
-from ..timeline import Timeline
+from ..planning.devices import Fleet
+from ..planning.plan import Plan
+from ..planning.simulator import Simulator
 from .replay import Replay
 
 KEYS: dict[str, type[Any]] = {"algorithm": str, "updates_per_round": int, "local_steps": int}
@@ -67,6 +67,6 @@ def plan_for(found: Replay, choice: dict[str, Any], rounds: int) -> Plan:
     setup = Setup(total, training.updates_per_round, training.local_steps, found.orders.seed)
     own = settings.own_settings if name == settings.algorithm else None
     fleet = Fleet(total, found.orders.seed, model_megabytes=found.model_bytes * 1e-6, trace=found.trace)
-    plan = Plan.collect(Timeline(algorithm(name)(setup, own), fleet), rounds)
+    plan = Plan.collect(Simulator(algorithm(name)(setup, own), fleet), rounds)
     plan.check()
     return plan

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from .. import config
-from ..plan import Plan
+from ..config import study as config
+from ..experiments.simulation import make_timeline
+from ..planning.plan import Plan
 from ..report.gantt import gantt
 from ..report.plots import Curve, accuracy_curves, loss_curves
-from ..simulation import make_timeline
-from .facts import COMPARED, DATASETS, SETTINGS, SIZE_OF, Cell
-from .store import Result
+from .published import COMPARED, DATASETS, SETTINGS, SIZE_OF, Cell
+from .result_files import Result
 
 NAMES = {"fashionmnist": "FashionMNIST", "cifar10": "CIFAR-10", "iid": "IID", "non-iid": "non-IID"}
 

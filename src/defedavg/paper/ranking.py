@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from .facts import BOUNDS, Cell
-from .store import Result
+from .published import BOUNDS, Cell
+from .result_files import Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import UserError
-from ..plan import Job, Plan, Round, Stall
+from ..planning.plan import Job, Plan, Round, Stall
 from .plots import PALETTE, STYLE, tint
 
 # The page, in inches; margins are fixed so that what fits into a bar is known before anything is drawn.

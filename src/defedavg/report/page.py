@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import write_whole
-from .jsons import finite
+from ..fileio import write_whole
+from ..jsonio import finite
+from ..runstore.reader import Folder, find_runs, of_records, read_folder
 from .payload import payload
-from .read import Folder, find_runs, of_records, read_folder
 
 PLOTLY = "vendor/plotly-cartesian.min.js"
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from .. import __version__
 from ..errors import UserError
-from ..simulation import make_fleet
-from .digest import Digest, digest, gantt, participation
-from .read import Entry, Folder, Trail
+from ..experiments.simulation import make_fleet
+from ..runstore.reader import Entry, Folder, Trail
+from .plan_digest import Digest, digest, gantt, participation
 from .series import Series, decided, known, looks_of, names_of, shorten, verdict
 
 MOST_POINTS = 60_000  # measurements on one page; beyond, every second, third, … is shown

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from .digest import Digest
-from .jsons import about
+from ..jsonio import about
+from ..runstore.reader import Entry, Folder, flat, number
+from .plan_digest import Digest
 from .plots import look, tint
-from .read import Entry, Folder, flat, number
 
 MOST_SHADES = 3  # settings of an algorithm that are told apart by shades of its colour
 WHEEL = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C6D31")

@@ -12,9 +12,9 @@ from typing import Any
 from rich.table import Table
 
 from ..algorithms import ALGORITHMS
-from ..config import TABLES
-from ..stats import PlanStats
-from .jsons import about
+from ..config.study import TABLES
+from ..jsonio import about
+from ..planning.plan_stats import PlanStats
 
 
 def seconds(value: float | None) -> str:

@@ -6,12 +6,12 @@ answer must be known exactly.
 
 from __future__ import annotations
 
-from .data import DATASETS, classification_task, load
-from .drawn import Drawn, sampled, sampled_classes
+from .datasets.catalog import DATASETS, classification_task, load
+from .datasets.locations import data_dir, set_data_dir
+from .lazy_partition import Drawn, sampled, sampled_classes
 from .least_squares import LeastSquares, Scale, least_squares
 from .models import MODELS, build, seeded
-from .places import data_dir, set_data_dir
-from .splits import SPLITS, by_classes, by_shards, class_counts, dirichlet, iid, split
+from .partition import SPLITS, by_classes, by_shards, class_counts, dirichlet, iid, split
 from .task import Clients, Data, Loss, Task, cross_entropy, make_task, squared_error
 
 __all__ = [

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from .. import keyed
+from .. import rng as keyed
 from ..errors import UserError
 from .task import Data, Task, squared_error
 

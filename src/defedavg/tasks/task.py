@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from ..errors import UserError
-from .drawn import Drawn
+from .lazy_partition import Drawn
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one value per sample, of shape (batch,)."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UserError
-from ..keyed import extend, extend_all, key, normal_all, permutation, uniform
+from ..rng import extend, extend_all, key, normal_all, permutation, uniform
 from ..tasks import LeastSquares, Task
 from .formulas import Constants
 from .objective import Objective, Samples

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from ..execute.reference import sample_losses
-from ..keyed import key
+from ..rng import key
 from ..tasks import LeastSquares, Task, seeded
+from ..training.reference import sample_losses
 
 Samples = NDArray[np.int64]
 Norms = Callable[[Tensor], Tensor]

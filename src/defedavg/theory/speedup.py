@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from .. import config
-from ..config import Settings
+from ..config import study as config
+from ..config.study import Settings
 from ..errors import UserError
-from ..execute import Goal, Lane, Progress, Recipe, Status, Trainer, drive_batched
-from ..plan import Record, Round, Stall
-from ..simulation import make_timeline
+from ..experiments.simulation import make_timeline
+from ..planning.plan import Record, Round, Stall
 from ..tasks import Task
+from ..training import BatchedRun, LocalTraining, RunProgress, Status, StoppingRule, Trainer, drive_batched
 from .estimates import Estimates
-from .fit import Fit, fit
 from .formulas import Constants, rounds_to_reach, theorem
+from .gradient_recorder import GradientRecorder
+from .horizon_search import Search
 from .objective import Norms
-from .search import Search
-from .watched import Watched
+from .slope_fit import SlopeFit, fit
 
 WIDTH = 128
 FIRST = {"defedavg-iid": 32, "defedavg-niid": 256}  # the bounds ask for many times the rounds that are needed
@@ -73,7 +73,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SpeedupTrial:
     """One run of T rounds with the rates for T; the mean is not finite where it diverged."""
 
     task: str
@@ -86,7 +86,7 @@ class Trial:
     epsilon: float
 
 
-Tell = Callable[[Trial], None]
+Tell = Callable[[SpeedupTrial], None]
 
 
 @dataclass
@@ -98,7 +98,7 @@ class _Quest:
     seed: int
     search: Search
     plan: list[Round | Stall] = field(default_factory=list)
-    trial: Trial | None = None
+    trial: SpeedupTrial | None = None
 
     def __post_init__(self) -> None:
         self._clock = iter(make_timeline(self.case.settings(self.n), self.seed))
@@ -114,29 +114,31 @@ class _Quest:
             yield self.plan[place]
             place += 1
 
-    def lane(self) -> Lane:
+    def lane(self) -> BatchedRun:
         """The run that the search asks for."""
         case, rounds = self.case, self.search.rounds
         rates = theorem(case.algorithm).rates(case.constants(self.n, rounds))
-        recipe = Recipe(self.seed, case.estimates.batch_size, rates.global_lr, rates.local_lr)
+        recipe = LocalTraining(self.seed, case.estimates.batch_size, rates.global_lr, rates.local_lr)
         every = 1 if case.looks is None else -(-rounds // case.looks)
-        watched = Watched(case.task, recipe, case.norms, rounds, every)
-        return Lane(watched, self.records(), Goal(max_rounds=rounds, every_rounds=2**62), Progress())
+        watched = GradientRecorder(case.task, recipe, case.norms, rounds, every)
+        return BatchedRun(watched, self.records(), StoppingRule(max_rounds=rounds, every_rounds=2**62), RunProgress())
 
     @property
-    def found(self) -> Trial:
+    def found(self) -> SpeedupTrial:
         """The answer of a search that is done."""
         assert self.trial is not None
         return self.trial
 
-    def finished(self, lane: Lane) -> Trial:
+    def finished(self, lane: BatchedRun) -> SpeedupTrial:
         """Take in what a run gave."""
         watched = lane.reference
-        assert isinstance(watched, Watched)
+        assert isinstance(watched, GradientRecorder)
         mean = math.inf if lane.progress.status is Status.DIVERGED else watched.mean
         mean = mean if math.isfinite(mean) else math.inf
         case, rounds = self.case, self.search.rounds
-        found = Trial(case.name, case.algorithm, self.n, self.seed, rounds, mean, watched.max_staleness, case.epsilon)
+        found = SpeedupTrial(
+            case.name, case.algorithm, self.n, self.seed, rounds, mean, watched.max_staleness, case.epsilon
+        )
         self.search.tell(mean)
         if mean <= case.epsilon:
             self.trial = found
@@ -144,7 +146,7 @@ class _Quest:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SpeedupPoint:
     """The rounds that one n needed: of every seed, and their geometric mean."""
 
     n: int
@@ -166,8 +168,8 @@ class Speedup:
     local_steps: int
     num_clients: int
     estimates: Estimates
-    points: tuple[Point, ...]
-    fit: Fit
+    points: tuple[SpeedupPoint, ...]
+    fit: SlopeFit
 
     def json(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -227,7 +229,7 @@ def check_lists(ns: Sequence[int], seeds: Sequence[int]) -> None:
 
 
 def _trainer(case: Case) -> Trainer:
-    executor = Watched(case.task, Recipe(0, case.estimates.batch_size), case.norms, 1)
+    executor = GradientRecorder(case.task, LocalTraining(0, case.estimates.batch_size), case.norms, 1)
     return Trainer(case.task, executor.module, batch_size=case.estimates.batch_size, width=WIDTH)
 
 
@@ -246,7 +248,7 @@ def _settle(quests: Sequence[_Quest], trainer: Trainer, tell: Tell | None) -> No
                 )
 
 
-def _turn(pending: Iterable[_Quest], trainer: Trainer) -> Iterator[Trial]:
+def _turn(pending: Iterable[_Quest], trainer: Trainer) -> Iterator[SpeedupTrial]:
     """One run for every search; each is given as it ends."""
     quests = {id(lane): (lane, quest) for lane, quest in ((quest.lane(), quest) for quest in pending)}
     for lane, _ in drive_batched([lane for lane, _ in quests.values()], trainer):
@@ -266,7 +268,7 @@ def _summary(case: Case, ns: Sequence[int], seeds: Sequence[int], quests: Sequen
         runs = [case.constants(n, trial.rounds, trial.max_staleness) for trial in trials]
         bounds = [kind.bound(run) for run in runs]
         points.append(
-            Point(
+            SpeedupPoint(
                 n=n,
                 rounds=tuple(trial.rounds for trial in trials),
                 mean_rounds=statistics.geometric_mean(trial.rounds for trial in trials),

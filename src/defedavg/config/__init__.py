@@ -1,0 +1,1 @@
+"""Settings: frozen tables, checked once, TOML in and out."""

@@ -1,0 +1,1 @@
+"""The client process of a deployment."""

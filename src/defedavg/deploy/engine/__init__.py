@@ -1,0 +1,1 @@
+"""The state machines on a real clock: events in, actions out."""

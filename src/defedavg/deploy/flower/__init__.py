@@ -1,0 +1,1 @@
+"""Flower: apps, processes and keys of a deployment."""

@@ -1,0 +1,108 @@
+"""``defedavg deploy keys``: a private CA, a server certificate, and a key pair per client, as Flower wants them."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ...errors import UserError
+from ...fileio import writing
+
+DAYS = 365
+
+
+def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
+    """Write ca.crt, ca.key, server.crt, server.key, client-N.key and client-N.pub; private ones for this user alone."""
+    if folder.exists():
+        raise UserError(f"{folder} is there already; choose another name, or remove it")
+    with writing(folder):
+        folder.mkdir(parents=True, mode=0o700)
+    ca_key, server_key = _key(), _key()
+    ca = _certificate("defedavg CA", ca_key, None, ca_key, ())
+    server = _certificate("defedavg server", server_key, ca, ca_key, hosts)
+    made = [
+        _write(folder / "ca.key", _private(ca_key), secret=True),
+        _write(folder / "ca.crt", ca.public_bytes(Encoding.PEM)),
+        _write(folder / "server.key", _private(server_key), secret=True),
+        _write(folder / "server.crt", server.public_bytes(Encoding.PEM)),
+    ]
+    for client in range(clients):
+        key = _key()
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        made.append(_write(folder / f"client-{client}.key", secret, secret=True))
+        made.append(_write(folder / f"client-{client}.pub", public + b"\n"))
+    return made
+
+
+def _key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(path: Path, data: bytes, *, secret: bool = False) -> Path:
+    with writing(path):
+        place = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+        with os.fdopen(place, "wb") as out:
+            out.write(data)
+    return path
+
+
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Certificate | None,
+    signer: ec.EllipticCurvePrivateKey,
+    hosts: tuple[str, ...],
+) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    authority = issuer is None
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=not authority,
+                key_cert_sign=authority,
+                crl_sign=authority,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
+    )
+    if hosts:
+        built = built.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        built = built.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    return built.sign(signer, hashes.SHA384())
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

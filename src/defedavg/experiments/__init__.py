@@ -1,0 +1,1 @@
+"""STUDY: sweeps, tuning, checkpoints, the demo and the benchmark."""

@@ -1,0 +1,282 @@
+"""From settings to a run: fleet, machines, timeline, task, executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..algorithms import ALGORITHMS, Setup, algorithm
+from ..config import study as config
+from ..config.study import Settings
+from ..errors import UserError, unknown
+from ..planning.devices import Fleet, Slowness, Windows
+from ..planning.plan import Plan, Record, records
+from ..planning.simulator import Simulator
+from ..planning.sparse_simulator import choose
+from ..planning.traces import read_trace
+
+if TYPE_CHECKING:
+    from ..tasks import Task
+    from ..training import (
+        BatchedRun,
+        CheckpointHook,
+        EvalCounters,
+        EvalSchedule,
+        Evaluation,
+        Reference,
+        RunProgress,
+        RunState,
+        StoppingRule,
+    )
+
+
+LOCAL = ("batched", "reference")
+EXECUTORS = (*LOCAL, "ray")
+
+
+def make_fleet(settings: Settings, seed: int) -> Fleet:
+    """The clients of a run, as fast and as reliable as the settings say."""
+    c = settings.clients
+    return Fleet(
+        num_clients=c.num_clients,
+        seed=seed,
+        step_seconds=c.step_seconds,
+        slowness=Slowness.parse(c.slowness),
+        jitter=c.jitter,
+        uplink_mbps=c.uplink_mbps,
+        downlink_mbps=c.downlink_mbps,
+        latency_seconds=c.latency_seconds,
+        model_megabytes=c.model_megabytes,
+        availability=Windows.parse(c.availability),
+        dropout=c.dropout,
+        return_seconds=c.return_seconds,
+        trace=read_trace(c.trace) if c.trace else None,
+    )
+
+
+def make_timeline(settings: Settings, seed: int) -> Simulator:
+    """The clock of a run, at zero."""
+    fleet = make_fleet(settings, seed)
+    kind = algorithm(settings.algorithm)
+    training = settings.training
+    timeout: float | None = training.timeout_seconds or None
+    trip = fleet.round_trip(kind.steps_per_job(training.local_steps))
+    if timeout is None and fleet.lossy:
+        timeout = 10.0 * trip
+    if timeout is not None and timeout < trip:
+        raise UserError(
+            f"training.timeout_seconds is {timeout:g}, but a client may need {trip:.4g} s to answer; give more"
+        )
+    setup = Setup(
+        num_clients=fleet.num_clients,
+        updates_per_round=training.updates_per_round,
+        local_steps=training.local_steps,
+        seed=seed,
+        timeout_seconds=timeout,
+    )
+    return choose(kind(setup, settings.own_settings), fleet, settings.clients.record_jobs)
+
+
+def make_plan(settings: Settings, seed: int, rounds: int) -> Plan:
+    """Plan so many rounds; nothing is trained."""
+    return Plan.collect(make_timeline(settings, seed), rounds)
+
+
+def named_task(settings: Settings, seed: int) -> Task:
+    """The task that the settings name."""
+    from ..tasks import classification_task
+
+    t = settings.task
+    return classification_task(
+        t.data,
+        t.model,
+        t.split,
+        settings.clients.num_clients,
+        seed,
+        normalise=t.normalise,
+        classes_per_client=t.classes_per_client,
+        alpha=t.alpha,
+        shards_per_client=t.shards_per_client,
+        samples_per_client=t.samples_per_client,
+    )
+
+
+def make_executor(settings: Settings, seed: int, task: Task) -> Reference:
+    """An executor for one run, at version 0."""
+    from ..training import LocalTraining, Reference
+
+    if task.num_clients != settings.clients.num_clients:
+        raise UserError(
+            f"the task has {task.num_clients} clients but clients.num_clients is {settings.clients.num_clients}"
+        )
+    kind = ALGORITHMS[settings.algorithm]
+    training = settings.training
+    recipe = LocalTraining(
+        seed=seed,
+        batch_size=training.batch_size,
+        global_lr=training.global_lr if kind.uses_global_lr else 1.0,
+        local_lr=training.local_lr if kind.uses_local_lr else 1.0,
+        sampling=training.sampling,
+    )
+    return Reference(task, recipe)
+
+
+def make_goal(settings: Settings) -> StoppingRule:
+    """When to measure, and when to stop."""
+    from ..training import StoppingRule
+
+    stop = settings.stop
+    return StoppingRule(
+        target_accuracy=stop.target_accuracy or None,
+        max_rounds=stop.max_rounds,
+        max_seconds=stop.max_seconds,
+        stop_at_target=stop.at_target,
+        hits=stop.hits,
+        every_rounds=stop.measure_rounds,
+        every_seconds=stop.measure_seconds,
+        train_samples=stop.train_samples,
+    )
+
+
+class Simulation:
+    """One run: iterate for its measurements; ``progress``, ``plan`` and ``weights`` are up to date at any moment."""
+
+    def __init__(self, settings: Settings, seed: int, task: Task | None = None) -> None:
+        from ..training import RunProgress
+
+        self.settings = settings
+        self.seed = seed
+        self.task = named_task(settings, seed) if task is None else task
+        self.timeline = make_timeline(settings, seed)
+        self.executor = make_executor(settings, seed, self.task)
+        self.progress: RunProgress = RunProgress()
+        self.meter: EvalSchedule | None = None  # of the reference executor, once it is under way
+        self._from: RunState | None = None
+
+    def resume(self, standing: RunState, evaluations: Iterable[Evaluation]) -> None:
+        """Go on from where an earlier sitting stood, and from what it had measured; to be called before anything."""
+        standing.restore(self.executor, self.progress, evaluations)
+        self._from = standing
+
+    def _taken_up(self) -> tuple[Iterator[Record], EvalCounters]:
+        """What is left of the plan, and what was counted before."""
+        from ..training import EvalCounters
+
+        stream = iter(self.timeline)
+        return (stream, EvalCounters()) if self._from is None else (self._from.skip(stream), self._from.tally)
+
+    def drive(self, rest: CheckpointHook = lambda: None) -> Iterator[Evaluation]:
+        """The measurements from the reference executor."""
+        from ..training import EvalSchedule, drive
+
+        records, tally = self._taken_up()
+        goal = make_goal(self.settings)
+        self.meter = EvalSchedule(self.task, goal, self.progress, tally)
+        return drive(records, self.executor, goal, self.meter, rest)
+
+    def __iter__(self) -> Iterator[Evaluation]:
+        return self.drive()
+
+    def lane(self) -> BatchedRun:
+        """The run for the batched executor, which reads its plan ahead."""
+        from ..training import BatchedRun
+
+        records, tally = self._taken_up()
+        return BatchedRun(self.executor, records, make_goal(self.settings), self.progress, tally=tally)
+
+    def batched(self) -> Iterator[Evaluation]:
+        """The same measurements from the batched executor; from the reference, if the model cannot be stacked."""
+        from ..training import CannotStack, Trainer, drive_batched
+
+        try:
+            trainer = Trainer(self.task, self.executor.module, batch_size=self.executor.recipe.batch_size)
+        except CannotStack:
+            yield from self
+            return
+        for _, evaluation in drive_batched([self.lane()], trainer):
+            if evaluation is not None:
+                yield evaluation
+
+    @property
+    def _rounds(self) -> int:
+        """To be planned for what was carried out so far: again, since the clock itself may have run ahead."""
+        stalled = str(self.progress.status) == "stalled"
+        return 2**62 if stalled else self.progress.rounds
+
+    @property
+    def plan(self) -> Plan:
+        """What was carried out so far."""
+        return make_plan(self.settings, self.seed, self._rounds)
+
+    def planned(self) -> tuple[Simulator, Iterator[Record]]:
+        """The same as a stream of records with its clock, without holding it."""
+        timeline = make_timeline(self.settings, self.seed)
+        return timeline, records(timeline, self._rounds)
+
+    @property
+    def weights(self) -> Any:
+        """The newest version, as one vector."""
+        return self.executor.versions[max(self.executor.versions)]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    evaluations: tuple[Evaluation, ...]
+    status: str
+    rounds: int
+    seconds: float
+    first_hit_seconds: float | None
+    sustained_seconds: float | None
+    diverged_at: int | None
+    best_accuracy: float | None
+    plan: Plan
+    weights: Any
+
+
+def simulate(
+    algorithm: str,
+    *,
+    task: Task | None = None,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    executor: str = "batched",
+) -> Result:
+    """Run one algorithm from Python; ``settings`` are those of the TOML file, as ``{"training.local_steps": 20}``.
+
+    A ``task`` of your own (see ``make_task``) brings its own clients, and is computed on the device where its data are;
+    without one the settings name it. ``executor`` is "batched" or "reference".
+    """
+    if executor not in LOCAL:
+        raise unknown("executor", executor, LOCAL)
+    if not isinstance(seed, int):
+        raise UserError(f"seed is {seed!r}; it must be a whole number")
+    tables: dict[str, Any] = {"algorithms": [algorithm]}
+    for name, value in (settings or {}).items():
+        table, dot, word = name.partition(".")
+        if not dot:
+            raise UserError(f"setting {name!r} cannot be read; write it as 'table.key'")
+        tables.setdefault(table, {})[word] = value
+    if task is not None:
+        tables.setdefault("clients", {}).setdefault("num_clients", task.num_clients)
+    points = config.study(tables).points()
+    if len(points) != 1:
+        raise UserError("simulate runs one setting; give single values, or use a study for a sweep")
+    run = Simulation(points[0].settings, seed, task)
+    for _ in run.batched() if executor == "batched" else run:
+        pass
+    done = run.progress
+    return Result(
+        evaluations=tuple(done.evaluations),
+        status=str(done.status),
+        rounds=done.rounds,
+        seconds=done.seconds,
+        first_hit_seconds=done.first_hit_seconds,
+        sustained_seconds=done.sustained_seconds,
+        diverged_at=done.diverged_at,
+        best_accuracy=done.best_accuracy,
+        plan=run.plan,
+        weights=run.weights,
+    )

@@ -1,0 +1,1 @@
+"""PLAN: a virtual clock drives the machines of an algorithm and yields a plan."""

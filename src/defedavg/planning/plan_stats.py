@@ -1,0 +1,174 @@
+"""What a plan says without training: speed, staleness, participation, idleness, bytes.
+
+Records are counted one after the other, so that a plan need not be held to be summed up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .devices import Fleet
+from .plan import Absence, Header, Job, Plan, Record, Replacement, Round, Sent, Stall, Uploaded
+
+QUARTERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStats:
+    """The figures of one plan; ``participation`` is per quarter of the clients, fastest first, 1 an equal share.
+
+    None is what a lean plan does not say, since it leaves out the jobs that no merge uses.
+    """
+
+    algorithm: str
+    updates_per_round: int
+    seed: int
+    rounds: int
+    seconds: float
+    seconds_per_round: float
+    staleness_mean: float
+    staleness_p95: float
+    staleness_max: int
+    participation: tuple[float, ...]
+    idle_share: float | None
+    jobs_started: int | None
+    jobs_merged: int
+    merged_share: float | None
+    uplink_bytes: float
+    downlink_bytes: float
+    absences: int
+    replacements: int
+    stalled: bool
+
+
+def summarise(plan: Plan, fleet: Fleet) -> PlanStats:
+    """The figures of a plan that this fleet carried out."""
+    counting = PlanStatsCollector(plan.header, fleet)
+    for record in plan.records:
+        counting.add(record)
+    return counting.stats()
+
+
+class PlanStatsCollector:
+    """Takes the records of a plan in their order; gives its figures at any time."""
+
+    def __init__(self, header: Header, fleet: Fleet) -> None:
+        self._header = header
+        self._fleet = fleet
+        self._rounds = 0
+        self._seconds = 0.0
+        self._staleness: Counter[int] = Counter()
+        self._merged = np.zeros(fleet.num_clients, np.int64)
+        self._sent = 0
+        self._seen: Counter[type[Record]] = Counter()
+        self._busy = None if header.lean else _Busy()
+
+    def add(self, record: Record) -> None:
+        """Count the next record."""
+        self._seen[type(record)] += 1
+        if isinstance(record, Job | Uploaded):
+            if self._busy is not None:
+                self._busy.add(record)
+        elif isinstance(record, Round):
+            self._rounds += 1
+            self._seconds = record.time
+            self._staleness.update(record.merge.staleness)
+            np.add.at(self._merged, [update.client for update, _ in record.merge.updates], 1)
+            if self._busy is not None:
+                self._busy.merged()
+        elif isinstance(record, Sent):
+            self._sent += self._fleet.num_clients if record.client is None else 1
+
+    def stats(self) -> PlanStats:
+        """The figures of what was counted so far."""
+        header, fleet, seen = self._header, self._fleet, self._seen
+        values = np.array(sorted(self._staleness), dtype=np.int64)
+        counts = np.array([self._staleness[value] for value in values.tolist()], dtype=np.int64)
+        merged = int(counts.sum())
+        started = None if header.lean else seen[Job]
+        size = fleet.model_megabytes * 1e6
+        return PlanStats(
+            algorithm=header.algorithm,
+            updates_per_round=header.updates_per_round,
+            seed=header.seed,
+            rounds=self._rounds,
+            seconds=self._seconds,
+            seconds_per_round=self._seconds / self._rounds if self._rounds else float("nan"),
+            staleness_mean=float(values @ counts) / merged if merged else 0.0,
+            staleness_p95=_percentile(values, counts, 95) if merged else 0.0,
+            staleness_max=int(values[-1]) if merged else 0,
+            participation=_participation(self._merged, fleet),
+            idle_share=None if self._busy is None else self._busy.idle_share(self._seconds, fleet.num_clients),
+            jobs_started=started,
+            jobs_merged=merged,
+            merged_share=None if started is None else merged / started if started else 0.0,
+            uplink_bytes=seen[Uploaded] * size,
+            downlink_bytes=self._sent * size,
+            absences=seen[Absence],
+            replacements=seen[Replacement],
+            stalled=seen[Stall] > 0,
+        )
+
+
+def _percentile(values: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], share: float) -> float:
+    """As NumPy's, of values that occur so many times each: linear between the two nearest."""
+    ends = np.cumsum(counts)
+    place = share / 100 * float(ends[-1] - 1)
+    low, high = (float(values[np.searchsorted(ends, i, "right")]) for i in (math.floor(place), math.ceil(place)))
+    return low + (high - low) * (place - math.floor(place))
+
+
+def _participation(counts: np.ndarray[Any, Any], fleet: Fleet) -> tuple[float, ...]:
+    order = np.argsort(fleet.step_times, kind="stable")
+    parts = np.array_split(counts[order], min(QUARTERS, fleet.num_clients))
+    mean = counts.mean()
+    return tuple(float(part.mean() / mean) if mean else 0.0 for part in parts)
+
+
+class _Busy:
+    """The time that clients spend training or sending; what overlaps counts once, what follows the last merge not."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._reach: dict[int, float] = {}  # by client: up to when its time is counted
+        self._open: dict[int, list[tuple[float, float]]] = {}  # by client: uploads since its last job
+        self._recent: list[Job | Uploaded] = []  # since the last merge
+
+    def add(self, record: Job | Uploaded) -> None:
+        """A job or an upload."""
+        self._recent.append(record)
+
+    def merged(self) -> None:
+        """Another merge: what was before it is before the last."""
+        for record in self._recent:
+            own = self._open.setdefault(record.client, [])
+            own.append((record.start, record.end))
+            if isinstance(record, Job):  # whatever comes of its client now starts at its end or later
+                total, self._reach[record.client] = self._sum(record.client, own, record.end)
+                self._total += total
+                self._open[record.client] = [(record.end, end) for _, end in own if end > record.end]
+        self._recent.clear()
+
+    def _sum(self, client: int, spans: list[tuple[float, float]], horizon: float) -> tuple[float, float]:
+        total, reach = 0.0, self._reach.get(client, 0.0)
+        for start, end in sorted(spans):
+            stop = min(end, horizon)
+            if start < horizon and stop > reach:
+                total += stop - max(start, reach)
+                reach = stop
+        return total, reach
+
+    def idle_share(self, horizon: float, clients: int) -> float:
+        """The share of the clients' time up to the horizon that is spent otherwise."""
+        if not horizon:
+            return 0.0
+        spans = {client: list(own) for client, own in self._open.items()}
+        for record in self._recent:
+            spans.setdefault(record.client, []).append((record.start, record.end))
+        rest = sum(self._sum(client, own, horizon)[0] for client, own in spans.items())
+        return 1.0 - (self._total + rest) / (horizon * clients)

@@ -1,0 +1,1 @@
+"""KEEP: the files of a run folder, written, read, exported."""

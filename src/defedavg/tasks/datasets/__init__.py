@@ -1,0 +1,1 @@
+"""Data sets: where they are found, how they are downloaded, checked and read."""

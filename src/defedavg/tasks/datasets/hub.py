@@ -1,0 +1,111 @@
+"""Data sets of the Hugging Face Hub, or of a folder on this machine, through their library ``datasets``.
+
+The library is an extra and imported only here, where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import UserError
+from ..task import Data
+
+PREFIX: Final = "hf:"
+IMAGES: Final = ("image", "img")
+LABELS: Final = ("label", "labels")
+TESTS: Final = ("test", "validation", "valid")
+
+_GREY: Final = {"1", "L", "LA"}
+_COLOUR: Final = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
+
+
+@lru_cache(maxsize=2)
+def load(name: str) -> tuple[Data, Data, int]:
+    """(train, test, classes) of a data set by its name on the Hub, or by the path of its folder; pixels are 0..255."""
+    parts = _parts(name)
+    if "train" not in parts or not set(TESTS) & set(parts):
+        raise UserError(f"{PREFIX}{name} has the splits {_listed(parts)}; it needs train and one of {_listed(TESTS)}")
+    train = parts["train"]
+    test = parts[next(split for split in TESTS if split in parts)]
+    image, label = _column(name, train, "image", IMAGES), _column(name, train, "label", LABELS)
+    for part in (train, test):
+        if len(part) == 0:
+            raise UserError(f"{PREFIX}{name} has a split without samples; use another data set")
+    made = [_data(name, part, image, label) for part in (train, test)]
+    if made[0].inputs.shape[1:] != made[1].inputs.shape[1:]:
+        raise UserError(f"{PREFIX}{name} has images of several shapes; resize them to one, and use make_task")
+    known = getattr(train.features[label], "num_classes", None)
+    highest = max(int(part.targets.max()) for part in made)
+    return made[0], made[1], max(highest + 1, known if isinstance(known, int) else 0)
+
+
+def _parts(name: str) -> Any:
+    """The splits by name."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"{PREFIX}{name} is read with the package datasets; pip install 'defedavg[hub]'") from None
+    if not name:
+        raise UserError(f"{PREFIX} names no data set; write {PREFIX}NAME or {PREFIX}/path/of/a/folder")
+    folder = Path(name).expanduser()
+    saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    read: Callable[[str], Any] = datasets.load_from_disk if saved else datasets.load_dataset
+    try:
+        found = read(str(folder) if folder.is_dir() else name)
+    except Exception as error:  # whatever the network, the files and the library make of it
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{PREFIX}{name} cannot be loaded: {line[:300]}; check the name and the network") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{PREFIX}{name} has no splits; save it as a DatasetDict with train and test")
+    return found
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(str, names)) or "(none)"
+
+
+def _column(name: str, part: Any, what: str, candidates: tuple[str, ...]) -> str:
+    for column in candidates:
+        if column in part.column_names:
+            return column
+    raise UserError(
+        f"{PREFIX}{name} has the columns {_listed(part.column_names)}; the {what} must be in {' or '.join(candidates)}"
+    )
+
+
+def _data(name: str, part: Any, image: str, label: str) -> Data:
+    try:
+        read = [_pixels(value) for value in part[image]]
+        targets = np.array(list(part[label]))
+    except Exception as error:  # decoding is the library's
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{PREFIX}{name} cannot be decoded: {line[:300]}") from None
+    images = [one for one in read if one is not None]
+    if len(images) < len(read):
+        raise UserError(f"{PREFIX}{name} has images that are not 8-bit grey or colour; convert them, and use make_task")
+    if len({one.shape[1:] for one in images}) > 1:
+        raise UserError(f"{PREFIX}{name} has images of several sizes; resize them to one, and use make_task")
+    if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer) or targets.min() < 0:
+        raise UserError(f"{PREFIX}{name} has labels in {label} that are not class numbers 0, 1, …; renumber them")
+    channels = max(len(one) for one in images)
+    stacked = np.stack([one if len(one) == channels else one.repeat(channels, 0) for one in images])
+    return Data(torch.from_numpy(stacked), torch.from_numpy(targets.astype(np.int64)))
+
+
+def _pixels(value: Any) -> NDArray[np.uint8] | None:
+    """One image as (channels, height, width): a picture, or rows of grey values 0..255; None for anything else."""
+    mode = getattr(value, "mode", None)
+    if mode in _GREY:
+        return np.asarray(value.convert("L"))[None]
+    if mode in _COLOUR:
+        return np.asarray(value.convert("RGB")).transpose(2, 0, 1)
+    plain = np.asarray(value if mode is None else 0)
+    grey = plain.ndim == 2 and plain.size > 0 and np.issubdtype(plain.dtype, np.integer)
+    return plain.astype(np.uint8)[None] if grey and plain.min() >= 0 and plain.max() <= 255 else None

@@ -1,0 +1,1 @@
+"""The arithmetic of stacked layers: plain PyTorch, Triton kernels, and CUDA graphs."""
