@@ -121,7 +121,13 @@ def test_a_negative_version_is_refused(phase: str) -> None:
 
 def test_a_client_starts_empty() -> None:
     client = ClientMachine(0, ClientPolicy())
-    assert (client.phase, client.inbox, client.outbox, client.wanted, client.jobs) == (Phase.IDLE, None, None, False, 0)
+    assert (client.phase, client.receive_buffer, client.send_buffer, client.wanted, client.jobs) == (
+        Phase.IDLE,
+        None,
+        None,
+        False,
+        0,
+    )
     assert client.go() == ()
 
 
@@ -129,7 +135,7 @@ def test_the_receive_buffer_keeps_the_newest() -> None:
     client = ClientMachine(0, ClientPolicy())
     assert [client.model(version) for version in (2, 5, 3, 5)] == [True, True, False, True]
     assert client.go() == (Start(0, 5),)
-    assert client.inbox is None
+    assert client.receive_buffer is None
     assert [client.model(version) for version in (5, 4, 6)] == [False, False, True]
 
 
@@ -152,7 +158,7 @@ def test_eager_overwrites_and_says_so() -> None:
         assert client.go() == (Start(version, version),)
         assert client.ended() == ((Drop(version - 1),) if version else ())
     assert client.request() == (Upload(2),)
-    assert client.outbox is None
+    assert client.send_buffer is None
 
 
 def test_asked_while_training_an_eager_client_answers_when_the_job_ends() -> None:
@@ -161,7 +167,7 @@ def test_asked_while_training_an_eager_client_answers_when_the_job_ends() -> Non
     client.go()
     assert client.request() == ()
     assert client.ended() == (Upload(0),)
-    assert (client.outbox, client.wanted) == (None, False)
+    assert (client.send_buffer, client.wanted) == (None, False)
     client.model(1)
     client.go()
     assert client.ended() == ()
@@ -207,7 +213,7 @@ def test_death_loses_the_buffers_and_the_job(steps: tuple[str, ...], lost: tuple
     if not steps:
         client.request()
     assert client.died() == tuple(Drop(index) for index in lost)
-    assert (client.phase, client.inbox, client.outbox, client.wanted) == (Phase.GONE, None, None, False)
+    assert (client.phase, client.receive_buffer, client.send_buffer, client.wanted) == (Phase.GONE, None, None, False)
     assert client.returned() == ()
     assert client.go() == ()
 
@@ -263,26 +269,26 @@ class ClientWalk(RuleBasedStateMachine):
     def model(self, ahead: int) -> None:
         version = max(0, self.newest + ahead)
         self.newest = max(self.newest, version)
-        held = self.client.inbox
+        held = self.client.receive_buffer
         useful = [
             (version > last or (self.law.allow_same_version and version == last)) and (held is None or version >= held)
             for last in (max(self.versions, default=-1), max(self.spent, default=-1))
         ]
         taken = self.client.model(version)
         assert taken in useful  # where work from this version was lost, a client may do it again or not
-        assert self.client.inbox == (version if taken else held)
+        assert self.client.receive_buffer == (version if taken else held)
 
     @precondition(lambda self: self.client.phase is not Phase.GONE)
     @rule()
     def go(self) -> None:
         free = self.running is None and self.sending is None and not (self.law.pause_when_full and self.finished)
-        can, version, asked = free and self.client.inbox is not None, self.client.inbox, self.asked
+        can, version, asked = free and self.client.receive_buffer is not None, self.client.receive_buffer, self.asked
         actions = self.act(self.client.go())
         if not can:
             assert actions == ()
             return
         assert actions[0] == Start(len(self.versions) - 1, version if version is not None else -1)
-        assert self.client.inbox is None
+        assert self.client.receive_buffer is None
         if self.law.interruptible and asked:
             assert actions[1:] == (Upload(len(self.versions) - 1),)
             self.asked = False
@@ -306,7 +312,7 @@ class ClientWalk(RuleBasedStateMachine):
             self.asked = False
         else:
             assert actions == drops
-            assert self.client.outbox == index
+            assert self.client.send_buffer == index
 
     @precondition(lambda self: self.sending is not None)
     @rule()
@@ -321,7 +327,7 @@ class ClientWalk(RuleBasedStateMachine):
         expected = tuple(Upload(index) for index in waiting if index is not None)
         assert self.act(self.client.request()) == expected
         if expected:
-            assert self.client.outbox is None
+            assert self.client.send_buffer is None
         else:
             self.asked = True
 
@@ -354,7 +360,7 @@ class ClientWalk(RuleBasedStateMachine):
     def agrees(self) -> None:
         assert (self.client.phase is Phase.TRAINING) == (self.running is not None)
         assert (self.client.phase is Phase.SENDING) == (self.sending is not None)
-        assert self.client.outbox == next(iter(self.finished), None)
+        assert self.client.send_buffer == next(iter(self.finished), None)
         assert len(self.finished) <= 1
         assert self.client.wanted == self.asked
         assert self.client.jobs == len(self.versions)

@@ -13,7 +13,7 @@ from .defedavg_iid import DeFedAvgIID
 
 
 class AsySG(DeFedAvgIID):
-    """DeFedAvg-IID with one local step of rate one."""
+    """DeFedAvg-IID with one local step of rate 1."""
 
     name = "asysg"
     summary = "asynchronous SGD: single gradients, merged n at a time"
@@ -23,5 +23,5 @@ class AsySG(DeFedAvgIID):
 
     @classmethod
     def steps_per_job(cls, local_steps: int) -> int:
-        """One."""
+        """Return 1: a job computes one gradient."""
         return 1

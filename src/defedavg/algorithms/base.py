@@ -1,13 +1,14 @@
-"""What the server machines share: checks, keyed draws, and the two ways to fill a round.
+"""The server machines that algorithms extend: checks, keyed draws, explicit state, and two ways to fill a round.
 
-``SampledRound`` waits for particular clients that it drew; ``BufferedRound`` takes any n updates. An algorithm is one of the
-two plus its own words: whom it invites, what an arrival is worth, whom it tells of the new version.
+``SampledRound`` draws clients and waits for them; ``BufferedRound`` merges any n updates. An algorithm subclasses
+one of them, or ``ServerMachine`` itself, and overrides public hooks: whom it invites, how it weights an update, what it
+does after a merge.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,13 +16,14 @@ from ..errors import UserError
 from ..rng import below, extend, key
 from .client_pool import ClientPool
 from .protocol import ClientPolicy, Discard, Merge, ProtocolError, Resample, ServerAction, SetTimer, Update
+from .state_record import STATE_FORMAT, decode, encode
 
 Actions = list[ServerAction]
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every server machine is told; ``timeout_seconds`` None: it waits for ever."""
+    """What every server machine needs to know. Without ``timeout_seconds`` it waits for clients without limit."""
 
     num_clients: int
     updates_per_round: int
@@ -32,11 +34,16 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class NoSettings:
-    """An algorithm without settings of its own."""
+    """The settings of an algorithm that has none."""
 
 
 class ServerMachine:
-    """A server machine: counts versions, checks events, remembers which clients did not answer."""
+    """A server machine: it counts versions, checks events, and remembers which clients did not answer.
+
+    ``broadcasts`` must be true for an algorithm that returns ``Broadcast``. A merge may use the newest version and the
+    start versions of the updates it merges; the coefficients of past versions must sum to one. A class
+    names the attributes that it adds to its instances in ``state_attributes``.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -47,27 +54,29 @@ class ServerMachine:
     broadcasts: ClassVar[bool] = False
     uses_global_lr: ClassVar[bool] = True
     uses_local_lr: ClassVar[bool] = True
+    state_attributes: ClassVar[tuple[str, ...]] = ("version", "pool", "last_jobs", "timer_token")
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         self.setup = setup
         self.settings = self.settings_type() if settings is None else settings
         self.version = 0
-        self.pool = ClientPool(setup.num_clients)  # clients that are not suspected to be gone
-        self.last_jobs: dict[int, int] = {}
-        self.timer_token = 0  # of the timer that matters
+        self.pool = ClientPool(setup.num_clients)  # clients that answered when they were last waited for
+        self.last_jobs: dict[int, int] = {}  # client -> index of its last update
+        self.timer_token = 0  # of the only timer that still matters
         self.check_setup()
 
     @classmethod
     def client_policy(cls, settings: Any) -> ClientPolicy:
-        """How clients behave under these settings."""
+        """Return how clients behave under these settings."""
         return cls.policy
 
     @classmethod
     def steps_per_job(cls, local_steps: int) -> int:
-        """How many local steps a whole job has."""
+        """Return the local steps of a complete job."""
         return local_steps
 
     def check_setup(self) -> None:
+        """Raise ``UserError`` if the algorithm cannot run with this setup."""
         for word, value in (
             ("num_clients", self.setup.num_clients),
             ("updates_per_round", self.setup.updates_per_round),
@@ -77,6 +86,7 @@ class ServerMachine:
                 raise UserError(f"{word} is {value}; it must be at least 1")
 
     def require_enough_clients(self, why: str) -> None:
+        """Raise ``UserError`` if a round needs more updates than there are clients."""
         n, total = self.setup.updates_per_round, self.setup.num_clients
         if n > total:
             raise UserError(f"{self.name}: updates_per_round is {n} but there are {total} clients; {why}")
@@ -84,45 +94,73 @@ class ServerMachine:
     # Events.
 
     def start(self) -> Actions:
-        """The first actions, version 0 being there."""
+        """Return the first actions; version 0 exists."""
         raise NotImplementedError
 
     def arrived(self, update: Update) -> Actions:
-        """An update arrived."""
+        """Check an update that arrived, then call ``on_update``."""
         self.check_client(update.client)
         if not 0 <= update.version <= self.version:
-            raise ProtocolError(f"an update from version {update.version}, but the newest is {self.version}")
+            raise ProtocolError(f"an update starts from version {update.version}, but the newest is {self.version}")
         if update.index <= self.last_jobs.get(update.client, -1):
-            raise ProtocolError(f"job {update.index} of client {update.client} arrived before")
+            raise ProtocolError(f"job {update.index} of client {update.client} has already arrived")
         self.last_jobs[update.client] = update.index
         self.pool.add(update.client)
         return self.on_update(update)
 
+    def on_update(self, update: Update) -> Actions:
+        """Hook: react to an update that has been checked."""
+        raise NotImplementedError
+
     def timer(self, token: int) -> Actions:
-        """A timer fired; one that no longer matters is ignored."""
+        """React to a timer; ignore one whose token no longer matters."""
         return []
 
     def end_of_instant(self) -> Actions:
-        """Everything of this moment has been seen."""
+        """React once all events of one instant have been handled (see ``EndOfInstant``)."""
         return []
 
     def returned(self, client: int) -> Actions:
-        """A client that was gone is back."""
+        """React to a client that is reachable again after a failure."""
         self.check_client(client)
         self.pool.add(client)
         return []
 
-    def on_update(self, update: Update) -> Actions:
-        raise NotImplementedError
+    # State.
 
-    def check_client(self, client: int) -> None:
-        if not 0 <= client < self.setup.num_clients:
-            raise ProtocolError(f"client {client} is not one of the {self.setup.num_clients} clients")
+    @classmethod
+    def attributes(cls) -> list[str]:
+        """Return the names of all attributes that later decisions depend on."""
+        return [name for kind in reversed(cls.__mro__) for name in vars(kind).get("state_attributes", ())]
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON record from which ``restore`` continues with the same decisions."""
+        missing = sorted(vars(self).keys() - {"setup", "settings", *self.attributes()})
+        if missing:
+            raise UserError(f"{self.name}: {', '.join(missing)} would not be saved; add to state_attributes")
+        try:
+            values = {name: encode(getattr(self, name)) for name in self.attributes()}
+        except TypeError as error:
+            raise UserError(f"{self.name}: {error}; keep numbers, strings, updates and collections of them") from None
+        return {"format": STATE_FORMAT, "algorithm": self.name, **values}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a record that ``state`` returned."""
+        found = state.get("format"), state.get("algorithm"), sorted(state.keys() - {"format", "algorithm"})
+        if found != (STATE_FORMAT, self.name, sorted(self.attributes())):
+            raise UserError(f"the saved state is not one of {self.name!r} in format {STATE_FORMAT}; it cannot be used")
+        for name in self.attributes():
+            setattr(self, name, decode(state[name]))
 
     # Helpers.
 
+    def check_client(self, client: int) -> None:
+        """Raise ``ProtocolError`` for a client number that is out of range."""
+        if not 0 <= client < self.setup.num_clients:
+            raise ProtocolError(f"client {client} is not one of the {self.setup.num_clients} clients")
+
     def merge(self, updates: Iterable[tuple[Update, float]], past: Iterable[tuple[int, float]] | None = None) -> Merge:
-        """Count the version up and give its record, in an order that does not depend on arrival."""
+        """Increment the version and return its merge, in an order that does not depend on the order of arrival."""
         totals: dict[int, float] = {}
         for version, weight in ((self.version, 1.0),) if past is None else past:
             totals[version] = totals.get(version, 0.0) + weight
@@ -131,57 +169,65 @@ class ServerMachine:
         return Merge(self.version, tuple(sorted(totals.items())), tuple(ordered))
 
     def suspect(self, clients: Iterable[int]) -> None:
-        """Draw no more from these until they are heard of; if that leaves nobody, trust everybody again."""
+        """Exclude clients from draws until an update of theirs arrives; if no client remains, include all again."""
         for client in clients:
             self.pool.remove(client)
         if not len(self.pool):
             self.pool = ClientPool(self.setup.num_clients)
 
     def start_timeout(self) -> Actions:
-        """Start to wait, where waits have an end; timers from before no longer matter."""
+        """Start the timeout of a round, if there is one; earlier timers no longer matter."""
         self.timer_token += 1
         seconds = self.setup.timeout_seconds
         return [] if seconds is None else [SetTimer(self.timer_token, seconds)]
 
 
 class SampledRound(ServerMachine):
-    """A round that draws its clients and waits for them all; one drawn twice counts twice."""
+    """A round that draws its clients and waits for all of them; a client drawn twice counts twice."""
+
+    state_attributes: ClassVar[tuple[str, ...]] = ("multiplicity", "waiting", "received", "late", "draws")
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         super().__init__(setup, settings)
-        self.multiplicity: Counter[int] = Counter()
+        self.multiplicity: Counter[int] = Counter()  # client -> how often it was drawn
         self.waiting: set[int] = set()
         self.received: dict[int, Update] = {}
-        self.late: dict[int, Update] = {}  # came too late, but count if their client is drawn again in this round
-        self.draws = 0
+        self.late: dict[int, Update] = {}  # arrived too late; merged if their client is drawn again in this round
+        self.draws = 0  # in this round
 
     def check_setup(self) -> None:
+        """Also refuse more draws than clients where a client is drawn at most once."""
         super().check_setup()
         if not self.with_replacement():
             self.require_enough_clients("clients are drawn without replacement, so lower it")
 
-    # What an algorithm says.
+    # Hooks.
 
     def with_replacement(self) -> bool:
+        """Hook: whether a client can be drawn twice in a round."""
         return True
 
     def invite(self, client: int) -> ServerAction:
+        """Hook: the message to a client that was drawn."""
         raise NotImplementedError
 
     def accepts(self, update: Update) -> bool:
+        """Hook: whether an update can be merged at all."""
         return True
 
-    def combine(self, got: list[tuple[Update, int]]) -> Merge:
+    def combine(self, received: list[tuple[Update, int]]) -> Merge:
+        """Hook: the merge of a complete round, from its updates and how often each client was drawn."""
         n = self.setup.updates_per_round
-        return self.merge((update, -count / n) for update, count in got)
+        return self.merge((update, -count / n) for update, count in received)
 
     def close_round(self) -> Actions:
-        """What follows a merge; opens the next round."""
+        """Hook: what follows a merge; opens the next round."""
         return self.open_round()
 
     # The round.
 
     def draw(self, count: int) -> list[int]:
+        """Draw clients from the pool by key."""
         start = key(self.setup.seed, "draw", self.version, self.draws)
         self.draws += 1
         if self.with_replacement() or count > len(self.pool):
@@ -189,7 +235,7 @@ class SampledRound(ServerMachine):
         return self.pool.sample(count, start)
 
     def draw_again(self, count: int) -> list[int]:
-        """Draw again; without replacement, from those who have not answered yet, as long as there are any."""
+        """Draw substitutes; without replacement, from clients that have not answered, while there are any."""
         answered = (
             [] if self.with_replacement() else [client for client in sorted(self.received) if client in self.pool]
         )
@@ -203,6 +249,7 @@ class SampledRound(ServerMachine):
         return drawn
 
     def open_round(self) -> Actions:
+        """Draw the clients of a round and invite them."""
         unused = [Discard(update) for update in self.late.values()]
         self.draws = 0
         self.received, self.late = {}, {}
@@ -211,6 +258,7 @@ class SampledRound(ServerMachine):
         return [*unused, *(self.invite(client) for client in sorted(self.waiting)), *self.start_timeout()]
 
     def on_update(self, update: Update) -> Actions:
+        """Count an update that the round waits for; keep one that came too late."""
         if not self.accepts(update):
             return [Discard(update)]
         if update.client not in self.waiting:
@@ -222,17 +270,18 @@ class SampledRound(ServerMachine):
         return self.finish_round() if not self.waiting else []
 
     def finish_round(self) -> Actions:
+        """Merge a complete round."""
         merge = self.combine([(update, self.multiplicity[client]) for client, update in self.received.items()])
-        self.timer_token += 1  # a timer still running is now meaningless
+        self.timer_token += 1  # the timeout of this round no longer matters
         return [merge, *self.close_round()]
 
     def returned(self, client: int) -> Actions:
-        """A client that is back and waited for is invited again: it has forgotten."""
+        """Invite again a client that the round waits for: it lost its job."""
         super().returned(client)
         return [self.invite(client)] if client in self.waiting else []
 
     def timer(self, token: int) -> Actions:
-        """The wait ran out: others are drawn in the place of those that did not answer."""
+        """After a timeout, draw substitutes for the clients that did not answer."""
         if token != self.timer_token or not self.waiting:
             return []
         missing = sorted(self.waiting)
@@ -242,31 +291,36 @@ class SampledRound(ServerMachine):
         self.multiplicity.update(drawn)
         self.received |= {client: self.late.pop(client) for client in set(drawn) & set(self.late)}
         self.waiting = set(self.multiplicity) - set(self.received)
-        note = Resample(tuple(missing), tuple(drawn))
+        resample = Resample(tuple(missing), tuple(drawn))
         if not self.waiting:
-            return [note, *self.finish_round()]
-        return [note, *(self.invite(client) for client in sorted(self.waiting)), *self.start_timeout()]
+            return [resample, *self.finish_round()]
+        return [resample, *(self.invite(client) for client in sorted(self.waiting)), *self.start_timeout()]
 
 
 class BufferedRound(ServerMachine):
-    """A round that is full when any n updates have arrived."""
+    """A round that is complete when any n updates have arrived."""
+
+    state_attributes: ClassVar[tuple[str, ...]] = ("buffer",)
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         super().__init__(setup, settings)
         self.buffer: list[Update] = []
 
     def weight(self, update: Update) -> float:
+        """Hook: the weight of an update relative to the others."""
         return 1.0
 
     def after_merge(self) -> Actions:
-        """What follows a merge."""
-        raise NotImplementedError
+        """Hook: what follows a merge."""
+        return []
 
     def on_update(self, update: Update) -> Actions:
+        """Buffer an update; merge when the buffer is full."""
         self.buffer.append(update)
         return self.finish_round() if len(self.buffer) >= self.setup.updates_per_round else []
 
     def finish_round(self) -> Actions:
+        """Merge what the buffer holds."""
         size = len(self.buffer)
         merge = self.merge([(update, -self.weight(update) / size) for update in self.buffer])
         self.buffer = []

@@ -1,20 +1,23 @@
-"""A set of clients from which one can be drawn by position; every operation costs the same at any N."""
+"""A set of clients with draws by position; the cost of every operation is independent of N."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from ..rng import below, extend
 
 
 class ClientPool:
-    """A subset of ``range(total)``, all of it at first; positions are remembered only where they moved."""
+    """A subset of ``range(total)``, initially all of it; only positions that changed take memory."""
 
-    __slots__ = ("_at", "_place", "_size", "_total")
+    __slots__ = ("_client_at", "_position", "_size", "_total")
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._size = total
-        self._at: dict[int, int] = {}
-        self._place: dict[int, int] = {}
+        self._client_at: dict[int, int] = {}
+        self._position: dict[int, int] = {}
 
     def __len__(self) -> int:
         return self._size
@@ -22,35 +25,35 @@ class ClientPool:
     def __getitem__(self, position: int) -> int:
         if not 0 <= position < self._size:
             raise IndexError(position)
-        return self._at.get(position, position)
+        return self._client_at.get(position, position)
 
     def __contains__(self, client: int) -> bool:
-        return self._place.get(client, client) < self._size
+        return self._position.get(client, client) < self._size
 
     def _swap(self, a: int, b: int) -> None:
-        left, right = self._at.get(a, a), self._at.get(b, b)
+        left, right = self._client_at.get(a, a), self._client_at.get(b, b)
         for position, client in ((a, right), (b, left)):
             if position == client:
-                self._at.pop(position, None)
-                self._place.pop(client, None)
+                self._client_at.pop(position, None)
+                self._position.pop(client, None)
             else:
-                self._at[position] = client
-                self._place[client] = position
+                self._client_at[position] = client
+                self._position[client] = position
 
     def remove(self, client: int) -> None:
-        """Take a client out, if it is in."""
+        """Remove a client, if it is a member."""
         if client in self:
             self._size -= 1
-            self._swap(self._place.get(client, client), self._size)
+            self._swap(self._position.get(client, client), self._size)
 
     def add(self, client: int) -> None:
-        """Put a client in, if it is not."""
+        """Add a client, if it is not a member."""
         if client not in self:
-            self._swap(self._place.get(client, client), self._size)
+            self._swap(self._position.get(client, client), self._size)
             self._size += 1
 
     def sample(self, count: int, k: int) -> list[int]:
-        """Draw ``count`` different clients by key; the pool stays as it is."""
+        """Draw ``count`` distinct clients by key; the pool does not change."""
         moved: dict[int, int] = {}
         drawn = []
         for i in range(count):
@@ -58,3 +61,17 @@ class ClientPool:
             drawn.append(self[moved.get(j, j)])
             moved[j] = moved.get(i, i)
         return drawn
+
+    def state(self) -> dict[str, Any]:
+        """Return the order of the clients as JSON values: later draws depend on it."""
+        moved = [[position, client] for position, client in sorted(self._client_at.items())]
+        return {"total": self._total, "size": self._size, "moved": moved}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> ClientPool:
+        """Return the pool whose ``state`` this is."""
+        pool = cls(int(state["total"]))
+        pool._size = int(state["size"])
+        pool._client_at = dict(state["moved"])
+        pool._position = {client: position for position, client in pool._client_at.items()}
+        return pool

@@ -1,11 +1,11 @@
-"""DeFedAvg-nIID: clients train on at their own pace; every round collects from n clients drawn uniformly.
+"""DeFedAvg-nIID: clients train at their own pace; every round collects updates of n uniformly drawn clients.
 
 Wang, Li, Jin, Zhang: Achieving Linear Speedup in Asynchronous Federated Learning with Heterogeneous Clients, Alg. 1.
 
-    draw a multiset I of n clients with replacement;  each hands over its send buffer, or its running job when it ends;
+    draw a multiset I of n clients with replacement;  each uploads its send buffer, or its running job when that ends;
     w[t+1] = w[t] − η · (1/n) Σ_{i ∈ I} Δ_i;  broadcast w[t+1] to all N
 
-Uniform draws whatever the speed: fast clients get no bonus, so data that differ between clients do no harm.
+The draw is uniform whatever the speed of a client, so fast clients do not bias the model toward their data.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MODES = {
 
 @dataclass(frozen=True, slots=True)
 class DeFedAvgNIIDSettings:
-    """How clients spend the time between two requests."""
+    """What clients do between two requests."""
 
     mode: str = field(
         default="eager",
-        metadata={"help": "eager: train on, a newer update overwrites; thrifty: rest until the update is collected"},
+        metadata={"help": "eager: keep training and overwrite; thrifty: pause until the update is collected"},
     )
 
     def __post_init__(self) -> None:
@@ -38,10 +38,10 @@ class DeFedAvgNIIDSettings:
 
 
 class DeFedAvgNIID(SampledRound):
-    """Delayed updates of uniformly drawn clients, each from the send buffer."""
+    """Merge delayed updates from the send buffers of uniformly drawn clients."""
 
     name = "defedavg-niid"
-    summary = "asynchronous, for data that differ: uniform draws collect delayed updates from send buffers"
+    summary = "asynchronous, for non-IID data: uniform draws collect delayed updates from send buffers"
     citation = "Wang, Li, Jin, Zhang: DeFedAvg, Algorithm 1"
     equation = "w[t+1] = w[t] − η/n Σ_{i∈I} Δ_i, I drawn with replacement"
     policy = MODES["eager"]
@@ -50,19 +50,21 @@ class DeFedAvgNIID(SampledRound):
 
     @classmethod
     def client_policy(cls, settings: Any) -> ClientPolicy:
-        """Eager or thrifty."""
+        """Return the policy of the mode: eager or thrifty."""
         return MODES[settings.mode]
 
     def start(self) -> Actions:
-        """Give everyone the first version, then open the first round."""
+        """Broadcast version 0, then open the first round."""
         return self.close_round()
 
     def returned(self, client: int) -> Actions:
-        """Give a client that is back something to train from."""
+        """Send the newest version to a client that returned."""
         return [Send(client, self.version), *super().returned(client)]
 
     def invite(self, client: int) -> ServerAction:
+        """Request the update in the send buffer."""
         return Request(client)
 
     def close_round(self) -> Actions:
+        """Broadcast the new version, then open the next round."""
         return [Broadcast(self.version), *self.open_round()]

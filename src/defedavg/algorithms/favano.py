@@ -1,14 +1,14 @@
-"""FAVANO (also FAVAS): the server interrupts drawn clients at fixed intervals and takes what they have.
+"""FAVANO (also FAVAS): at fixed intervals the server interrupts sampled clients and merges their partial work.
 
 Leconte, Nguyen, Moulines: FAVAS: Federated AVeraging with ASynchronous clients (2023).
 
     after a fixed wait, draw s = n clients without replacement and interrupt them; client i, stopped after q ≤ K steps,
-    returns w_init − Δ/α_i;   w[t+1] = (w[t] + Σ returned) / (s + 1);   only drawn clients are given w[t+1]
+    returns w_init − Δ/α_i;   w[t+1] = (w[t] + Σ returned) / (s + 1);   only drawn clients receive w[t+1]
 
-A client whose answer comes too late is given the newest version, even if it has trained from that already.
+A client whose answer arrives too late receives the newest version, even if it has already trained from it.
 
-α_i is E[q ∧ K] (deterministic) or P(q > 0)·(q ∧ K) (stochastic). Both expectations are running means over what the
-server has seen of client i, the present answer included.
+α_i is E[q ∧ K] (deterministic) or P(q > 0)·(q ∧ K) (stochastic). Both expectations are running means over the
+answers of client i, the present one included.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ REWEIGHT = ("stochastic", "deterministic")
 
 @dataclass(frozen=True, slots=True)
 class FavanoSettings:
-    """When the server steps, and how it evens out unequal numbers of steps."""
+    """When the server merges, and how it corrects for unequal numbers of local steps."""
 
-    wait_seconds: float = field(default=0.1, metadata={"help": "from a merge to the next draw"})
+    wait_seconds: float = field(default=0.1, metadata={"help": "seconds from a merge to the next draw"})
     reweight: str = field(default="stochastic", metadata={"help": "α: stochastic P(q>0)·q, or deterministic E[q]"})
 
     def __post_init__(self) -> None:
@@ -38,62 +38,70 @@ class FavanoSettings:
 
 
 class Favano(SampledRound):
-    """Clients train up to K steps from what they were last given, until they are drawn."""
+    """Clients train up to K steps from the last version they received, until they are drawn."""
 
     name = "favano"
-    summary = "the server interrupts n drawn clients at fixed intervals and averages their models with its own"
+    summary = "at fixed intervals the server interrupts n sampled clients and averages their models with its own"
     citation = "Leconte et al., 2023"
     equation = "w[t+1] = (w[t] + Σ (w[τ_i] − Δ_i/α_i)) / (n+1)"
     policy = ClientPolicy(hold_until_requested=True, pause_when_full=True, interruptible=True, allow_same_version=True)
     settings_type = FavanoSettings
+    state_attributes = ("answers",)
     uses_global_lr = False
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         super().__init__(setup, settings)
-        self.answers: dict[int, tuple[int, int, int]] = {}  # client -> answers, answers with q > 0, steps in all
+        self.answers: dict[int, tuple[int, int, int]] = {}  # client -> answers, answers with q > 0, total steps
 
     def start(self) -> Actions:
-        """Give every client the first version, and wait."""
+        """Send version 0 to every client, then pause."""
         return [*(Send(client, self.version) for client in range(self.setup.num_clients)), *self.pause()]
 
     def timer(self, token: int) -> Actions:
-        """The pause is over, so draw; or a drawn client did not answer, so draw another."""
+        """Open a round after the pause; after a timeout, draw substitutes."""
         if token == self.timer_token and not self.waiting:
             return self.open_round()
         return super().timer(token)
 
     def returned(self, client: int) -> Actions:
-        """Give a client that is back something to train from."""
+        """Send the newest version to a client that returned."""
         return [Send(client, self.version), *super().returned(client)]
 
     def with_replacement(self) -> bool:
+        """No: the clients of a round are distinct."""
         return False
 
     def invite(self, client: int) -> ServerAction:
+        """Interrupt the client."""
         return Request(client)
 
     def pause(self) -> Actions:
+        """Set the timer for the next draw."""
         self.timer_token += 1
         return [SetTimer(self.timer_token, self.settings.wait_seconds)]
 
     def on_update(self, update: Update) -> Actions:
-        if not self.waiting:  # too late, in the pause: its client needs something to train from all the same
+        """Discard an update that arrives in the pause, and send its client the newest version."""
+        if not self.waiting:
             return [Discard(update), Send(update.client, self.version)]
         return super().on_update(update)
 
     def close_round(self) -> Actions:
+        """Send the new version to the clients that answered, then pause."""
         answered = sorted({*self.received, *self.late})
         return [*(Send(client, self.version) for client in answered), *self.pause()]
 
     def alpha(self, update: Update) -> float:
+        """Count an answer and return its α."""
         answers, busy, steps = self.answers.get(update.client, (0, 0, 0))
         answers, busy, steps = answers + 1, busy + (update.steps > 0), steps + update.steps
         self.answers[update.client] = (answers, busy, steps)
         if update.steps == 0:
-            return 1.0  # no step, no Δ to scale
+            return 1.0  # Δ is zero
         return steps / answers if self.settings.reweight == "deterministic" else busy / answers * update.steps
 
-    def combine(self, got: list[tuple[Update, int]]) -> Merge:
-        share = 1.0 / (1 + sum(count for _, count in got))
-        past = [(self.version, share), *((update.version, count * share) for update, count in got)]
-        return self.merge([(update, -count * share / self.alpha(update)) for update, count in got], past)
+    def combine(self, received: list[tuple[Update, int]]) -> Merge:
+        """Average the server's model with the reweighted models of the clients."""
+        share = 1.0 / (1 + sum(count for _, count in received))
+        past = [(self.version, share), *((update.version, count * share) for update, count in received)]
+        return self.merge([(update, -count * share / self.alpha(update)) for update, count in received], past)

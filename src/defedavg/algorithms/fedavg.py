@@ -1,4 +1,4 @@
-"""FedAvg: synchronous rounds of drawn clients.
+"""FedAvg: synchronous rounds of sampled clients.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
 Data (AISTATS 2017); with a global rate as in Karimireddy et al.: SCAFFOLD (ICML 2020).
@@ -16,16 +16,16 @@ from .protocol import ClientPolicy, Send, ServerAction, Update
 
 @dataclass(frozen=True, slots=True)
 class FedAvgSettings:
-    """How FedAvg draws."""
+    """How FedAvg samples clients."""
 
-    replacement: bool = field(default=True, metadata={"help": "draw with replacement; one drawn twice counts twice"})
+    replacement: bool = field(default=True, metadata={"help": "draw with replacement: a client may count twice"})
 
 
 class FedAvg(SampledRound):
-    """Every drawn client starts from the same version, and the round lasts as long as the slowest."""
+    """All sampled clients start from the same version; the slowest one sets the duration of the round."""
 
     name = "fedavg"
-    summary = "synchronous: n drawn clients start from one version, the round waits for the slowest"
+    summary = "synchronous: n sampled clients start from one version, the round waits for the slowest"
     citation = "McMahan et al., AISTATS 2017"
     equation = "w[t+1] = w[t] − η/n Σ Δ"
     policy = ClientPolicy()
@@ -36,10 +36,13 @@ class FedAvg(SampledRound):
         return self.open_round()
 
     def with_replacement(self) -> bool:
+        """As the setting says."""
         return bool(self.settings.replacement)
 
     def invite(self, client: int) -> ServerAction:
+        """Send the newest version."""
         return Send(client, self.version)
 
     def accepts(self, update: Update) -> bool:
+        """Only updates that start from the newest version."""
         return update.version == self.version

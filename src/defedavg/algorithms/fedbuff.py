@@ -1,9 +1,9 @@
-"""FedBuff: a constant number of clients train at any time; a buffer of n updates makes a round.
+"""FedBuff: a constant number of clients train concurrently; a full buffer of n updates is merged.
 
 Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: Federated Learning with Buffered Asynchronous Aggregation
 (AISTATS 2022).
 
-    each arrival lets another uniformly drawn free client start from the newest version;
+    after each arrival another uniformly drawn idle client starts from the newest version;
     after n arrivals:  w[t+1] = w[t] − η · (1/n) Σ s(staleness) Δ,   s = 1  or  1/sqrt(1 + staleness)
 """
 
@@ -24,10 +24,10 @@ STALENESS = {"constant": lambda delay: 1.0, "sqrt": lambda delay: 1.0 / math.sqr
 
 @dataclass(frozen=True, slots=True)
 class FedBuffSettings:
-    """How many train at once, and what a late update is worth."""
+    """How many clients train concurrently, and the weight of a stale update."""
 
-    concurrency: int = field(default=0, metadata={"help": "clients training at once; 0: all of them"})
-    staleness: str = field(default="constant", metadata={"help": "weight of a late update: constant or sqrt"})
+    concurrency: int = field(default=0, metadata={"help": "clients that train concurrently; 0: all"})
+    staleness: str = field(default="constant", metadata={"help": "weight: constant, or sqrt: 1/sqrt(1 + staleness)"})
 
     def __post_init__(self) -> None:
         if self.staleness not in STALENESS:
@@ -37,14 +37,15 @@ class FedBuffSettings:
 
 
 class FedBuff(BufferedRound):
-    """Free clients are drawn as others finish; fast ones finish, and so count, more often."""
+    """Draw an idle client whenever another finishes; fast clients finish, and so participate, more often."""
 
     name = "fedbuff"
-    summary = "buffered asynchronous: a fixed number train at once, every n arrivals are merged"
+    summary = "buffered asynchronous: a fixed number of clients train concurrently, every n arrivals are merged"
     citation = "Nguyen et al., AISTATS 2022"
     equation = "w[t+1] = w[t] − η/n Σ s(staleness)·Δ"
     policy = ClientPolicy(allow_same_version=True)
     settings_type = FedBuffSettings
+    state_attributes = ("active", "dispatches", "timed")
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         super().__init__(setup, settings)
@@ -53,6 +54,7 @@ class FedBuff(BufferedRound):
         self.timed: dict[int, int] = {}  # dispatch -> client, where a timer runs
 
     def check_setup(self) -> None:
+        """Also refuse a concurrency above the number of clients."""
         super().check_setup()
         if self.settings.concurrency > self.setup.num_clients:
             raise UserError(
@@ -61,15 +63,15 @@ class FedBuff(BufferedRound):
 
     @property
     def concurrency(self) -> int:
-        """How many clients train at once."""
+        """How many clients train concurrently."""
         return int(self.settings.concurrency) or self.setup.num_clients
 
     def start(self) -> Actions:
-        """Fill every place."""
+        """Start as many clients as may train concurrently."""
         return self.end_of_instant()
 
     def end_of_instant(self) -> Actions:
-        """Fill the free places: after all arrivals of a moment, so that they start from the newest version."""
+        """Start clients up to the concurrency, after all arrivals of an instant, from the newest version."""
         actions: Actions = []
         while len(self.active) < self.concurrency and len(self.pool):
             client = self.pool[below(key(self.setup.seed, "dispatch", self.dispatches), len(self.pool))]
@@ -83,29 +85,28 @@ class FedBuff(BufferedRound):
         return actions
 
     def timer(self, token: int) -> Actions:
-        """A client did not come back in time: its place goes to another."""
+        """After a timeout, start another client instead of the one that did not answer."""
         client = self.timed.pop(token, -1)
         if self.active.get(client) != token:
             return []
         del self.active[client]
         if not len(self.pool) and not self.active:
-            self.pool = ClientPool(self.setup.num_clients)  # nobody is left to trust: try everybody again
+            self.pool = ClientPool(self.setup.num_clients)  # every client timed out: include all again
         fresh = self.end_of_instant()
         return [Resample((client,), tuple(a.client for a in fresh if isinstance(a, Send))), *fresh]
 
     def returned(self, client: int) -> Actions:
-        """A client that is back has lost its job: it is free."""
+        """A client that returned has lost its job, so it is idle."""
         self.check_client(client)
         self.active.pop(client, None)
         self.pool.add(client)
         return [EndOfInstant()]
 
     def weight(self, update: Update) -> float:
+        """By staleness, as the setting says."""
         return STALENESS[self.settings.staleness](self.version - update.version)
 
     def on_update(self, update: Update) -> Actions:
+        """Buffer the update; its client is idle again."""
         self.active.pop(update.client, None)
         return [*super().on_update(update), EndOfInstant()]
-
-    def after_merge(self) -> Actions:
-        return []

@@ -1,8 +1,8 @@
-"""The vocabulary of the protocol, and the one client machine that serves every algorithm.
+"""Events and actions of the protocol, and the client machine that all algorithms share.
 
-The law of this file: a machine sees events (its methods) and answers with actions (the values they return). It has no
-clock, no socket, no tensor and no randomness of its own. An event that is illegal in the present phase raises
-``ProtocolError`` and changes nothing, so the same machine can be driven by a virtual clock, a network, or a log.
+A machine receives events (its methods are called) and returns actions. It has no clock, no socket, no tensor and no
+randomness of its own. An event that is illegal in the present phase raises ``ProtocolError`` and changes nothing, so a
+virtual clock, a network or a log can drive the same machine.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TypeAlias
 
 
 class ProtocolError(Exception):
-    """An event that the machine cannot see in its present phase."""
+    """An event that is illegal in the present phase of a machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a job yields: Δ = w[version] − (w after ``steps`` local steps), of the client's job number ``index``."""
+    """The result of a client's job number ``index``: Δ = w[version] − (w after ``steps`` local steps)."""
 
     client: int
     index: int
@@ -30,7 +30,7 @@ class Update:
 class Merge:
     """One global step: w[version] = Σ a·w[v] over ``past`` + global_lr · Σ b·Δ over ``updates``.
 
-    The rates stay outside, so that one plan serves every learning rate.
+    Learning rates are not part of it, so one plan serves every rate.
     """
 
     version: int
@@ -39,11 +39,11 @@ class Merge:
 
     @property
     def staleness(self) -> tuple[int, ...]:
-        """For every merged update, how many merges happened since its start version was made."""
+        """For every merged update, the number of merges since its start version."""
         return tuple(self.version - 1 - update.version for update, _ in self.updates)
 
 
-# What a server answers.
+# Actions of a server.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Ask one client for its update; an interruptible client stops its job for it."""
+    """Request the update of one client; an interruptible client stops its job for it."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Call ``timer(token)`` after so many seconds."""
+    """Call ``timer(token)`` after ``seconds``."""
 
     token: int
     seconds: float
@@ -78,19 +78,19 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class EndOfInstant:
-    """Call ``settled()`` once everything that happens at this very moment has been seen."""
+    """Call ``end_of_instant()`` after all other events of the present instant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """This update will never be merged."""
+    """An update that will never be merged."""
 
     update: Update
 
 
 @dataclass(frozen=True, slots=True)
 class Resample:
-    """The wait for ``missing`` clients ran out; ``drawn`` take their place (none: the round goes on with fewer)."""
+    """``missing`` clients timed out; ``drawn`` replace them (none: the round continues with fewer)."""
 
     missing: tuple[int, ...]
     drawn: tuple[int, ...]
@@ -99,7 +99,7 @@ class Resample:
 ServerAction: TypeAlias = Merge | Broadcast | Send | Request | SetTimer | EndOfInstant | Discard | Resample
 
 
-# What a client answers.
+# Actions of a client.
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Send the update of job ``index``; a job still running stops where it is."""
+    """Send the update of job ``index``; if the job is running, it stops."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The update of job ``index`` will never be sent: a newer one took its place, or it died with its client."""
+    """The update of job ``index`` is lost: a newer one replaced it, or its client failed."""
 
     index: int
 
@@ -131,9 +131,10 @@ ClientAction: TypeAlias = Start | Upload | Drop
 class ClientPolicy:
     """How clients behave under an algorithm.
 
-    ``hold_until_requested``: a finished update waits in the send buffer for a request (otherwise it is sent at once, and the client
-    is occupied until it is through). ``pause_when_full``: no new job while the send buffer is full. ``interruptible``: a request
-    stops a running job. ``allow_same_version``: a client may train again from a version it has trained from.
+    ``hold_until_requested``: a finished update stays in the send buffer until the server requests it; otherwise it is
+    sent at once, and the client is occupied until the upload ends. ``pause_when_full``: no new job while the send
+    buffer is full. ``interruptible``: a request stops a running job. ``allow_same_version``: a client may train again
+    from a version it has already trained from.
     """
 
     hold_until_requested: bool = False
@@ -143,7 +144,7 @@ class ClientPolicy:
 
 
 class Phase(Enum):
-    """What a client is doing."""
+    """What a client does at present."""
 
     IDLE = "idle"
     TRAINING = "training"
@@ -166,79 +167,79 @@ _LEGAL = {
 class ClientMachine:
     """The client machine: a receive buffer of one version, a send buffer of one update, at most one running job."""
 
-    __slots__ = ("id", "inbox", "jobs", "outbox", "phase", "policy", "trained", "wanted")
+    __slots__ = ("id", "jobs", "phase", "policy", "receive_buffer", "send_buffer", "trained", "wanted")
 
     def __init__(self, client: int, policy: ClientPolicy) -> None:
         self.id = client
         self.policy = policy
         self.phase = Phase.IDLE
-        self.inbox: int | None = None
-        self.outbox: int | None = None
+        self.receive_buffer: int | None = None
+        self.send_buffer: int | None = None
         self.wanted = False
         self.trained = -1
         self.jobs = 0
 
     def _check(self, event: str) -> None:
         if self.phase not in _LEGAL[event]:
-            raise ProtocolError(f"client {self.id} cannot see {event!r} while {self.phase.value}")
+            raise ProtocolError(f"client {self.id} cannot handle {event!r} while {self.phase.value}")
 
     def model(self, version: int) -> bool:
-        """A version reached the receive buffer; True if it was taken, False if it is of no use."""
+        """A version arrived; return whether it entered the receive buffer."""
         self._check("model")
         if version < 0:
-            raise ProtocolError(f"client {self.id} was given version {version}; versions count from 0")
+            raise ProtocolError(f"client {self.id} received version {version}; versions count from 0")
         useful = version >= self.trained if self.policy.allow_same_version else version > self.trained
-        if not useful or (self.inbox is not None and version < self.inbox):
+        if not useful or (self.receive_buffer is not None and version < self.receive_buffer):
             return False
-        self.inbox = version
+        self.receive_buffer = version
         return True
 
     def go(self) -> tuple[ClientAction, ...]:
-        """Start a job if the client is free and its receive buffer is full."""
+        """Start a job if the client is idle and its receive buffer is full."""
         self._check("go")
         if (
             self.phase is not Phase.IDLE
-            or self.inbox is None
-            or (self.policy.pause_when_full and self.outbox is not None)
+            or self.receive_buffer is None
+            or (self.policy.pause_when_full and self.send_buffer is not None)
         ):
             return ()
-        self.trained, self.inbox = self.inbox, None
+        self.trained, self.receive_buffer = self.receive_buffer, None
         index, self.jobs = self.jobs, self.jobs + 1
         start = Start(index, self.trained)
-        if self.policy.interruptible and self.wanted:  # asked before it had a model: answers with a job of no steps
+        if self.policy.interruptible and self.wanted:  # requested before it had a model: uploads a job without steps
             self.wanted = False
             return (start, Upload(index))
         self.phase = Phase.TRAINING
         return (start,)
 
     def ended(self) -> tuple[ClientAction, ...]:
-        """The running job did all its steps."""
+        """The running job completed all its steps."""
         self._check("ended")
         index = self.jobs - 1
         if not self.policy.hold_until_requested:
             self.phase = Phase.SENDING
             return (Upload(index),)
         self.phase = Phase.IDLE
-        replaced: tuple[ClientAction, ...] = () if self.outbox is None else (Drop(self.outbox),)
+        replaced: tuple[ClientAction, ...] = () if self.send_buffer is None else (Drop(self.send_buffer),)
         if self.wanted:
-            self.wanted, self.outbox = False, None
+            self.wanted, self.send_buffer = False, None
             return (*replaced, Upload(index))
-        self.outbox = index
+        self.send_buffer = index
         return replaced
 
     def sent(self) -> tuple[ClientAction, ...]:
-        """An upload that occupied the client is through."""
+        """An upload that occupied the client has ended."""
         self._check("sent")
         self.phase = Phase.IDLE
         return ()
 
     def request(self) -> tuple[ClientAction, ...]:
-        """The server asks for the update."""
+        """The server requests the update."""
         self._check("request")
         if not self.policy.hold_until_requested:
-            raise ProtocolError(f"client {self.id} sends its updates unasked and cannot be asked for one")
-        if self.outbox is not None:
-            index, self.outbox = self.outbox, None
+            raise ProtocolError(f"client {self.id} sends its updates unrequested and cannot receive a request")
+        if self.send_buffer is not None:
+            index, self.send_buffer = self.send_buffer, None
             return (Upload(index),)
         if self.policy.interruptible and self.phase is Phase.TRAINING:
             self.phase = Phase.IDLE
@@ -247,19 +248,19 @@ class ClientMachine:
         return ()
 
     def died(self) -> tuple[ClientAction, ...]:
-        """The client is gone, and with it its buffers and its running job."""
+        """The client failed; its buffers and its running job are lost."""
         self._check("died")
-        lost = [] if self.outbox is None else [self.outbox]
+        lost = [] if self.send_buffer is None else [self.send_buffer]
         if self.phase in (Phase.TRAINING, Phase.SENDING):
             lost.append(self.jobs - 1)
         if lost:
-            self.trained -= 1  # the work is lost with the client, so it may be done again from the same version
+            self.trained -= 1  # the work is lost, so the client may repeat it from the same version
         self.phase = Phase.GONE
-        self.inbox, self.outbox, self.wanted = None, None, False
+        self.receive_buffer, self.send_buffer, self.wanted = None, None, False
         return tuple(Drop(index) for index in lost)
 
     def returned(self) -> tuple[ClientAction, ...]:
-        """The client is back, with empty buffers."""
+        """The client is reachable again, with empty buffers."""
         self._check("returned")
         self.phase = Phase.IDLE
         return ()

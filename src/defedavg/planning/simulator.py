@@ -200,7 +200,7 @@ class Simulator:
         actions = machine.go()
         if actions:
             self._act(client, actions)
-        elif machine.inbox is None:
+        elif machine.receive_buffer is None:
             coming = self._broadcasts.coming(client, self.now)
             if coming is None:
                 self._idle[client] = None
@@ -235,7 +235,7 @@ class Simulator:
         machine = self._clients[client]
         if machine.phase is Phase.SENDING:
             machine.sent()
-            if self.server.broadcasts or machine.inbox is not None:
+            if self.server.broadcasts or machine.receive_buffer is not None:
                 self._push(self.now, Happens.GO, client)
         self._serve(self.server.arrived(update))
 

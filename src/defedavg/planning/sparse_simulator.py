@@ -164,7 +164,7 @@ class Resting(SparseSimulator):
         self._act(client, machine.request())
         if machine.wanted and machine.phase is Phase.TRAINING:
             super()._started(client)
-        elif self.server.broadcasts or machine.inbox is not None:
+        elif self.server.broadcasts or machine.receive_buffer is not None:
             self._push(self.now, Happens.GO, client)
 
     def _upload(self, client: int, index: int) -> None:

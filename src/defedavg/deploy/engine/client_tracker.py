@@ -37,7 +37,7 @@ def follow(
             done = event.update.steps if event.update and isinstance(action, Upload) else 0
             did.append(ClientActed(event.client, action, report.at, done))
     _compare(event, starts, uploads, steps)
-    kept = {machine.outbox, machine.jobs - 1 if machine.phase is Phase.TRAINING else None}
+    kept = {machine.send_buffer, machine.jobs - 1 if machine.phase is Phase.TRAINING else None}
     return machine, {index: version for index, version in starts.items() if index in kept}, did
 
 

@@ -145,9 +145,9 @@ class Engine:
     def _can_answer(self, client: int) -> bool:
         """Whether an update of the client is here, or on its way, or may come without a newer version than it has."""
         link, machine = self.links[client], self.clients[client]
-        if machine.outbox is not None or link.node is None or not self.background:
-            return machine.outbox is not None or link.busy
-        waits = machine.inbox is not None or any(version > machine.trained for version in link.handed)
+        if machine.send_buffer is not None or link.node is None or not self.background:
+            return machine.send_buffer is not None or link.busy
+        waits = machine.receive_buffer is not None or any(version > machine.trained for version in link.handed)
         return waits or machine.phase is Phase.TRAINING
 
     # What a reply must be, before it is an event.

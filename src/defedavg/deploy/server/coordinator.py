@@ -1,4 +1,4 @@
-"""The server's loop: who is there, what was answered, what to send. It speaks to clients through a ``Transport`` only."""
+"""The server's event loop. It reaches clients through a ``Transport`` only."""
 
 from __future__ import annotations
 
