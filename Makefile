@@ -40,7 +40,7 @@ test-deploy: .venv/dev
 # Debian's chromium; installed if it is missing and this may be done, else the tests say that they were skipped.
 test-browser: .venv/browser
 	command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q chromium fonts-dejavu-core; } || true
-	$(BIN)/python -m pytest -n 1 -rs tests/test_browser.py
+	$(BIN)/python -m pytest -n 1 -rs tests/report/test_browser.py
 
 docs: .venv/dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

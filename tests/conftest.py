@@ -44,7 +44,7 @@ def server(tmp_path: Path) -> Iterator[DashboardServer]:
 @pytest.fixture
 def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Deployments in memory: nothing survives a test, so nothing need be on the disk; what was opened is closed."""
-    from deploying import World
+    from helpers.deployments import World
 
     monkeypatch.setattr("os.fsync", lambda place: None)
     yield

@@ -1,0 +1,74 @@
+"""Registries: the extension points of the package, each a mapping from a name to an implementation.
+
+A registry holds what this package brings, what ``register`` adds in this process (a plugin file calls it), and what
+installed packages offer through an entry point group of ``importlib.metadata``. Entry points are loaded when a name
+is not found or when all names are listed, so a study that uses built-in parts never imports a third-party package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from .errors import UserError, first_line, unknown
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """Implementations by name; ``kind`` names one of them in error messages, ``group`` is the entry point group."""
+
+    def __init__(self, kind: str, group: str, check: Callable[[str, T], None] = lambda name, value: None) -> None:
+        self.kind = kind
+        self.group = group
+        self._check = check
+        self._known: dict[str, T] = {}
+        self._offered: dict[str, EntryPoint] | None = None
+
+    def register(self, name: str, value: T) -> T:
+        """Add an implementation; a name that belongs to another one is refused."""
+        self._check(name, value)
+        if self._known.get(name, value) is not value:
+            raise UserError(f"{self.kind} {name!r} already exists; give yours another name")
+        self._known[name] = value
+        return value
+
+    def find(self, name: str) -> T:
+        """Return the implementation of that name, or raise ``UserError`` with the nearest known name."""
+        if name not in self._known:
+            point = self._points().get(name)
+            if point is None:
+                raise unknown(self.kind, name, self)
+            self._load(point)
+        return self._known[name]
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self:
+            raise KeyError(name)
+        return self.find(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known or name in self._points()
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._known
+        yield from (name for name in self._points() if name not in self._known)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _points(self) -> dict[str, EntryPoint]:
+        if self._offered is None:
+            self._offered = {point.name: point for point in entry_points(group=self.group)}
+        return self._offered
+
+    def _load(self, point: EntryPoint) -> None:
+        try:
+            value = point.load()
+        except Exception as error:  # whatever a third-party package raises when it is imported
+            raise UserError(
+                f"{self.kind} {point.name!r} of the entry point {point.value!r} cannot be imported: "
+                f"{first_line(error)}; update or uninstall that package"
+            ) from None
+        self.register(point.name, value)

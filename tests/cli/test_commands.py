@@ -1,0 +1,303 @@
+"""The commands as a user meets them: real processes, real files, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from defedavg.planning.plan import Plan
+from helpers.command_line import call, refuse
+
+TINY = """
+name = "tiny"
+algorithms = ["fedavg", "defedavg-niid"]
+seeds = [0, 1]
+[task]
+model = "softmax"
+split = "classes"
+[clients]
+num_clients = 20
+[training]
+updates_per_round = 3
+local_steps = 2
+[stop]
+max_rounds = 3
+target_accuracy = 0.99
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A small study in an empty folder."""
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+def test_run_leaves_a_complete_folder(tiny: Path) -> None:
+    result = call("run", tiny, cwd=tiny.parent)
+    assert result.returncode == 0, result.stderr
+    assert "defedavg-niid" in result.stdout
+    folder = tiny.parent / "runs" / "tiny"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["finished"] is True
+    assert [(r["algorithm"], r["seed"]) for r in summary["runs"]] == [
+        ("fedavg", 0), ("fedavg", 1), ("defedavg-niid", 0), ("defedavg-niid", 1)
+    ]  # fmt: skip
+    wanted = {
+        "first_hit_seconds", "rounds", "best_accuracy", "final_accuracy", "diverged_at", "updates_trained",
+        "wall_seconds",
+    }  # fmt: skip
+    assert all(wanted <= set(r) for r in summary["runs"])
+    assert all(
+        r["rounds"] == 3 and r["first_hit_seconds"] is None and r["diverged_at"] is None for r in summary["runs"]
+    )
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == 4 * 4
+    for entry in summary["runs"]:
+        own = [m for m in metrics if (m["algorithm"], m["seed"]) == (entry["algorithm"], entry["seed"])]
+        assert [m["round"] for m in own] == [0, 1, 2, 3]
+    table = pq.read_table(folder / "metrics.parquet").to_pylist()
+    assert [(row["run"], row["seed"], row["round"], row["loss"]) for row in table] == [
+        ("tiny", m["seed"], m["round"], m["loss"]) for m in metrics
+    ]
+    plans = sorted((folder / "plans").iterdir())
+    assert len(plans) == 4
+    for path in plans:
+        plan = Plan.load(path)
+        plan.check()
+        assert plan.hash() in {r["plan_sha256"] for r in summary["runs"]}
+    assert result.stdout.splitlines()[-1] == f"open in a browser: {Path('runs/tiny/report.html')}"
+    assert (folder / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
+    assert np.sum(json.loads((folder / "split.json").read_text())["counts"]) == 4000
+    assert summary["provenance"]["command"] == f"defedavg run {tiny}"
+    pictures = {p.name for p in (folder / "plots").iterdir()}
+    assert {
+        "accuracy-over-seconds.png",
+        "accuracy-over-seconds.pdf",
+        "accuracy-over-rounds.png",
+        "split.pdf",
+    } <= pictures
+    again = call("run", folder / "config.toml", "--set", "name='again'", "--json", cwd=tiny.parent)
+    same = [{k: v for k, v in r.items() if k != "wall_seconds"} for r in json.loads(again.stdout)]
+    assert same == [{k: v for k, v in r.items() if k != "wall_seconds"} for r in summary["runs"]]
+
+
+def test_an_existing_run_is_kept_unless_forced(tiny: Path) -> None:
+    small = ("--set", "seeds=[0]", "--set", "algorithms=['fedavg']")
+    assert call("run", tiny, *small, cwd=tiny.parent).returncode == 0
+    summary = tiny.parent / "runs" / "tiny" / "summary.json"
+    before = summary.read_bytes()
+    refuse(call("run", tiny, *small, cwd=tiny.parent), "there already", "--force")
+    assert summary.read_bytes() == before
+    (summary.parent / "mine.txt").write_text("kept")
+    assert call("run", tiny, *small, "--force", cwd=tiny.parent).returncode == 0
+    assert summary.read_bytes() != before
+    assert (summary.parent / "mine.txt").read_text() == "kept"
+
+
+def test_force_does_not_touch_a_folder_that_is_no_run(tiny: Path) -> None:
+    folder = tiny.parent / "runs" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "plans").write_text("mine")
+    refuse(call("run", tiny, "--force", cwd=tiny.parent), "something else")
+    assert (folder / "plans").read_text() == "mine"
+
+
+def test_ctrl_c_keeps_what_was_measured(tiny: Path) -> None:
+    words = ["run", str(tiny), "--set", "stop.max_rounds=100000", "--set", "training.local_steps=20"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "defedavg", *words],
+        cwd=tiny.parent,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    metrics = tiny.parent / "runs" / "tiny" / "metrics.jsonl"
+    limit = time.monotonic() + 120
+    while time.monotonic() < limit and (not metrics.exists() or metrics.read_bytes().count(b"\n") < 5):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert b"kept" in errors
+    assert b"Traceback" not in errors
+    summary = json.loads((metrics.parent / "summary.json").read_text())
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert summary["finished"] is False
+    assert len(lines) >= 5
+    for entry in summary["runs"]:
+        assert entry["status"] == "interrupted"
+        own = [m["round"] for m in lines if (m["algorithm"], m["seed"]) == (entry["algorithm"], entry["seed"])]
+        assert own[-1] in (entry["rounds"], entry["rounds"] - 1)
+    plans = list((metrics.parent / "plans").iterdir())
+    assert len(plans) == len(summary["runs"])
+    for plan in plans:
+        Plan.load(plan).check()
+    assert (metrics.parent / "report.html").exists(), "the page of what there is"
+
+
+def test_a_diverged_run_is_a_result(tiny: Path) -> None:
+    result = call("run", tiny, "--set", "training.local_lr=1e12", "--set", "task.model=mlp", cwd=tiny.parent)
+    assert result.returncode == 0, result.stderr
+    assert "diverged at round" in result.stdout
+    runs = json.loads((tiny.parent / "runs" / "tiny" / "summary.json").read_text())["runs"]
+    assert all(r["status"] == "diverged" and r["diverged_at"] >= 1 for r in runs)
+
+
+def test_plan_as_table_and_json(tiny: Path) -> None:
+    table = call("plan", tiny, "--rounds", "20", cwd=tiny.parent)
+    assert table.returncode == 0, table.stderr
+    assert "s/round" in table.stdout
+    found: list[dict[str, Any]] = json.loads(call("plan", tiny, "--rounds", "20", "--json", cwd=tiny.parent).stdout)
+    wanted = {
+        "algorithm", "updates_per_round", "seed", "rounds", "seconds_per_round", "staleness_mean", "staleness_max",
+        "jobs_started", "jobs_merged",
+    }  # fmt: skip
+    assert len(found) == 4
+    assert all(wanted <= set(entry) for entry in found)
+    assert all(entry["rounds"] == 20 and entry["jobs_merged"] <= entry["jobs_started"] for entry in found)
+
+
+def test_plan_of_the_example_draws_a_gantt_chart_and_saves(tmp_path: Path) -> None:
+    result = call("plan", "--example", "figure1", "--gantt", "f.png", "--save", "plans", "--rounds", "20", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "f.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    saved = sorted((tmp_path / "plans").iterdir())
+    assert [Plan.load(p).header.algorithm for p in saved] == ["defedavg-iid", "defedavg-niid", "fedavg"]
+
+
+def test_algorithms_settings_split_and_help(tiny: Path) -> None:
+    listed = call("algorithms", cwd=tiny.parent)
+    assert "w[t+1] = w[t] − η/n Σ Δ" in listed.stdout
+    names = [row["name"] for row in json.loads(call("algorithms", "--json", cwd=tiny.parent).stdout)]
+    assert names == ["fedavg", "fedbuff", "favano", "asysg", "defedavg-iid", "defedavg-niid"]
+    settings = call("settings", cwd=tiny.parent)
+    (tiny.parent / "all.toml").write_text(settings.stdout)
+    assert call("plan", "all.toml", "--rounds", "2", cwd=tiny.parent).returncode == 0
+    split = json.loads(call("split", tiny, "--json", "--plot", "s.pdf", cwd=tiny.parent).stdout)
+    samples = [s for client in split for s in client["samples"]]
+    assert len(split) == 20
+    assert len(samples) == len(set(samples)) == 4000
+    assert (tiny.parent / "s.pdf").exists()
+    assert "Plan without training" in call("plan", "--help", cwd=tiny.parent).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "none.toml"), ("no configuration file",)),
+        (("plan", "none.toml"), ("no configuration file",)),
+        (("run", "tiny.toml", "--set", "algorithms=['fedavgg']"), ("fedavgg", "did you mean 'fedavg'")),
+        (("run", "tiny.toml", "--set", "task.data=mnist6k"), ("mnist6k", "mnist5k")),
+        (("run", "tiny.toml", "--set", "task.model=rnn"), ("rnn", "cnn")),
+        (("run", "tiny.toml", "--set", "task.split=sorted"), ("sorted",)),
+        (("run", "tiny.toml", "--set", "task.classes_per_client=11"), ("11",)),
+        (("run", "tiny.toml", "--set", "clients.num_clients=5000"), ("5000",)),
+        (("run", "tiny.toml", "--set", "training.local_steps=0"), ("local_steps is 0",)),
+        (("run", "tiny.toml", "--set", "training.local_lr=-1"), ("above zero",)),
+        (
+            ("plan", "tiny.toml", "--set", "algorithms=['defedavg-iid']", "--set", "training.updates_per_round=21"),
+            ("21", "20"),
+        ),
+        (("plan", "tiny.toml", "--set", "fedavg.replacement=false", "--set", "training.updates_per_round=21"), ("21",)),
+        (("plan", "tiny.toml", "--set", "clients.trace=bad.csv"), ("bad.csv, line 3", "step_seconds")),
+        (("run", "tiny.toml", "--out", "tiny.toml"), ("tiny.toml",)),
+        (("plan", "tiny.toml", "--gantt", "nowhere/f.png"), ("nowhere",)),
+        (("plan", "tiny.toml", "--gantt", "f.bmp"), (".png",)),
+        (("plan", "--example", "figure9"), ("figure1",)),
+        (("plan", "tiny.toml", "--example", "figure1"), ("not both",)),
+        (("report", "nowhere"), ("no folder nowhere",)),
+        (("report", "."), ("no run",)),
+        (("report", ".", "-o", "."), ("is a folder", "report.html")),
+        (("view", "nowhere"), ("no folder nowhere",)),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(tiny: Path, words: tuple[str, ...], said: tuple[str, ...]) -> None:
+    (tiny.parent / "bad.csv").write_text("client,step_seconds,up_mbps,down_mbps\n0,0.1,1,1\n1,fast,1,1\n")
+    before = {p: p.read_bytes() for p in tiny.parent.rglob("*") if p.is_file()}
+    refuse(
+        call(*words, "--rounds", "3", cwd=tiny.parent) if words[0] == "plan" else call(*words, cwd=tiny.parent), *said
+    )
+    assert {p: p.read_bytes() for p in tiny.parent.rglob("*") if p.is_file()} == before
+
+
+def test_infinite_settings_can_be_swept(tiny: Path) -> None:
+    words = ("--set", "clients.uplink_mbps=[400,inf]", "--set", "seeds=[0]", "--json")
+    assert len(json.loads(call("plan", tiny, "--rounds", "2", *words, cwd=tiny.parent).stdout)) == 4
+    assert len(json.loads(call("run", tiny, *words, cwd=tiny.parent).stdout)) == 4
+
+
+def test_a_fleet_that_is_lost_at_once(tiny: Path) -> None:
+    lines = ["client,step_seconds,up_mbps,down_mbps,leaves_at,returns_at"] + [f"{i},0.1,1,1,0," for i in range(20)]
+    (tiny.parent / "gone.csv").write_text("\n".join(lines))
+    words = ("--set", "clients.trace=gone.csv", "--rounds", "3")
+    found = json.loads(call("plan", tiny, *words, "--json", cwd=tiny.parent).stdout)
+    assert all(entry["rounds"] == 0 and entry["stalled"] and entry["seconds_per_round"] is None for entry in found)
+    refuse(call("plan", tiny, *words, "--gantt", "f.png", cwd=tiny.parent), "nothing to draw")
+
+
+def test_the_batched_executor_leaves_the_same_results(tiny: Path) -> None:
+    found = {}
+    for executor in ("reference", "batched"):
+        words = ("--executor", executor, "--set", f"name='{executor}'", "--device", "cpu", "--json")
+        result = call("run", tiny, *words, cwd=tiny.parent)
+        assert result.returncode == 0, result.stderr
+        found[executor] = [
+            {k: v for k, v in r.items() if k not in ("wall_seconds", "torch_threads")}
+            for r in json.loads(result.stdout)
+        ]
+    assert found["batched"] == found["reference"]
+
+
+def test_devices_and_executors_that_are_not_there(tiny: Path) -> None:
+    refuse(call("run", tiny, "--executor", "magic", cwd=tiny.parent), "reference")
+    refuse(call("run", tiny, "--device", "tpu", cwd=tiny.parent), "tpu", "cpu")
+    refuse(call("run", tiny, "--executor", "batched", "--width", "0", cwd=tiny.parent), "--width")
+    refuse(call("run", tiny, "--precision", "tf32", "--device", "cpu", cwd=tiny.parent), "tf32", "CUDA", "float32")
+    refuse(call("run", tiny, "--precision", "float16", "--device", "cpu", cwd=tiny.parent), "float16", "float32")
+    refuse(call("run", tiny, "--memory", "lots", cwd=tiny.parent), "--memory", "12G")
+    refuse(call("run", tiny, "--memory", "10k", "--device", "cpu", cwd=tiny.parent), "one client", "--memory")
+
+
+SMALL = ("--model", "softmax", "--runs", "1", "--updates", "20", "--reference-updates", "10", "--repeats", "1")
+
+
+def test_bench_measures_both_executors(tmp_path: Path) -> None:
+    result = call("bench", *SMALL, "--image", "1,8,8", "--device", "cpu", "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["device"] == "cpu"
+    for name in ("reference_updates_per_s", "batched_updates_per_s", "gemm_gflops", "mean_batch", "peak_memory_bytes"):
+        assert found[name] > 0
+    assert found["ratio"] == pytest.approx(found["batched_updates_per_s"] / found["reference_updates_per_s"])
+    assert 0 < found["batch_fill"] <= 1
+    assert found["gflop_per_update"] == pytest.approx(50 * 10 * 2 * (2 * 64 * 10) / 1e9)
+    assert "turn 1 of 1" in result.stderr
+    table = call("bench", *SMALL, "--image", "1,8,8", "--device", "cpu", cwd=tmp_path)
+    assert "updates/s" in table.stdout
+    assert "GFLOP/s" in table.stdout
+
+
+def test_bench_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    refuse(call("bench", "--image", "28x28", cwd=tmp_path), "--image", "1,28,28")
+    refuse(call("bench", "--model", "magic", cwd=tmp_path), "magic", "cnn")
+    refuse(call("bench", "--repeats", "0", cwd=tmp_path), "--repeats")
+    refuse(call("bench", "--image", "1,4,4", cwd=tmp_path), "cnn", "16x16")
+
+
+def test_data_that_are_not_in_the_folder_say_how_to_get_them(tiny: Path) -> None:
+    for command in ("run", "split"):
+        words = (command, tiny, "--set", "task.data='fashionmnist'", "--data-dir", tiny.parent / "nowhere")
+        refuse(call(*words, cwd=tiny.parent), "defedavg data fetch fashionmnist", "--data-dir")

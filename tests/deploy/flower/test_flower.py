@@ -1,0 +1,327 @@
+"""Deployments with real SuperLink and SuperNode processes on loopback; ``make test-deploy`` runs all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from defedavg.deploy.engine import event_log as logs
+from defedavg.deploy.engine.event_log import LOG
+from defedavg.deploy.engine.events import Joined, Left, Refused, Resumed, Trained
+from defedavg.deploy.flower.app_template import defaults, write_app
+from defedavg.deploy.flower.local_deployment import Follower
+from defedavg.deploy.flower.processes import Security
+from defedavg.deploy.flower.tls_keys import make_keys
+from defedavg.deploy.replay import replay
+from defedavg.errors import UserError
+from defedavg.experiments.simulation import make_executor, named_task
+from defedavg.rng import key, uniform
+from helpers.flower_processes import TASK, Deployment, Narrows
+
+deploy = pytest.mark.deploy
+
+
+def test_three_clients_train_over_flower(tmp_path: Path) -> None:
+    with Deployment(tmp_path, clients=3, stop__max_rounds=3) as run:
+        run.start_nodes()
+        run.submit()
+        entry = run.finish()
+    assert entry["status"] == "max_rounds"
+    assert entry["best_accuracy"] > 0.6
+    log, found = run.checked()
+    assert len(found.plan.rounds) == 3
+    assert found.measured == (0, 1, 2)
+    assert {path.name for path in run.folder.iterdir()} >= {"config.toml", "metrics.jsonl", "summary.json", "plans"}
+    assert log.seconds > 0
+
+
+@deploy
+def test_six_uneven_clients_learn_digits_with_defedavg_iid(tmp_path: Path) -> None:
+    with Deployment(
+        tmp_path, own_task=False, clients=6, training__updates_per_round=3, training__local_steps=50,
+        stop__target_accuracy=0.9, stop__max_rounds=100,
+    ) as run:  # fmt: skip
+        run.start_nodes()
+        run.submit()
+        entry = run.finish()
+    assert entry["status"] == "target", entry
+    assert entry["final_accuracy"] >= 0.9
+    _, found = run.checked()
+    executor = make_executor(run.orders.settings, run.orders.seed, named_task(run.orders.settings, run.orders.seed))
+    weights = executor.versions[0]
+    for record in found.plan.rounds:
+        weights = executor.apply(record)
+    from safetensors.torch import load_file
+
+    saved = load_file(run.folder / "state" / f"version-{len(found.plan.rounds)}.safetensors")["weights"]
+    torch.testing.assert_close(weights, saved, rtol=1e-4, atol=1e-5)
+
+
+@deploy
+def test_six_uneven_clients_of_two_classes_learn_digits_with_defedavg_niid(tmp_path: Path) -> None:
+    with Deployment(
+        tmp_path, own_task=False, algorithm="defedavg-niid", clients=6, task__split="classes",
+        training__updates_per_round=24, training__local_steps=30, training__local_lr=0.1, stop__target_accuracy=0.8,
+        stop__max_rounds=100, stop__max_seconds=400.0,
+    ) as run:  # fmt: skip
+        run.start_nodes()
+        run.submit()
+        entry = run.finish()
+    assert entry["status"] == "target", entry
+    assert entry["final_accuracy"] >= 0.8
+    _, found = run.checked()
+    assert sum(job.fate == "ended" for job in found.plan.jobs) > 0
+
+
+@deploy
+def test_favano_interrupts_over_flower(tmp_path: Path) -> None:
+    with Deployment(
+        tmp_path, algorithm="favano", clients=3, favano__wait_seconds=1.0, stop__max_rounds=2, clients__step_seconds=2.0
+    ) as run:
+        run.start_nodes()
+        run.submit()
+        entry = run.finish()
+    assert entry["status"] == "max_rounds"
+    _, found = run.checked()
+    assert any(job.fate == "interrupted" for job in found.plan.jobs)
+
+
+@deploy
+def test_killed_nodes_late_nodes_and_nodes_that_return(tmp_path: Path) -> None:
+    """Three of six are killed at once, one in a job, one in an upload; one joins late, one returns: training goes on.
+
+    The model is large enough that its upload is seen on its way. When a part of it has reached the SuperLink, and the
+    rest has not, its node is killed.
+    """
+    slow = 2.5  # seconds for a step of client 1: its job takes 25
+    with Deployment(
+        tmp_path, clients=6, deploy__min_clients=5, deploy__job_seconds=30.0, stop__max_rounds=100,
+        training__updates_per_round=2,
+    ) as run, contextlib.closing(Narrows(run.cluster.port)) as narrows:  # fmt: skip
+        text = (run.app / "app" / "task.py").read_text()
+        wide = "nn.Sequential(nn.Linear(20, 4000), nn.ReLU(), nn.Linear(4000, width))"
+        (run.app / "app" / "task.py").write_text(text.replace("nn.Linear(20, width)", wide))
+        run.start_nodes([0, 2, 3])
+        run.cluster.start_node("1", client=1, step_seconds=slow, warm=True)
+        run.cluster.start_node("4", link=narrows.address, client=4, step_seconds=0.02, warm=True)
+        run.submit()
+        run.until("an upload of client 4 is half done", narrows.stuck.is_set)
+        run.until("client 1 is in its job", lambda: run.works(1))
+        assert not [line for line in run.seen("trained") if line["client"] in (1, 4)]
+        for name in ("1", "3", "4"):
+            run.cluster.kill_node(name)
+        assert narrows.passed > 0
+        assert narrows.held > 0
+        before = run.version()
+        run.until("merges after three were killed", lambda: run.version() >= before + 2)
+        run.start_nodes([5, 3])
+        run.until("a late node", lambda: any(line["client"] == 5 for line in run.seen("trained")))
+        run.until("a node that returns", lambda: sum(line["client"] == 3 for line in run.seen("joined")) == 2)
+        run.until("the loss of the others", lambda: {line["client"] for line in run.seen("left")} >= {1, 3, 4})
+        before = run.version()
+        run.until("a merge after all that", lambda: run.version() > before)
+    log, found = run.checked()
+    assert {event.client for event in log.events if isinstance(event, Left)} >= {1, 3, 4}
+    assert not [event for event in log.events if isinstance(event, Trained) and event.client in (1, 4)]
+    assert {u.client for r in found.plan.rounds for u, _ in r.merge.updates} <= {0, 2, 3, 5}
+
+
+@deploy
+def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
+    """SIGKILL of the ServerApp and of the SuperLink, five in all; the run reaches its last round all the same.
+
+    Every kill hits a server at work: one that has taken the run up since the last kill, has merged, and is not done.
+    """
+    kills = 5
+    with Deployment(tmp_path, clients=3, stop__max_rounds=12, stop__max_seconds=600.0) as run:
+        run.start_nodes()
+        run.submit()
+        for number in range(kills):
+            begun, version = len(run.seen("resumed")), run.version()
+            run.until("a merge by this server", lambda version=version: run.version() > version)  # type: ignore[misc]
+            time.sleep(2.0 * uniform(key(7, "crash", number)))
+            assert run.cluster.pids("flwr-serverapp")
+            if number % 2:
+                assert run.cluster.link is not None
+                run.cluster.link.kill()
+                run.cluster.link.wait()
+            _end(run, "flwr-serverapp")
+            run.read()
+            assert not run.seen("done"), "the run was over before it was killed"
+            assert len(run.seen("resumed")) == begun
+            if number % 2:
+                run.cluster.start_link()
+            run.submit(resume=True)
+            run.until("the server is back", lambda begun=begun: len(run.seen("resumed")) > begun)  # type: ignore[misc]
+        entry = run.finish()
+    assert entry["status"] == "max_rounds"
+    assert entry["best_accuracy"] > 0.8
+    log, found = run.checked()
+    assert len(found.plan.rounds) == 12
+    assert sum(isinstance(event, Resumed) for event in log.events) == kills
+
+
+def _end(run: Deployment, word: str) -> None:
+    """SIGKILL every process of a name; Flower may be starting another one at this moment."""
+    deadline = time.monotonic() + 30.0
+    while pids := run.cluster.pids(word):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@deploy
+def test_tls_with_authenticated_nodes_and_nobody_else(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 3, ("127.0.0.1",))
+    make_keys(tmp_path / "others", 1, ("127.0.0.1",))
+    keys = tmp_path / "keys"
+    security = Security(keys / "ca.crt", keys / "server.crt", keys / "server.key")
+    with Deployment(
+        tmp_path, security=security, clients=4, deploy__min_clients=2, stop__max_rounds=2, training__updates_per_round=2
+    ) as run:
+        for client in range(2):
+            done = run.cluster.flwr("supernode", "register", str(keys / f"client-{client}.pub"), "local")
+            assert done.returncode == 0, done.stdout + done.stderr
+            run.cluster.start_node(str(client), key=keys / f"client-{client}.key", client=client, warm=True)
+        run.cluster.start_node(
+            "unknown", key=keys / "client-2.key", client=2, warm=True
+        )  # a key that nobody registered
+        run.cluster.start_node("keyless", client=2, warm=True)
+        wrong = tmp_path / "others" / "ca.crt"  # it does not believe the server's certificate
+        run.cluster.start_node("deceived", key=keys / "client-1.key", ca=wrong, client=3, warm=True)
+        run.submit()
+        entry = run.finish()
+    assert entry["status"] == "max_rounds"
+    log, _ = run.checked()
+    assert {event.client for event in log.events if isinstance(event, Joined)} == {0, 1}
+    assert not [event for event in log.events if isinstance(event, Refused)]
+
+
+@deploy
+def test_clients_that_do_not_come_or_do_not_fit_end_in_one_line(tmp_path: Path) -> None:
+    with Deployment(tmp_path, clients=3, deploy__wait_seconds=25.0) as run:
+        text = (run.app / "app" / "task.py").read_text()
+        (run.app / "app" / "task.py").write_text(text.replace("width = 2", "width = 3 if client == 1 else 2"))
+        run.start_nodes([0, 1])
+        run.submit()
+        with pytest.raises(
+            UserError, match=r"1 of the 3 clients expected came within 25 s \(client 1: its model differs"
+        ):
+            run.finish()
+
+
+LIARS = '''"""Clients 1, 2 and 3 lie: values that are no numbers, another shape, an old version."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.clientapp import ClientApp
+
+from defedavg.deploy.flower.client_app import client_number, handle
+
+app = ClientApp()
+
+
+def lie(message, context):
+    reply = handle("app.task:make", message, context)
+    client = client_number(context)
+    if "update" not in reply.content:
+        return reply
+    values = reply.content["update"]["update"].numpy()
+    if client == 1:
+        reply.content["update"] = ArrayRecord({"update": Array(np.full_like(values, np.nan))})
+    elif client == 2:
+        reply.content["update"] = ArrayRecord({"update": Array(values.reshape(2, -1))})
+    elif client == 3:
+        reply.content["fields"] = ConfigRecord({**reply.content["fields"], "index": 10**6})
+    return reply
+
+
+app.query()(lie)
+app.train()(lie)
+'''
+
+
+@deploy
+def test_liars_are_refused_and_quarantined_while_the_others_train(tmp_path: Path) -> None:
+    with Deployment(tmp_path, clients=4, stop__max_rounds=100) as run:
+        (run.app / "app" / "client.py").write_text(LIARS)
+        run.start_nodes()
+        run.submit()
+        run.until("the quarantine of three", lambda: len(run.seen("quarantined")) == 3)
+        before = run.version()
+        run.until("a merge without them", lambda: run.version() > before)
+    log, found = run.checked()
+    assert set(found.quarantined) == {1, 2, 3}
+    reasons = {event.client: event.why for event in log.events if isinstance(event, Refused)}
+    assert "finite" in reasons[1]
+    assert "shape" in reasons[2]
+    assert "job 1000000" in reasons[3]
+    assert {u.client for r in found.plan.rounds for u, _ in r.merge.updates} == {0}
+
+
+def _command(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "defedavg", *words], cwd=folder, stdout=-1, stderr=-1, text=True, start_new_session=True
+    )
+
+
+@deploy
+def test_ctrl_c_ends_a_local_deployment_and_resume_goes_on(tmp_path: Path) -> None:
+    """The commands as a user gives them: an app of one's own, Ctrl-C in the middle, --resume to the end, a report."""
+    flat = {**defaults(clients=2), "training.local_steps": 10, "training.updates_per_round": 1}
+    write_app(tmp_path / "own", flat)
+    (tmp_path / "own" / "own" / "task.py").write_text(TASK)
+    folder = tmp_path / "runs" / "deployment"
+    rounds = 6
+    first = _command(tmp_path, "deploy", "local", "--app", "own", "--set", f"stop.max_rounds={rounds}")
+    follower, version = Follower(folder), 0
+    deadline = time.monotonic() + 150.0
+    while version < 2:
+        version = max([version, *(line["version"] for line in follower.lines() if line.get("note") == "merge")])
+        assert first.poll() is None, first.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    first.send_signal(signal.SIGINT)
+    _, said = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert "defedavg deploy local --name deployment --resume" in said
+    assert _started_in(folder) == []
+    assert len(logs.read(folder / LOG).notes("merge")) < rounds
+
+    second = _command(tmp_path, "deploy", "local", "--resume", "--json")
+    told, said = second.communicate(timeout=180)
+    assert second.returncode == 0, said
+    [entry] = json.loads(told)
+    assert (entry["status"], entry["rounds"]) == ("max_rounds", rounds)
+    assert _started_in(folder) == []
+    log = logs.read(folder / LOG)
+    found = replay(log)
+    found.plan.check()
+    assert len(found.plan.rounds) == rounds
+    assert sum(isinstance(event, Resumed) for event in log.events) == 1
+    for words in (("report", "runs/deployment"), ("runs", "remove", "deployment", "--yes")):
+        done = _command(tmp_path, *words)
+        told, said = done.communicate(timeout=60)
+        assert done.returncode == 0, said
+    assert not folder.exists()
+
+
+def _started_in(folder: Path) -> list[str]:
+    """The processes that a deployment in this folder has left."""
+    home, found = f"FLWR_HOME={folder / 'flower'}".encode(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if home in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "cmdline").read_text())
+    return found

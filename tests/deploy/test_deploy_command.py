@@ -1,0 +1,281 @@
+"""``defedavg deploy`` and ``defedavg replay`` as users meet them: bad input is one line, apps can be loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from typer.testing import CliRunner
+
+from defedavg.cli.deploy_command import _of_app
+from defedavg.cli.main import app
+from defedavg.deploy.deploy_config import read_orders
+from defedavg.deploy.engine import event_log as logs
+from defedavg.deploy.flower.app_template import defaults, write_app
+from defedavg.deploy.flower.processes import Cluster
+from defedavg.deploy.flower.server_app import serve
+from defedavg.deploy.flower.server_app import server_app as flower
+from defedavg.deploy.flower.tls_keys import make_keys
+from defedavg.deploy.replay import replay
+from defedavg.deploy.server import deployment_folder as runfolder
+from defedavg.errors import UserError
+from defedavg.fileio import FolderLock
+from defedavg.training import Reference
+from helpers.deployments import Clock, World, tiny_task
+
+
+class RealTime(Clock):
+    """The clock on the wall."""
+
+    @property
+    def now(self) -> float:
+        return time.monotonic()
+
+    @now.setter
+    def now(self, value: float) -> None:
+        pass
+
+
+def refused(*words: str | Path) -> str:
+    """What the command says when it refuses."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert isinstance(result.exception, UserError), result.output
+    text = str(result.exception)
+    assert "\n" not in text
+    return text
+
+
+def test_init_writes_an_app_with_every_setting(tmp_path: Path) -> None:
+    folder = tmp_path / "my_app"
+    result = CliRunner().invoke(app, ["deploy", "init", str(folder), "--algorithm", "fedbuff", "--clients", "8"])
+    assert result.exit_code == 0, result.output
+    whole = tomllib.loads((folder / "pyproject.toml").read_text())
+    components = whole["tool"]["flwr"]["app"]["components"]
+    assert components == {"serverapp": "my_app.server:app", "clientapp": "my_app.client:app"}
+    orders = read_orders(_of_app(folder))
+    assert orders.settings.algorithm == "fedbuff"
+    assert orders.settings.clients.num_clients == 8
+    for name in ("server", "client", "task"):
+        text = (folder / "my_app" / f"{name}.py").read_text()
+        compile(text, name, "exec")
+        assert "{package}" not in text
+
+
+def test_the_apps_of_an_init_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_app(tmp_path / "loaded_app", defaults())
+    monkeypatch.syspath_prepend(str(tmp_path / "loaded_app"))
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+
+    assert isinstance(importlib.import_module("loaded_app.server").app, ServerApp)
+    assert isinstance(importlib.import_module("loaded_app.client").app, ClientApp)
+    task = importlib.import_module("loaded_app.task").make(defaults(), 2)
+    assert task.num_clients == 6
+
+
+def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_app(tmp_path / "taken", defaults())
+    assert "is there already" in refused("deploy", "init", "taken")
+    assert "small letters" in refused("deploy", "init", "My-App")
+    assert "fedbuff" in refused("deploy", "init", "x", "--algorithm", "fedbuf")
+    assert "training.local_steps" in refused("deploy", "init", "x", "--set", "training.local_step=3")
+    assert "whole number" in refused("deploy", "init", "x", "--set", "training.local_steps=many")
+    assert "min_clients is 9" in refused("deploy", "init", "x", "--set", "deploy.min_clients=9")
+    assert "no run to resume" in refused("deploy", "local", "--resume")
+    assert "leave out --set" in refused("deploy", "local", "--resume", "--set", "stop.max_rounds=3")
+    assert "stop.max_rounds" in refused("deploy", "local", "--app", "taken", "--set", "stop.max_round=3")
+    assert "no Flower app" in refused("deploy", "local", "--app", "nowhere")
+    assert "cannot be read" in refused("replay", "nowhere.jsonl")
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = str(busy.getsockname()[1])
+        assert f"port {port} cannot be used" in refused("deploy", "local", "--port", port)
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "runs" / "deployment").mkdir(parents=True)
+    (tmp_path / "runs" / "deployment" / "mine.txt").write_text("mine")
+    assert "is there already" in refused("deploy", "local")
+    make_keys(tmp_path / "keys", 1, ("localhost",))
+    assert "is there already" in refused("deploy", "keys", "keys")
+
+
+def test_without_flower_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    find = importlib.util.find_spec
+
+    def without(name: str, *rest: Any) -> Any:
+        return None if name == "flwr" else find(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    for words in (("init", str(tmp_path / "x")), ("local",), ("keys", str(tmp_path / "y"))):
+        assert "pip install 'defedavg[flower]'" in refused("deploy", *words)
+
+
+def test_a_folder_says_how_its_run_was_asked_for_and_who_serves_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def made() -> dict[str, Any]:
+        return dict(json.loads((tmp_path / "run" / "summary.json").read_text())["provenance"])
+
+    orders = read_orders({**defaults("fedavg", 2), "name": "x"})
+    monkeypatch.setattr("sys.argv", ["defedavg", "deploy", "local", "--name", "run"])
+    runfolder.make_room(orders, tmp_path / "run", force=False)
+    first = made()
+    assert first["command"] == "defedavg deploy local --name run"
+    monkeypatch.setattr("sys.argv", ["flower-serverapp"])
+    monkeypatch.setattr("os.getpid", lambda: first["pid"] + 1)
+    runfolder.open_run(orders, tmp_path / "run", resume=False)
+    assert made() == {**first, "pid": first["pid"] + 1}
+
+
+def test_replay_tells_what_was_and_what_if(tmp_path: Path) -> None:
+    world = World(tmp_path / "run")
+    world.coordinator.run()
+    World.close_all()
+    words = ["replay", str(tmp_path / "run"), "--what-if", "updates_per_round=1,2,6", "--what-if", "algorithm=fedavg"]
+    result = CliRunner().invoke(app, [*words, "--save", str(tmp_path / "plan.jsonl.gz")])
+    assert result.exit_code == 0, result.output
+    assert "every invariant holds; 8 merges" in result.output
+    assert result.output.count("algorithm=fedavg") == 3
+    assert (tmp_path / "plan.jsonl.gz").exists()
+    log = tmp_path / "run" / "events.jsonl"
+    assert "cannot be read" in refused("replay", log, "--what-if", "updates_per_round")
+    assert "did you mean" in refused("replay", log, "--what-if", "update_per_round=3")
+    assert "whole number" in refused("replay", log, "--what-if", "local_steps=few")
+    assert "lower it" in refused("replay", log, "--what-if", "updates_per_round=7")
+    partly = CliRunner().invoke(app, ["replay", str(log), "--what-if", "updates_per_round=2,7"])
+    assert partly.exit_code == 0
+    assert "updates_per_round=2" in partly.stdout
+    assert "no plan for updates_per_round=7" in partly.stderr
+
+
+def test_keys_are_for_their_owner_and_certify_the_server(tmp_path: Path) -> None:
+    made = make_keys(tmp_path / "keys", 2, ("127.0.0.1", "superlink.example.org"))
+    assert len(made) == 8
+    for path in made:
+        assert bool(path.stat().st_mode & 0o077) is (path.suffix != ".key")
+    ca, server = (
+        x509.load_pem_x509_certificate((tmp_path / "keys" / f"{n}.crt").read_bytes()) for n in ("ca", "server")
+    )
+    server.verify_directly_issued_by(ca)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["superlink.example.org"]
+    assert (tmp_path / "keys" / "client-1.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+
+
+def test_a_run_has_one_server_and_one_that_flower_starts_again_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower, "CLAIM_SECONDS", 0.0)
+    world = World(tmp_path / "unused")
+    folder = tmp_path / "run"
+    flat = {**world.flat, "deploy.folder": str(folder), "deploy.poll_seconds": 0.001}
+    for node in world.port.members.values():
+        node.delay = 0.0
+
+    class Lost(Exception):
+        pass
+
+    def until_lost(self: Any, record: Any, deltas: Any) -> Any:
+        if record.merge.version == 3:
+            raise Lost
+        return merge(self, record, deltas)
+
+    merge = Reference.merge
+    monkeypatch.setattr(world.clock, "sleep", lambda seconds: None)
+    world.port.clock = RealTime()
+    with monkeypatch.context() as patch:
+        patch.setattr(Reference, "merge", until_lost)
+        with pytest.raises(Lost):
+            serve(world.port, flat, tiny_task, "17")
+    world.port.pending.clear()
+    with FolderLock(folder), pytest.raises(SystemExit):
+        serve(world.port, flat, tiny_task, "17")
+    assert not (folder / runfolder.ERROR).exists()
+    with pytest.raises(SystemExit):
+        serve(world.port, flat, tiny_task, "18")  # another run must say that it means to resume
+    assert "holds a run already" in (folder / runfolder.ERROR).read_text()
+    serve(world.port, flat, tiny_task, "17")
+    assert runfolder.is_finished(folder)
+    assert "is finished" in refused("deploy", "local", "--out", tmp_path, "--name", "run", "--resume")
+    found = replay(logs.read(folder / "events.jsonl"))
+    found.plan.check()
+    assert len(found.plan.rounds) == 8
+    serve(world.port, flat, tiny_task, "17")  # nothing is left to do
+    World.close_all()
+
+
+ENDLESS = """
+import sys, time
+from pathlib import Path
+from defedavg.deploy.flower.processes import Cluster
+from defedavg.deploy.flower.signals import as_interrupts
+
+with as_interrupts(), Cluster(Path(sys.argv[1])) as cluster:
+    for name in ("one", "two"):
+        cluster._spawn(name, "sh", "-c", sys.argv[2] + "while true; do sleep 0.1; done")
+    print(cluster.mark, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "first"), [(signal.SIGINT, "trap '' TERM; "), (signal.SIGTERM, ""), (signal.SIGHUP, "")]
+)
+def test_whoever_asks_a_cluster_to_stop_and_however_often_nothing_is_left(
+    tmp_path: Path, number: int, first: str
+) -> None:
+    cluster = Cluster(tmp_path)
+    words = [sys.executable, "-c", ENDLESS, str(tmp_path), first]
+    with subprocess.Popen(words, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        cluster.mark = process.stdout.readline().strip()
+        assert len(cluster.processes()) >= 2
+        for _ in range(3):
+            process.send_signal(number)
+            time.sleep(0.2)
+        _, said = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    assert cluster.processes() == {}
+
+
+def test_a_deployment_that_never_began_is_replaced_and_removed_like_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def never(*words: Any, **more: Any) -> None:
+        raise UserError("no cluster today")
+
+    monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", never)
+    for words in ((), ("--force",)):
+        assert refused("deploy", "local", *words) == "no cluster today"
+    (tmp_path / "runs" / "deployment" / "flower").mkdir()
+    assert "no run to resume" in refused("deploy", "local", "--resume")
+    result = CliRunner().invoke(app, ["runs", "remove", "deployment", "--yes"])
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "runs" / "deployment").exists()
+
+
+def test_settings_of_an_app_can_be_changed_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_app(tmp_path / "own", defaults(clients=3))
+    seen: list[Any] = []
+
+    def kept(app: Path, orders: Any, folder: Path, watch: Any, changes: dict[str, Any], **more: Any) -> None:
+        seen.append((orders.settings.stop.max_rounds, orders.settings.clients.num_clients, changes))
+        raise UserError("enough")
+
+    monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", kept)
+    refused("deploy", "local", "--app", "own", "--clients", "2", "--set", "stop.max_rounds=7")
+    assert seen == [(7, 2, {"stop.max_rounds": 7, "clients.num_clients": 2})]

@@ -1,0 +1,257 @@
+"""A real Ray cluster of two nodes on this machine: the same numbers as without one, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from defedavg.config import study as config
+from defedavg.errors import UserError
+from defedavg.experiments.ray import connect
+from defedavg.experiments.ray import scheduler as driver
+from defedavg.experiments.simulation import Simulation
+from defedavg.experiments.study_run import StudyRun
+from defedavg.experiments.sweep import ComputeConfig, Event, RunEvaluated, RunFinished, RunSpec, Sweep
+from defedavg.experiments.tune import Tuning, pairs_of
+from helpers.interrupted_studies import Broken, assert_same, breaks, quiet, whole
+
+BASE: dict[str, Any] = {
+    "algorithms": ["defedavg-iid"],
+    "task": {"model": "softmax", "split": "classes"},
+    "clients": {"num_clients": 20},
+    "training": {"updates_per_round": 4, "local_steps": 10},
+    "stop": {"max_rounds": 20, "measure_rounds": 2},
+}
+
+
+def study(**more: Any) -> config.Study:
+    return config.study({**BASE, **more})
+
+
+class Machines:
+    """Two nodes of one core each; one that was killed is replaced."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        small = {"num_cpus": 1, "object_store_memory": 120 << 20, "include_dashboard": False}
+        # A node that is gone is asked five times before it is given up: every half second, not every three. One that is
+        # only slow has ten seconds for each answer, as always.
+        asked = {"_system_config": {"health_check_period_ms": 500}}
+        self.cluster = Cluster(initialize_head=True, head_node_args={**small, **asked})
+        self.second = self._add()
+        self.address = str(self.cluster.address)
+
+    def _add(self) -> Any:
+        return self.cluster.add_node(num_cpus=1, object_store_memory=120 << 20, include_dashboard=False)
+
+    def kill_node(self, worker: int) -> None:
+        """The second node, with everything on it: its worker would otherwise go on until it misses its node."""
+        self.cluster.remove_node(self.second, allow_graceful=False)
+        os.kill(worker, signal.SIGKILL)
+
+    def mend(self) -> None:
+        """Put another in its place."""
+        self.second = self._add()
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self.cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = Machines()
+        yield found
+        found.close()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+
+def carried_out(
+    chosen: config.Study, means: ComputeConfig, blow: Blow | None = None
+) -> tuple[dict[tuple[str, int], RunFinished], Sweep]:
+    """Every run, by label and seed; ``blow`` is told of everything as it happens."""
+    items = [RunSpec(point, point.settings, seed) for point in chosen.points() for seed in chosen.seeds]
+    sweep, found = Sweep(means, pauses=() if blow is None else (HALF,)), {}
+    last: dict[RunSpec, int] = {}
+    for event in sweep.events(items):
+        if isinstance(event, RunEvaluated):
+            assert event.evaluation.round > last.get(event.item, -1)  # nothing is told twice
+            last[event.item] = event.evaluation.round
+        else:
+            found[event.item.name.label, event.item.seed] = event  # type: ignore[attr-defined]
+        if blow is not None:
+            blow(sweep, event)
+    return found, sweep
+
+
+def assert_equal(found: dict[tuple[str, int], RunFinished], truth: dict[tuple[str, int], RunFinished]) -> None:
+    """Bit for bit."""
+    assert found.keys() == truth.keys()
+    for name, ended in truth.items():
+        run = found[name].run
+        assert torch.equal(run.weights, ended.run.weights)
+        assert plain(run.progress) == plain(ended.run.progress)
+        assert run.executor.updates_trained == ended.run.executor.updates_trained
+
+
+def plain(progress: Any) -> Any:
+    return replace(progress, evaluations=[replace(e, wall_seconds=0.0) for e in progress.evaluations])
+
+
+def test_a_cluster_gives_the_numbers_of_the_other_executors(machines: Machines) -> None:
+    chosen = study(algorithms=["fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"], seeds=[0, 1])
+    found, sweep = carried_out(chosen, ComputeConfig("ray", ray_address=machines.address))
+    assert_equal(found, carried_out(chosen, ComputeConfig("batched"))[0])
+    reference, _ = carried_out(chosen, ComputeConfig("reference"))
+    for name, ended in reference.items():
+        truth, own = ended.run.weights, found[name].run.weights
+        assert float((own - truth).norm() / truth.norm()) < 1e-5
+        assert found[name].run.plan.hash() == ended.run.plan.hash()
+    # One entry for each of the two tasks, and four for the arrays that they share.
+    assert sweep._crew is not None
+    assert len(sweep._crew._kept) == 2 + 4
+
+
+HALF = 0.5
+
+
+class Blow:
+    """Strikes once, while a run waits in its middle on the node to be hit; lets runs go on that wait there."""
+
+    def __init__(self, strike: Callable[[Any], None], node: str) -> None:
+        self.strike, self.node, self.struck = strike, node, False
+        self.released: set[RunSpec] = set()
+
+    def __call__(self, sweep: Sweep, event: Event) -> None:
+        if not isinstance(event, RunEvaluated) or event.part < HALF or event.item in self.released:
+            return
+        assert sweep._crew is not None
+        hands = [hand for hand in sweep._crew._hands if hand.place.node == self.node and event.item in hand.open]
+        if hands and not self.struck:
+            self.struck = True
+            self.strike(hands[0])
+        self.released.add(event.item)
+        assert event.lane is not None
+        event.lane.held = True
+        event.lane.held = False
+
+
+FOUR = {"seeds": [0, 1, 2, 3], "stop": {"max_rounds": 60, "measure_rounds": 2}}
+
+
+def test_a_worker_that_is_killed_changes_no_number(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "EVERY", 0.2)
+    blow = Blow(lambda hand: os.kill(hand.pid, signal.SIGKILL), machines.second.node_id)
+    found, sweep = carried_out(study(**FOUR), ComputeConfig("ray", ray_address=machines.address), blow)
+    assert sweep._crew is not None
+    assert sweep._crew.lost == 1
+    assert_equal(found, carried_out(study(**FOUR), ComputeConfig("batched"))[0])
+
+
+def test_a_node_that_is_killed_changes_no_number(machines: Machines) -> None:
+    blow = Blow(lambda hand: machines.kill_node(hand.pid), machines.second.node_id)
+    try:
+        found, sweep = carried_out(study(**FOUR), ComputeConfig("ray", ray_address=machines.address), blow)
+    finally:
+        machines.mend()
+    assert sweep._crew is not None
+    assert sweep._crew.lost == 1
+    assert_equal(found, carried_out(study(**FOUR), ComputeConfig("batched"))[0])
+
+
+def test_workers_without_a_run_help_with_the_jobs_of_others(machines: Machines) -> None:
+    heavy = {
+        "task": {"model": "cnn"},
+        "training": {"updates_per_round": 6, "local_steps": 8},
+        "stop": {"max_rounds": 5},
+    }
+    chosen = study(**heavy)
+    found, sweep = carried_out(chosen, ComputeConfig("ray", ray_address=machines.address))
+    assert sweep._crew is not None
+    assert sweep._crew.helped > 0
+    assert_equal(found, carried_out(chosen, ComputeConfig("batched"))[0])
+
+
+def test_tuning_on_a_cluster_finds_the_same(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs are judged at the very measurement at which they come to wait, whoever computes them."""
+    chosen = study(seeds=[0, 1], stop={"target_accuracy": 0.8, "max_rounds": 40, "measure_rounds": 2})
+    pairs = pairs_of(chosen.points(), (0.1, 1.0), (0.0001, 0.001, 0.05, 0.1))
+    there = Tuning(pairs, chosen.seeds, ComputeConfig("ray", ray_address=machines.address))
+    assert there.carry_out(quiet)
+    make = Simulation.lane
+    monkeypatch.setattr(Simulation, "lane", lambda run: replace(make(run), exact=True))
+    here = Tuning(pairs, chosen.seeds, ComputeConfig("batched", width=7))
+    assert here.carry_out(quiet)
+    assert there.records() == here.records()
+    assert sum(record["status"] == "dropped" for record in there.records()) >= 8
+
+
+def test_a_study_on_a_cluster_is_taken_up_again(machines: Machines, tmp_path: Path) -> None:
+    chosen = study(name="x", seeds=[0, 1])
+    means = ComputeConfig("ray", ray_address=machines.address)
+    with pytest.raises(Broken):
+        StudyRun(chosen, tmp_path / "broken", means=means, every=0.0).carry_out(breaks(9))
+    assert StudyRun(chosen, tmp_path / "broken", means=means, resume=True).carry_out(quiet)
+    truth = whole(tmp_path / "whole", chosen)
+    for folder in (truth, tmp_path / "broken"):  # runs on different workers are told of in no order
+        lines = sorted((folder / "metrics.jsonl").read_text().splitlines(), key=lambda line: line.partition('"acc')[0])
+        (folder / "metrics.jsonl").write_text("\n".join(lines))
+    assert_same(truth, tmp_path / "broken")
+
+
+def test_other_versions_on_a_node_are_said(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "versions", lambda: {"torch": "9.9"})
+    with pytest.raises(UserError, match=r"other versions \(torch .* there, 9.9 here\); install the same"):
+        carried_out(study(), ComputeConfig("ray", ray_address=machines.address))
+
+
+# Without a cluster.
+
+
+def test_what_cannot_be_joined_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(UserError, match=r"no Ray cluster at 127.0.0.1:1.*ray start --head"):
+        ComputeConfig.choose("ray", "auto", ray_address="127.0.0.1:1")
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: other.accept()[0].sendall(b"220 some other service\r\n"))
+        with pytest.raises(UserError, match="is no Ray cluster"):
+            ComputeConfig.choose("ray", "auto", ray_address=f"127.0.0.1:{other.getsockname()[1]}")
+    with pytest.raises(UserError, match="HOST:PORT"):
+        ComputeConfig.choose("ray", "auto", ray_address="somewhere")
+    with pytest.raises(UserError, match="--executor ray"):
+        ComputeConfig.choose("batched", "cpu", ray_address="127.0.0.1:1")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'defedavg\[ray\]'"):
+        connect(None)
+
+
+def test_workers_have_equal_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def node(name: str, **resources: float) -> dict[str, Any]:
+        return {"NodeID": name, "NodeManagerAddress": name, "Alive": True, "Resources": resources}
+
+    there = [node("a", CPU=9), node("b", CPU=6, GPU=2), node("c")]
+    monkeypatch.setattr(sys.modules["defedavg.experiments.ray.connection"], "nodes", lambda: there)
+    from defedavg.experiments.ray.connection import places
+
+    assert [(p.node, p.workers, p.cores) for p in places("cpu")] == [("a", 2, 4), ("b", 1, 4)]
+    assert [(p.node, p.workers, p.cores) for p in places("cuda")] == [("b", 2, 3)]
+    there[0] = node("a", CPU=2)
+    assert [(p.node, p.workers, p.cores) for p in places("cpu")] == [("a", 1, 2), ("b", 3, 2)]

@@ -1,0 +1,171 @@
+"""A run that is broken off at any moment and taken up again ends as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from defedavg.algorithms import ALGORITHMS
+from defedavg.experiments import checkpoints
+from defedavg.experiments.sweep import ComputeConfig, Resumed, RunFinished, RunSpec, Sweep
+from defedavg.training import RunState
+from helpers.command_line import call, refuse
+from helpers.interrupted_studies import Broken, assert_same, study
+
+# Real processes, real blows.
+
+
+@pytest.mark.parametrize(("executor", "seeds"), [("batched", "[0, 1]"), ("reference", "[0]")])
+def test_twenty_blows_at_random_moments_change_nothing(tmp_path: Path, executor: str, seeds: str) -> None:
+    (tmp_path / "k.toml").write_text(
+        f'algorithms = ["fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"]\nseeds = {seeds}\n'
+        '[task]\nmodel = "softmax"\nsplit = "classes"\n[clients]\nnum_clients = 20\n'
+        "[training]\nupdates_per_round = 3\nlocal_steps = 4\n[stop]\nmax_rounds = 18\nmeasure_rounds = 3\n"
+    )
+    script = Path(__file__).parents[1] / "helpers" / "repeated_kills.py"
+    words = [sys.executable, str(script), "k.toml", ".", executor, "20", "0"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["blows"] == 20
+    assert found["checkpoints"] > 0  # some fell where there was something to lose
+    for number in range(found["studies"]):
+        assert_same(tmp_path / "whole", tmp_path / str(number))
+        assert not (tmp_path / str(number) / "checkpoints").exists()
+
+
+def test_a_full_disk_ends_in_one_line_and_costs_nothing(tmp_path: Path) -> None:
+    """No file may grow beyond 300 kB: enough for the first checkpoints, not for those of more runs."""
+    (tmp_path / "study.toml").write_text(study(stop={"max_rounds": 30}).to_toml())
+    words = [sys.executable, "-m", "defedavg", "run", "study.toml", "--checkpoint-every", "0"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    limited = ["bash", "-c", 'ulimit -f 300; exec "$@"', "limited", *words]
+    done = subprocess.run(limited, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    refuse(done, "checkpoints", "cannot be written", "too large")
+    folder = tmp_path / "runs" / "study"
+    assert not list(folder.rglob("*.part"))
+    assert call("run", "study.toml", "--resume", cwd=tmp_path).returncode == 0
+    assert call("run", "study.toml", "--out", "whole", cwd=tmp_path).returncode == 0
+    assert_same(tmp_path / "whole" / "study", folder)
+
+
+# Every moment, without processes.
+
+
+def resting(
+    items: Sequence[RunSpec],
+    means: ComputeConfig,
+    at: int,
+    resumed: dict[RunSpec, Resumed] | None = None,
+    fit: Any = None,
+) -> tuple[dict[RunSpec, RunFinished], dict[RunSpec, RunState], Any, dict[RunSpec, list[Any]]]:
+    """Carry out until the so manyth rest: what finished, where the others stand, and all that was measured."""
+    count = 0
+    over: dict[RunSpec, RunFinished] = {}
+    measured: dict[RunSpec, list[Any]] = {item: list(seen) for item, (_, seen) in (resumed or {}).items()}
+
+    def rest() -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            raise Broken
+
+    sweep = Sweep(means, rest)
+    try:
+        for event in sweep.events(items, resumed, fit):
+            if isinstance(event, RunFinished):
+                over[event.item] = event
+            else:
+                measured.setdefault(event.item, []).append(event.evaluation)
+    except Broken:
+        pass
+    return over, sweep.standings(), sweep.fit, measured
+
+
+@given(
+    algorithm=st.sampled_from(sorted(ALGORITHMS)),
+    executor=st.sampled_from(["batched", "reference"]),
+    width=st.sampled_from([1, 5, 64]),
+    moments=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    stop=st.sampled_from([{"max_rounds": 9}, {"max_seconds": 0.9}, {"target_accuracy": 0.5, "hits": 2}]),
+    train_samples=st.sampled_from([0, 30]),
+)
+@examples(max_examples=25)
+def test_any_rest_is_a_place_to_go_on_from(
+    algorithm: str,
+    executor: str,
+    width: int,
+    moments: list[int],
+    stop: dict[str, Any],
+    train_samples: int,
+) -> None:
+    stop = {"max_rounds": 15, "measure_rounds": 2, "train_samples": train_samples, **stop}
+    (point,) = study(algorithms=[algorithm], stop=stop).points()
+    items = [RunSpec(point, point.settings, seed) for seed in (0, 1)]
+    means = ComputeConfig(executor, width=width)
+    truth, _, _, seen = resting(items, means, -1)
+    resumed: dict[RunSpec, Resumed] = {}
+    over: dict[RunSpec, RunFinished] = {}
+    fit = None
+    for at in [*moments, -1]:
+        left = [item for item in items if item not in over]
+        more, standings, fit, measured = resting(left, means, at, resumed, fit)
+        over |= more
+        resumed = {item: (through_a_file(standing), measured.get(item, [])) for item, standing in standings.items()}
+    assert over.keys() == truth.keys()
+    for item, ended in truth.items():
+        found = over[item].run
+        assert torch.equal(found.weights, ended.run.weights)
+        assert found.executor.updates_trained == ended.run.executor.updates_trained
+        assert found.plan.hash() == ended.run.plan.hash()
+        assert [replace(e, wall_seconds=0.0) for e in found.progress.evaluations] == [
+            replace(e, wall_seconds=0.0) for e in seen[item]
+        ]
+        for name in ("status", "rounds", "seconds", "first_hit_seconds", "sustained_seconds", "diverged_at"):
+            assert getattr(found.progress, name) == getattr(ended.run.progress, name)
+
+
+def through_a_file(standing: RunState) -> RunState:
+    """What comes back from a disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.safetensors")
+        checkpoints.write(path, standing.to_json(), dict(standing.tensors()))
+        return RunState.from_json(*checkpoints.read(path))
+
+
+def test_updates_that_would_not_be_the_same_again_are_kept(tmp_path: Path) -> None:
+    """As on a device with models whose bits depend on the batch: they come back from the file, not from training."""
+    (point,) = study(algorithms=["defedavg-niid"]).points()
+    item = RunSpec(point, point.settings, 0)
+    sweep = Sweep(ComputeConfig(width=64), lambda: None)
+    for _ in sweep.events([item]):
+        if sweep._lanes and sweep._lanes[item].deltas:
+            break
+    trainer, lane = sweep._trainer, sweep._lanes[item]
+    assert trainer is not None
+    assert trainer.repeats
+    trainer.repeats = False
+    marked = next(iter(lane.deltas))
+    lane.deltas[marked] = torch.full_like(lane.deltas[marked], 7.0)
+    back = through_a_file(RunState.of_lane(lane, trainer))
+    trainer.train = None  # type: ignore[method-assign,assignment]
+    kept, lane.deltas = dict(lane.deltas), {}
+    with pytest.raises(TypeError):
+        replace(back, deltas={}).restore_lane(lane, trainer)
+    trainer.train = lambda jobs: [] if not jobs else pytest.fail("trained")  # type: ignore[method-assign]
+    back.restore_lane(lane, trainer)
+    assert list(lane.deltas) == list(kept)
+    assert all(torch.equal(lane.deltas[update], delta) for update, delta in kept.items())

@@ -1,0 +1,201 @@
+"""The search for rates: what is dropped when, what is best, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from defedavg.config import study as config
+from defedavg.errors import UserError
+from defedavg.experiments.sweep import ComputeConfig, RunEvaluated, RunFinished
+from defedavg.experiments.tune import PairOutcome, Tuning, pairs_of, score
+from helpers.command_line import call, refuse
+
+BASE: dict[str, Any] = {
+    "seeds": [0, 1],
+    "task": {"model": "softmax"},
+    "clients": {"num_clients": 20},
+    "training": {"updates_per_round": 4, "local_steps": 5},
+    "stop": {"target_accuracy": 0.8, "max_rounds": 40, "measure_rounds": 2},
+}
+
+
+def study(**more: Any) -> config.Study:
+    return config.study({"algorithms": ["defedavg-iid"], **BASE, **more})
+
+
+def tuned(chosen: config.Study, wide: tuple[float, ...], near: tuple[float, ...], *rungs: float) -> Tuning:
+    found = Tuning(pairs_of(chosen.points(), wide, near), chosen.seeds, ComputeConfig(), rungs)
+    assert found.carry_out(lambda event: None) is True
+    return found
+
+
+def test_the_grid_has_the_rates_that_an_algorithm_has() -> None:
+    chosen = study(algorithms=["defedavg-iid", "favano", "asysg"])
+    pairs = [
+        (p.point.settings.algorithm, p.global_lr, p.local_lr)
+        for p in pairs_of(chosen.points(), (0.1, 1.0), (0.01, 0.1))
+    ]
+    assert pairs == [
+        ("defedavg-iid", 0.1, 0.01), ("defedavg-iid", 0.1, 0.1),
+        ("defedavg-iid", 1.0, 0.01), ("defedavg-iid", 1.0, 0.1),
+        ("favano", None, 0.01), ("favano", None, 0.1), ("asysg", 0.1, None), ("asysg", 1.0, None),
+    ]  # fmt: skip
+
+
+def test_without_halving_every_pair_is_run_to_its_end() -> None:
+    whole = tuned(study(), (0.1, 1.0), (0.001, 0.05))
+    assert {r["status"] for r in whole.records()} <= {"target", "max_rounds"}
+    (best,) = whole.best()
+    assert score(whole.outcomes[best].values()) == min(score(own.values()) for own in whole.outcomes.values())
+
+
+def test_halving_finds_a_good_pair_with_less_work() -> None:
+    grid = (0.1, 1.0), (0.0001, 0.001, 0.05, 0.1)
+    whole, halved = tuned(study(), *grid), tuned(study(), *grid, 0.125, 0.25, 0.5)
+    ranked = sorted(whole.pairs, key=lambda pair: score(whole.outcomes[pair].values()))
+    assert halved.best()[0] in ranked[:2]
+    assert sum(r["rounds"] for r in halved.records()) < sum(r["rounds"] for r in whole.records())
+    dropped = [r for r in halved.records() if r["status"] == "dropped"]
+    assert len({r["label"] for r in dropped}) >= 4
+    assert all(r["rounds"] < 40 for r in dropped)
+    # What both ran to the end is the same.
+    ends = {(r["label"], r["seed"]): r for r in whole.records()}
+    for record in halved.records():
+        if record["status"] != "dropped":
+            assert record == ends[record["label"], record["seed"]]
+
+
+def test_seeds_of_a_pair_are_dropped_together_and_settings_compete_apart() -> None:
+    chosen = study(training={**BASE["training"], "updates_per_round": [4, 8]})
+    found = tuned(chosen, (1.0,), (0.0001, 0.01, 0.05, 0.1), 0.2)
+    for pair in found.pairs:
+        states = [o.status == "dropped" for o in found.outcomes[pair].values()]
+        assert all(states) or not any(states)
+    for n in (4, 8):
+        own = [p for p in found.pairs if dict(p.point.swept)["training.updates_per_round"] == n]
+        assert sum(any(o.status == "dropped" for o in found.outcomes[p].values()) for p in own) == 2
+    assert len(found.best()) == 2
+
+
+def test_a_pair_that_diverges_does_not_hold_up_the_others() -> None:
+    found = tuned(study(task={"model": "mlp"}), (1.0,), (0.05, 1e30), 0.25, 0.5)
+    status = {p.local_lr: {o.status for o in found.outcomes[p].values()} for p in found.pairs}
+    assert status[1e30] == {"diverged"}
+    assert status[0.05] <= {"target", "max_rounds"}
+    assert found.best()[0].local_lr == 0.05
+
+
+def test_a_grid_with_no_finite_result_is_one_line(tmp_path: Path) -> None:
+    found = tuned(study(task={"model": "mlp"}), (1.0,), (1e30, 1e32))
+    with pytest.raises(UserError, match="every pair of rates diverged"):
+        found.best()
+
+
+def test_scores_put_reached_before_soon_before_accurate() -> None:
+    soon, late = PairOutcome(hit_seconds=1.0, best_accuracy=0.8), PairOutcome(hit_seconds=2.0, best_accuracy=0.9)
+    close, far = PairOutcome(best_accuracy=0.7), PairOutcome(best_accuracy=0.2)
+    wild = PairOutcome(best_accuracy=0.79, diverged_at=3)
+    order = [[soon, soon], [soon, late], [late, late], [soon, close], [close, close], [close, far], [wild, wild]]
+    assert [score(own) for own in order] == sorted(score(own) for own in order)
+
+
+def test_ctrl_c_keeps_what_is_known() -> None:
+    found = Tuning(pairs_of(study().points(), (1.0,), (0.01, 0.05)), (0, 1), ComputeConfig())
+    seen = []
+
+    def watch(event: RunEvaluated | RunFinished) -> None:
+        seen.append(event)
+        if len(seen) == 9:
+            raise KeyboardInterrupt
+
+    assert found.carry_out(watch) is False
+    assert "interrupted" in {r["status"] for r in found.records()}
+    assert max(r["rounds"] for r in found.records()) > 0
+
+
+@pytest.mark.parametrize(
+    ("wide", "near", "words"),
+    [
+        ((), (0.1,), "global"),
+        ((1.0,), (0.0,), "local"),
+        ((1.0, 1.0), (0.1,), "twice"),
+        ((float("inf"),), (0.1,), "global"),
+    ],
+)
+def test_grids_that_make_no_sense(wide: tuple[float, ...], near: tuple[float, ...], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        pairs_of(study().points(), wide, near)
+
+
+def test_a_target_is_needed() -> None:
+    chosen = study(stop={"max_rounds": 3})
+    with pytest.raises(UserError, match="target_accuracy"):
+        Tuning(pairs_of(chosen.points(), (1.0,), (0.1,)), [0], ComputeConfig())
+
+
+def test_the_command_leaves_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(study(seeds=[0]).to_toml(), encoding="utf-8")
+    words = ("tune", file, "--global-rates", "1", "--local-rates", "0.001,0.05", "--device", "cpu")
+    result = call(*words, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "←" in result.stdout
+    folder = tmp_path / "runs" / "study-tune"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["finished"] is True
+    assert summary["best"] == [{"label": "defedavg-iid", "global_lr": 1.0, "local_lr": 0.05}]
+    assert len((folder / "points.jsonl").read_text().splitlines()) == 2
+    refuse(call(*words, cwd=tmp_path), "there already", "--force")
+    again = call(*words, "--force", "--json", cwd=tmp_path)
+    assert [r["seed"] for r in json.loads(again.stdout)] == [0, 0]
+    refuse(call("tune", file, "--local-rates", "fast", "--force", cwd=tmp_path), "--local-rates", "0.01,0.1")
+
+
+def test_whoever_can_no_longer_be_the_soonest_is_dropped_before_halving() -> None:
+    chosen = study(seeds=[0], stop={**BASE["stop"], "max_rounds": 4000})
+    grid = (1.0,), (0.0001, 0.001, 0.05, 0.1)
+    found = tuned(chosen, *grid, 1 / 64, 1 / 32)  # both before any half is dropped
+    hits = {pair.local_lr: own[0].hit_seconds for pair, own in found.outcomes.items()}
+    best = found.best()[0]
+    assert hits[best.local_lr] == min(hit for hit in hits.values() if hit is not None)
+    dropped = [own[0] for own in found.outcomes.values() if own[0].status == "dropped"]
+    assert dropped
+    for one in dropped:
+        assert one.seconds >= (hits[best.local_lr] or 0.0)
+    whole = tuned(chosen, *grid)
+    assert whole.best() == [best]
+
+
+def test_what_is_known_is_not_run_again_and_each_race_is_told_of_once() -> None:
+    chosen = study(training={**BASE["training"], "updates_per_round": [4, 8]})
+    pairs = pairs_of(chosen.points(), (1.0,), (0.001, 0.05))
+    first = Tuning(pairs, chosen.seeds, ComputeConfig(), ())
+    first.carry_out(lambda event: None)
+    known = {pair: first.outcomes[pair] for pair in pairs if pair.local_lr == 0.05}
+    told: list[list[float | None]] = []
+    seen: set[Any] = set()
+    again = Tuning(
+        pairs,
+        chosen.seeds,
+        ComputeConfig(),
+        (),
+        known=known,
+        decided=lambda rivals: told.append([p.local_lr for p in rivals]),
+    )
+    again.carry_out(lambda event: seen.add(event.item.name))
+    assert told == [[0.001, 0.05], [0.001, 0.05]]
+    assert {pair.local_lr for pair in seen} == {0.001}
+    assert again.outcomes == first.outcomes
+
+
+def test_where_a_target_is_to_be_held_a_lucky_measurement_does_not_count() -> None:
+    chosen = study(seeds=[0], stop={**BASE["stop"], "hits": 5, "measure_rounds": 1, "max_rounds": 60})
+    found = tuned(chosen, (1.0,), (0.05, 0.1))
+    for own in found.outcomes.values():
+        outcome = own[0]
+        assert outcome.first_hit_seconds is not None
+        assert outcome.hit_seconds == (outcome.sustained_seconds if outcome.status == "target" else None)

@@ -1,0 +1,410 @@
+"""How fast clients are: every distribution against its closed form, the paper's numbers, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from defedavg import rng as keyed
+from defedavg.errors import UserError
+from defedavg.planning.devices import PAPER, SLOWNESS, Fleet, Slowness, Trace, Windows
+from defedavg.planning.traces import read_trace
+from helpers.strategies import SLOWNESS_TEXTS, bounded
+
+MANY = keyed.extend_all(keyed.key(3, "test"), np.arange(200_000))
+
+
+# Slowness: text, mean, tolerance, least, most.
+CLOSED_FORMS = [
+    ("equal", 1.0, 0.0, 1.0, 1.0),
+    ("uniform(1, 5)", 3.0, 0.02, 1.0, 5.0),
+    ("uniform(0.5, 0.5)", 0.5, 0.0, 0.5, 0.5),
+    ("lognormal(0.5)", math.exp(0.125), 0.01, 0.0, math.inf),
+    ("lognormal(0)", 1.0, 0.0, 1.0, 1.0),
+    ("exponential(2)", 3.0, 0.03, 1.0, math.inf),
+    ("exponential(0)", 1.0, 0.0, 1.0, 1.0),
+    ("two-speed(0.25, 9)", 3.0, 0.04, 1.0, 9.0),
+    ("two-speed(0, 9)", 1.0, 0.0, 1.0, 1.0),
+    ("two-speed(1, 9)", 9.0, 0.0, 9.0, 9.0),
+    ("pareto(4)", 4.0 / 3.0, 0.01, 1.0, math.inf),
+]
+
+
+@pytest.mark.parametrize(("text", "mean", "tolerance", "least", "most"), CLOSED_FORMS)
+def test_slowness_has_its_range_and_mean(text: str, mean: float, tolerance: float, least: float, most: float) -> None:
+    drawn = Slowness.parse(text).draw(MANY)
+    assert drawn.shape == MANY.shape
+    assert float(drawn.mean()) == pytest.approx(mean, abs=tolerance or 1e-12)
+    assert drawn.min() >= least
+    assert drawn.max() <= most
+    assert drawn.min() > 0.0
+
+
+QUANTILES: list[tuple[str, Callable[[float], float]]] = [
+    ("uniform(1, 5)", lambda q: 1.0 + 4.0 * q),
+    ("exponential(2)", lambda q: 1.0 - 2.0 * math.log(1.0 - q)),
+    ("pareto(4)", lambda q: (1.0 - q) ** -0.25),
+    ("lognormal(1)", lambda q: {0.1: 0.2776, 0.5: 1.0, 0.9: 3.6022}[q]),
+]
+
+
+@pytest.mark.parametrize(("text", "quantile"), QUANTILES)
+@pytest.mark.parametrize("q", [0.1, 0.5, 0.9])
+def test_slowness_has_its_quantiles(text: str, quantile: Callable[[float], float], q: float) -> None:
+    assert float(np.quantile(Slowness.parse(text).draw(MANY), q)) == pytest.approx(quantile(q), rel=0.015)
+
+
+def test_two_speeds_are_two() -> None:
+    drawn = Slowness.parse("two-speed(0.2, 5)").draw(MANY)
+    assert set(drawn.tolist()) == {1.0, 5.0}
+    assert float((drawn == 5.0).mean()) == pytest.approx(0.2, abs=0.005)
+
+
+def test_every_kind_is_tested() -> None:
+    assert {Slowness.parse(text).kind for text, *_ in CLOSED_FORMS} == set(SLOWNESS)
+    assert {Slowness.parse(text).kind for text in SLOWNESS_TEXTS} == set(SLOWNESS)
+
+
+@pytest.mark.parametrize("name", SLOWNESS)
+def test_every_kind_has_defaults(name: str) -> None:
+    assert Slowness.parse(name).arguments == SLOWNESS[name].defaults
+    assert Slowness.parse(f" {name}() ") == Slowness.parse(name)
+
+
+@pytest.mark.parametrize("text", SLOWNESS_TEXTS)
+def test_a_clients_slowness_does_not_depend_on_how_many_there_are(text: str) -> None:
+    few, many = (Fleet(size, 5, slowness=Slowness.parse(text), availability=Windows(1, 1)) for size in (7, 300))
+    assert few.step_times.tolist() == many.step_times[:7].tolist()
+    assert [few.opens(i, 0.7) for i in range(7)] == [many.opens(i, 0.7) for i in range(7)]
+    assert few.pace(6, 3) == many.pace(6, 3)
+    if text != "equal":
+        assert Fleet(300, 6, slowness=Slowness.parse(text)).step_times.tolist() != many.step_times.tolist()
+
+
+def test_spaces_and_signs_are_read() -> None:
+    assert Slowness.parse("  uniform ( 1e0 ,+5 ) ") == Slowness("uniform", (1.0, 5.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "cannot be read"),
+        ("uniform(1, 5", "cannot be read"),
+        ("uniform 1 5", "cannot be read"),
+        ("uniform(1)(2)", "cannot be read"),
+        ("unifrom(1, 5)", "did you mean 'uniform'"),
+        ("zipf", "known: "),
+        ("uniform(1)", r"uniform\(low, high\)"),
+        ("uniform(1, 2, 3)", r"uniform\(low, high\)"),
+        ("uniform(a, b)", "with numbers"),
+        ("uniform(1,)", "with numbers"),
+        ("uniform(5, 1)", "out of range"),
+        ("uniform(0, 1)", "out of range"),
+        ("uniform(-1, 1)", "out of range"),
+        ("uniform(1, inf)", "out of range"),
+        ("uniform(nan, 5)", "out of range"),
+        ("lognormal(-1)", "out of range"),
+        ("exponential(-1)", "out of range"),
+        ("two-speed(1.5, 2)", "out of range"),
+        ("two-speed(-0.1, 2)", "out of range"),
+        ("two-speed(0.5, 0)", "out of range"),
+        ("pareto(0)", "out of range"),
+        ("equal(1)", "out of range"),
+    ],
+)
+def test_slowness_that_makes_no_sense_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        Slowness.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+# The paper's time model.
+
+
+def test_the_papers_numbers() -> None:
+    words: list[Any] = [PAPER[name] for name in ("paper-fashionmnist", "paper-cifar10")]
+    fashion, cifar = (Fleet(20_000, **paper) for paper in words)
+    for fleet, step, one_way in ((fashion, 0.00170, 0.0440), (cifar, 0.00314, 0.0706)):
+        assert fleet.slowness == Slowness("uniform", (1.0, 5.0))
+        assert step <= fleet.step_times.min() < 1.01 * step
+        assert 4.99 * step < fleet.step_times.max() <= 5.0 * step
+        assert float(fleet.step_times.mean()) == pytest.approx(3.0 * step, rel=0.01)
+        assert fleet.up_times.tolist() == fleet.down_times.tolist()
+        assert fleet.up_times == pytest.approx(np.full(20_000, one_way), rel=1e-12)
+    assert fashion.round_trip(50) == pytest.approx(50 * fashion.step_times.max() + 0.088)
+
+
+def test_latency_and_links_add_up() -> None:
+    fleet = Fleet(3, uplink_mbps=8.0, downlink_mbps=math.inf, latency_seconds=0.5, model_megabytes=2.0)
+    assert fleet.up_times.tolist() == [2.5] * 3
+    assert fleet.down_times.tolist() == [0.5] * 3
+
+
+def test_a_trace_takes_the_place_of_speeds_and_links() -> None:
+    trace = Trace(np.array([1.0, 2.0]), np.array([8.0, 16.0]), np.array([4.0, math.inf]), {1: (3.0, 4.0)})
+    fleet = Fleet(2, step_seconds=9.0, uplink_mbps=1.0, downlink_mbps=1.0, model_megabytes=1.0, trace=trace)
+    assert fleet.step_times.tolist() == [1.0, 2.0]
+    assert fleet.up_times.tolist() == [1.0, 0.5]
+    assert fleet.down_times.tolist() == [2.0, 0.0]
+    assert dict(fleet.absences) == {1: (3.0, 4.0)}
+    assert fleet.lossy
+    assert fleet.round_trip(10) == 20.5
+
+
+# Jitter and loss.
+
+
+@pytest.mark.parametrize("jitter", [0.1, 0.5])
+def test_jitter_has_mean_one(jitter: float) -> None:
+    paces = np.array([Fleet(1, jitter=jitter).pace(client, job) for client in range(100) for job in range(200)])
+    deviation = math.sqrt(math.exp(jitter**2) - 1.0)
+    assert float(paces.mean()) == pytest.approx(1.0, abs=5.0 * deviation / math.sqrt(len(paces)))
+    assert float(paces.std()) == pytest.approx(deviation, rel=0.1)
+    assert len(set(paces.tolist())) == len(paces)
+    assert Fleet(1, seed=1, jitter=jitter).pace(0, 0) != paces[0]
+
+
+def test_without_jitter_the_pace_is_one() -> None:
+    assert {Fleet(5).pace(client, 3) for client in range(5)} == {1.0}
+
+
+def test_dropout_kills_its_share_at_a_uniform_moment() -> None:
+    fleet = Fleet(1, dropout=0.3)
+    fates = [fleet.dies_after(client, job) for client in range(100) for job in range(200)]
+    deaths = np.array([fate for fate in fates if fate is not None])
+    assert len(deaths) / len(fates) == pytest.approx(0.3, abs=0.02)
+    assert deaths.min() >= 0.0
+    assert deaths.max() < 1.0
+    assert float(deaths.mean()) == pytest.approx(0.5, abs=0.02)
+    assert fleet.lossy
+    assert Fleet(1).dies_after(0, 0) is None
+    assert not Fleet(1).lossy
+
+
+# Availability.
+
+
+@pytest.mark.parametrize("text", ["always", " always "])
+def test_always_is_no_window(text: str) -> None:
+    assert Windows.parse(text) is None
+    assert Fleet(2).opens(1, 3.25) == 3.25
+
+
+def test_windows_are_read() -> None:
+    assert Windows.parse("windows(10, 2.5)") == Windows(10.0, 2.5)
+    assert Windows.parse(" windows( 1e3 ,0) ") == Windows(1000.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "never",
+        "windows",
+        "windows()",
+        "windows(1)",
+        "windows(1,2,3)",
+        "windows(0,1)",
+        "windows(-1,1)",
+        "windows(1,-1)",
+        "windows(inf,1)",
+        "windows(1,inf)",
+        "windows(nan,1)",
+        "windows(1,nan)",
+        "windows(a,b)",
+    ],
+)
+def test_windows_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="windows"):
+        Windows.parse(text)
+
+
+def test_windows_open_and_close() -> None:
+    windows = Windows(2.0, 6.0)
+    assert [windows.opens(0.0, t) for t in (0.0, 1.9, 2.0, 5.0, 8.0, 9.5, 10.0)] == [0.0, 1.9, 8.0, 8.0, 8.0, 9.5, 16.0]
+    assert [windows.opens(0.25, t) for t in (0.0, 5.0, 6.0, 7.9)] == [6.0, 6.0, 6.0, 7.9]
+    assert Windows(1.0, 0.0).opens(0.7, 123.4) == 123.4
+
+
+PHASES = st.integers(0, 2**53 - 1).map(lambda word: word * 2.0**-53)
+
+
+@bounded(300)
+@given(PHASES, st.floats(0.0, 1e4), st.floats(0.01, 100.0), st.floats(0.01, 100.0))
+def test_an_opening_is_open_and_at_most_one_closed_stretch_away(
+    phase: float, time: float, on: float, off: float
+) -> None:
+    windows = Windows(on, off)
+    opens = windows.opens(phase, time)
+    assert time <= opens <= time + off * (1.0 + 1e-9) + 1e-9
+    assert windows.opens(phase, opens) == opens
+
+
+@bounded(300)
+@given(PHASES, st.integers(0, 1000), st.floats(0.05, 0.95), st.floats(0.05, 0.95))
+def test_an_opening_is_one_moment_whoever_asks(phase: float, cycle: int, early: float, late: float) -> None:
+    """Otherwise a plan would depend, in the last digit, on how often a client was woken."""
+    windows = Windows(0.2, 0.3)
+    asked = [cycle * 0.5 + 0.2 + 0.3 * part - phase * 0.5 for part in (early, late)]
+    opens = [windows.opens(phase, time) for time in asked if time >= 0.0]
+    assert len(set(opens)) <= 1
+    assert opens == pytest.approx([(cycle + 1) * 0.5 - phase * 0.5] * len(opens))
+
+
+def test_clients_open_at_different_times() -> None:
+    fleet = Fleet(50, availability=Windows(0.01, 10.0))
+    moments = [fleet.opens(client, 0.0) for client in range(50)]
+    assert len(set(moments)) > 45
+    assert 0.0 <= min(moments) < max(moments) <= 10.0
+
+
+# What a fleet refuses.
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"num_clients": 0},
+        {"num_clients": -3},
+        {"step_seconds": 0.0},
+        {"step_seconds": -1.0},
+        {"step_seconds": math.inf},
+        {"step_seconds": math.nan},
+        {"jitter": -0.1},
+        {"jitter": math.inf},
+        {"jitter": math.nan},
+        {"uplink_mbps": 0.0},
+        {"uplink_mbps": math.nan},
+        {"downlink_mbps": -1.0},
+        {"downlink_mbps": math.nan},
+        {"latency_seconds": -0.1},
+        {"latency_seconds": math.inf},
+        {"model_megabytes": -1.0},
+        {"model_megabytes": math.inf},
+        {"dropout": -0.1},
+        {"dropout": 1.0},
+        {"dropout": math.nan},
+        {"return_seconds": -1.0},
+        {"return_seconds": math.nan},
+    ],
+    ids=str,
+)
+def test_a_fleet_that_makes_no_sense_is_refused(words: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(words))):
+        Fleet(**{"num_clients": 4, **words})
+
+
+def test_a_trace_must_fit_its_fleet() -> None:
+    ones = np.ones(3)
+    with pytest.raises(UserError, match="3 clients but num_clients is 4"):
+        Fleet(4, trace=Trace(ones, ones, ones))
+
+
+def test_a_fleet_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Fleet(1).seed = 3  # type: ignore[misc]
+
+
+# Traces.
+
+HEADER = "client,step_seconds,up_mbps,down_mbps"
+ABSENT = HEADER + ",leaves_at,returns_at"
+
+
+def written(folder: Path, *lines: str) -> Path:
+    path = folder / "trace.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_trace_is_read(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, ABSENT, "0,0.5,1,inf,,", " 1 , 2e-3 ,7,8,3,", "", "2,1,1,1,3,4.5"))
+    assert trace.step_seconds.tolist() == [0.5, 0.002, 1.0]
+    assert trace.up_mbps.tolist() == [1.0, 7.0, 1.0]
+    assert trace.down_mbps.tolist() == [math.inf, 8.0, 1.0]
+    assert dict(trace.absences) == {1: (3.0, math.inf), 2: (3.0, 4.5)}
+
+
+def test_columns_may_stand_in_any_order_and_files_may_have_marks(tmp_path: Path) -> None:
+    path = written(tmp_path, "\ufeffup_mbps, client ,down_mbps,step_seconds", "5,0,6,7")
+    trace = read_trace(path)
+    assert (trace.up_mbps[0], trace.down_mbps[0], trace.step_seconds[0]) == (5.0, 6.0, 7.0)
+
+
+def test_shuffled_rows_are_equal(tmp_path: Path) -> None:
+    rows = [f"{i},{1 + i},{10 + i},{20 + i},{i or ''},{2 * i or ''}" for i in range(9)]
+    straight = read_trace(written(tmp_path, ABSENT, *rows))
+    shuffled = read_trace(written(tmp_path, ABSENT, *(rows[i * 5 % 9] for i in range(9))))
+    for name in ("step_seconds", "up_mbps", "down_mbps"):
+        assert getattr(straight, name).tolist() == getattr(shuffled, name).tolist()
+    assert dict(straight.absences) == dict(shuffled.absences)
+    assert len(straight.absences) == 8
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ((), "line 1"),
+        (("client,step_seconds,up_mbps", "0,1,1"), "line 1"),
+        ((HEADER + ",speed", "0,1,1,1,1"), "line 1"),
+        ((HEADER + ",client", "0,1,1,1,0"), "line 1"),
+        ((HEADER + ",leaves_at,leaves_at", "0,1,1,1,0,0"), "line 1"),
+        ((HEADER,), "no clients"),
+        ((HEADER, "0,1,1,1", "1,1,1"), "line 3"),
+        ((HEADER, "0,1,1,1,1"), "line 2"),
+        ((HEADER, "0,1,1,"), "line 2.*down_mbps"),
+        ((HEADER, "0,1,fast,1"), "line 2.*up_mbps.*fast"),
+        ((HEADER, "0,1,1,1", "", "1,nan,1,1"), "line 4.*step_seconds"),
+        ((HEADER, "0,inf,1,1"), "line 2.*step_seconds"),
+        ((HEADER, "0,1,1,1", "0,1,1,1"), "line 3.*client 0.*twice"),
+        ((HEADER, "0,1,1,1", "2,1,1,1"), "1 is missing"),
+        ((HEADER, "1,1,1,1"), "0 is missing"),
+        ((HEADER, "-1,1,1,1"), "line 2"),
+        ((HEADER, "0.5,1,1,1"), "line 2.*whole"),
+        ((HEADER, "inf,1,1,1"), "line 2.*whole"),
+        ((HEADER, "zero,1,1,1"), "line 2.*client"),
+        ((HEADER, "0,0,1,1"), "line 2.*step_seconds.*above zero"),
+        ((HEADER, "0,1,0,1"), "line 2.*up_mbps.*above zero"),
+        ((HEADER, "0,1,1,-4"), "line 2.*down_mbps.*above zero"),
+        ((ABSENT, "0,1,1,1,-1,"), "line 2.*leaves"),
+        ((ABSENT, "0,1,1,1,5,4"), "line 2.*returns"),
+        ((ABSENT, "0,1,1,1,5,nan"), "line 2.*returns_at"),
+    ],
+)
+def test_a_trace_that_makes_no_sense_is_refused_by_line(tmp_path: Path, lines: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        read_trace(written(tmp_path, *lines))
+    assert "trace.csv" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_trace_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no trace file .*missing\.csv"):
+        read_trace(tmp_path / "missing.csv")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_trace(tmp_path)
+    path = tmp_path / "binary.csv"
+    path.write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_trace(path)
+
+
+@bounded(100)
+@given(st.text(max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    def outcome(read: Callable[[str], object]) -> object:
+        try:
+            return read(text)
+        except UserError as error:
+            return error
+
+    assert isinstance(outcome(Slowness.parse), Slowness | UserError)
+    assert isinstance(outcome(Windows.parse), Windows | UserError | None)

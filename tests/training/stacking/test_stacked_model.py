@@ -1,0 +1,306 @@
+"""Stacked forms of all kinds of modules agree with the modules, and what cannot be stacked says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_batched import CLIENTS, batched, how, lane_of, reference
+from torch import Tensor, nn
+
+from defedavg import rng as keyed
+from defedavg.experiments.simulation import make_executor, make_plan
+from defedavg.tasks import Task, make_task
+from defedavg.training import CannotStack
+from defedavg.training.kernels.plain import LayerKernels
+from defedavg.training.module_state import same_constants
+from defedavg.training.stacking import stacked_model as stacked_forms
+from defedavg.training.stacking.attention import PlainAttention
+from defedavg.training.stacking.dropout import factors
+from defedavg.training.stacking.layers import Stacked, Step
+from defedavg.training.stacking.stacked_model import stack
+from defedavg.training.tensor_rng import signed
+from helpers.modules import ENTER, MODELS, Around, Encoder, Language, Residual
+
+RANDOM = np.random.default_rng(1)
+X, Y = RANDOM.normal(size=(60, 1, 8, 8)), RANDOM.integers(0, 3, 60)
+WORDS = RANDOM.integers(0, 7, size=(60, 4))
+
+
+def task_of(model: Callable[[], nn.Module], inputs: Any = X) -> Task:
+    """A float64 task for six clients."""
+    parts = [np.arange(i, 60, CLIENTS) for i in range(CLIENTS)]
+    data = (inputs, Y)
+    return make_task(model=lambda: model().double(), train=data, test=data, clients=parts, keep_dtype=True)
+
+
+def named(model: str) -> Task:
+    return task_of(MODELS[model][1], WORDS if model.startswith(("language", "encoder")) else X)
+
+
+def form_of(module: nn.Module, sample: Tensor | None) -> str:
+    """Which of the three forms of a module is used."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("chain", "composed", "mapped"):
+            form: Callable[..., Stacked] = getattr(stacked_forms, name)
+
+            def noted(*args: Any, name: str = name, form: Callable[..., Stacked] = form) -> Stacked:
+                found.append(name)
+                return form(*args)
+
+            patch.setattr(stacked_forms, name, noted)
+        stack(module, LayerKernels(), sample)
+    return found[-1]
+
+
+def merged(task: Task, rounds: int, width: int = 64) -> Tensor:
+    """The version after some rounds, with so many jobs at once."""
+    chosen = how("defedavg-niid")
+    (found,) = batched([lane_of(chosen, task, rounds)], task, width)
+    return found
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+def test_every_form_agrees_with_the_reference(model: str) -> None:
+    task = named(model)
+    assert form_of(task.model(), task.train.inputs[:3]) == MODELS[model][0]
+    truth = reference(how("defedavg-niid"), task, 6)
+    found = merged(task, 6)
+    assert bool(truth.isfinite().all())
+    assert float((found - truth).norm() / truth.norm()) < 1e-10
+
+
+@pytest.mark.parametrize("model", ["dropout", "residual with dropout", "encoder"])
+def test_no_width_changes_a_bit_of_a_model_with_dropout(model: str) -> None:
+    task = named(model)
+    found = [merged(task, 3, width) for width in (1, 2, 3)]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("model", ["residual with dropout", "language, tied"])
+def test_threads_do_not_disturb_each_other(model: str) -> None:
+    net, x = named(model).model(), named(model).train.inputs[:4]
+    stacked, rates = stack(net, LayerKernels(), x[:3]), torch.ones(2, dtype=torch.float64)
+
+    def outputs(seed: int) -> Tensor:
+        keys = torch.tensor([seed, seed + 1])
+        weights = {name: torch.stack([p.detach(), p.detach() * (1 + seed)]) for name, p in net.named_parameters()}
+        with torch.no_grad():
+            return stacked.run(Step(weights, rates, keys), x)
+
+    alone = [outputs(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(outputs, [0, 1, 2, 3] * 25))
+    assert all(torch.equal(out, alone[i % 4]) for i, out in enumerate(found))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", [None, torch.bool, torch.float64])
+def test_attention_in_plain_operations_is_attention(causal: bool, kind: torch.dtype | None) -> None:
+    q, k, v = torch.from_numpy(RANDOM.normal(size=(3, 2, 3, 5, 4)))
+    given = None if kind is None or causal else torch.ones(5, 5, dtype=torch.bool).tril()
+    mask = given if given is None or kind == torch.bool else given.to(kind)
+    with PlainAttention():
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=0.3)
+    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=0.3)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_dropout_changes_what_is_learned_and_looking_has_none() -> None:
+    task = named("dropout")
+    with_it = merged(task, 2)
+    plain = task_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(ENTER, 8), nn.ReLU(), nn.Linear(8, 3)))
+    assert not torch.allclose(with_it, merged(plain, 2))
+    executor = make_executor(how("fedavg"), 0, task)
+    stacked, x = stack(executor.module, LayerKernels(), task.train.inputs[:3]), task.train.inputs[:10]
+    weights = {
+        name: p.detach()[None].expand(2, *p.shape).contiguous() for name, p in executor.module.named_parameters()
+    }
+    with torch.no_grad():
+        wanted = executor.module.eval()(x)
+        torch.testing.assert_close(stacked.run(Step(weights), x), wanted)
+    with pytest.raises(ValueError, match="key"):
+        stacked.run(Step(weights, torch.ones(2, dtype=x.dtype)), x)
+
+
+def test_reference_masks_know_nothing_of_the_global_generator() -> None:
+    executor = make_executor(how("fedavg"), 0, named("encoder"))
+    update = make_plan(how("fedavg"), 0, 1).rounds[0].merge.updates[0][0]
+    state = torch.random.get_rng_state()
+    first = executor._train(update)
+    assert torch.equal(state, torch.random.get_rng_state())
+    torch.rand(3)
+    assert torch.equal(first, executor._train(update))
+
+
+# Masks
+
+
+def masks(*parts: int, p: float = 0.25, shape: tuple[int, ...] = (4, 50)) -> Tensor:
+    """What a layer multiplies with, by (job, step) and the number of the layer."""
+    job, step, layer = parts
+    keys = torch.tensor([signed(keyed.extend(keyed.key(3, "layers", job, 0), step))])
+    return factors(keys, layer, p, shape, torch.float64)
+
+
+def test_masks_are_what_the_keys_say() -> None:
+    found = masks(1, 2, 3).flatten()
+    start = keyed.extend(keyed.extend(keyed.key(3, "layers", 1, 0), 2), 3)
+    wanted = [(keyed.uniform(keyed.extend(start, place)) >= 0.25) / 0.75 for place in range(200)]
+    assert found.tolist() == wanted
+
+
+def test_masks_differ_between_samples_steps_clients_and_layers() -> None:
+    first = masks(0, 0, 0)
+    assert len({tuple(row.tolist()) for row in first}) == 4
+    for other in (masks(1, 0, 0), masks(0, 1, 0), masks(0, 0, 1)):
+        # Two masks agree in as many places as two that know nothing of each other.
+        same = float((first == other).double().mean())
+        assert abs(same - (0.75**2 + 0.25**2)) < 5 * (0.625 * 0.375 / 200) ** 0.5
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_the_kept_share_is_right(p: float) -> None:
+    found = masks(0, 0, 0, p=p, shape=(100, 1000))
+    assert set(found.flatten().tolist()) == {0.0, 1 / (1 - p)}
+    deviation = (p * (1 - p) / 100_000) ** 0.5
+    assert abs(float((found > 0).double().mean()) - (1 - p)) < 5 * deviation
+    columns = (found > 0).double().mean(0)
+    assert float((columns - (1 - p)).abs().max()) < 6 * (p * (1 - p) / 100) ** 0.5
+
+
+def test_all_or_nothing() -> None:
+    assert not masks(0, 0, 0, p=1.0).any()
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(ENTER, 3))
+    stacked = stack(net.double(), LayerKernels(), torch.from_numpy(X[:3]))
+    weights = {name: p.detach()[None] for name, p in net.named_parameters()}
+    stacked.run(Step(weights, torch.ones(1, dtype=torch.float64)), torch.from_numpy(X[:4]))  # no keys are needed
+
+
+def test_whole_channels_are_dropped() -> None:
+    x = torch.ones(6, 5, 3, 3, dtype=torch.float64)
+    stacked = stack(nn.Sequential(nn.Dropout2d(0.5), nn.Conv2d(5, 2, 1)).double(), LayerKernels(), x[:3])
+    weight = torch.eye(5, dtype=torch.float64)[:2].reshape(1, 2, 1, 1, 5).repeat(3, 1, 1, 1, 1)
+    step = Step(
+        {"1.weight": weight, "1.bias": torch.zeros(3, 2, dtype=torch.float64)},
+        torch.ones(3, dtype=torch.float64),
+        torch.arange(3),
+    )
+    out = stacked.run(step, x)
+    assert out.shape == (6, 2, 3, 3)
+    assert set(out.flatten().tolist()) == {0.0, 2.0}
+    assert bool((out == out[:, :, :1, :1]).all())
+
+
+# Buffers
+
+
+def test_constant_buffers_are_no_part_of_a_version() -> None:
+    executor = make_executor(how("fedavg"), 0, named("language"))
+    assert executor.versions[0].numel() == sum(p.numel() for p in Language().parameters())
+
+
+class Average(nn.Module):
+    """A buffer that moves."""
+
+    level: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(ENTER, 3))
+        self.register_buffer("level", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        if self.training:
+            self.level.mul_(0.9).add_(out.detach().mean(0), alpha=0.1)
+        return out - self.level
+
+
+def test_moving_buffers_are_part_of_a_version() -> None:
+    executor = make_executor(how("fedavg"), 0, task_of(Average))
+    assert executor.versions[0].numel() == 3 * ENTER + 3 + 3
+    executor.apply(make_plan(how("fedavg"), 0, 1).rounds[0])
+    assert bool(executor.versions[1][-3:].all())
+
+
+def test_constants_are_compared() -> None:
+    one, other = Language(), Language()
+    assert same_constants(one, other)
+    other.mask[0, 0] = 1
+    assert not same_constants(one, other)
+    first, second = Around(torch.abs), Around(torch.abs)
+    first.table = torch.arange(3)
+    assert not same_constants(first, second)
+    second.table = torch.arange(3)
+    assert same_constants(first, second)
+
+
+# What cannot be stacked
+
+
+class Caching(Residual):
+    """Keeps what it computed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = super().forward(x)
+        return self.kept
+
+
+def used(module: nn.Module) -> nn.Module:
+    module(torch.from_numpy(X[:2]).float())
+    return module
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), "BatchNorm2d keeps .*; use GroupNorm"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.AlphaDropout(0.5), nn.Linear(ENTER, 2)), "AlphaDropout draws"),
+        (lambda: Around(lambda x: F.dropout(x, 0.5)), "draws random numbers of its own"),
+        (lambda: Around(lambda x: x if torch.rand(1) < 0.01 else 2 * x), "draws random numbers of its own"),
+        (lambda: nn.Sequential(nn.Flatten(0, 2), nn.GRU(8, 3, dropout=0.5, num_layers=2)), "no tensor"),
+        (lambda: Around(lambda x: x if x.sum() > 0 else -x), "data-dependent"),
+        (lambda: Around(lambda x: x.view(5, -1)), "fails on 2 samples"),
+        (lambda: Around(lambda x: x / 0), "no finite numbers"),
+        (Average, "buffer level changes"),
+        (lambda: used(Caching()), "cannot be copied"),
+    ],
+)
+def test_what_cannot_be_stacked_says_why(model: Callable[[], nn.Module], words: str) -> None:
+    net = model()
+    before = torch.random.get_rng_state()
+    with pytest.raises(CannotStack, match=words) as caught:
+        stack(net, None, torch.from_numpy(X[:3]).float())
+    assert "\n" not in str(caught.value)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_without_samples_nothing_is_tried() -> None:
+    assert form_of(Residual(), None) == "mapped"
+    assert form_of(named("dropout").model(), None) == "chain"
+    with pytest.raises(CannotStack, match="buffers"):
+        stack(Language())
+
+
+def test_a_module_that_needs_its_own_precision_is_tried_in_that() -> None:
+    net = Around(lambda x: x.float() / 2)
+    assert form_of(net, torch.from_numpy(X[:3]).float()) == "composed"
+    mixing = Around(lambda x: x.float() - x.float().mean())
+    assert form_of(mixing, torch.from_numpy(X[:3]).float()) == "mapped"
+
+
+def test_the_module_that_was_given_stays_as_it_is() -> None:
+    net = Encoder()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    kinds = [type(inner) for inner in net.modules()]
+    stack(net.eval(), None, torch.from_numpy(WORDS[:3]))
+    assert not net.training
+    assert kinds == [type(inner) for inner in net.modules()]
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
