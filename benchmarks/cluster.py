@@ -66,7 +66,7 @@ def main() -> None:
     given = parser.parse_args()
     tables: dict[str, Any] = {
         "task": {"model": "cnn"},
-        "stop": {"max_rounds": given.rounds, "measure_rounds": max(1, given.rounds // 2)},
+        "stop": {"max_rounds": given.rounds, "eval_every_rounds": max(1, given.rounds // 2)},
     }
     (point,) = config.study(tables).points()
     items = [RunSpec("run", point.settings, seed) for seed in range(8)]

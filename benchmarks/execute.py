@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--reference-updates", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--measure-rounds", type=int, default=10)
+    parser.add_argument("--eval-every-rounds", type=int, default=10)
     given = parser.parse_args()
     means = ComputeConfig.choose("batched", given.device, given.width, given.memory, given.precision)
     load = Load(
@@ -39,7 +39,7 @@ def main() -> None:
         updates=given.updates,
         reference_updates=given.reference_updates,
         repeats=given.repeats,
-        measure_rounds=given.measure_rounds,
+        eval_every_rounds=given.eval_every_rounds,
     )
     print(json.dumps(bench(load, means, partial(print, file=sys.stderr, flush=True)), indent=1))
 

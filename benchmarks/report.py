@@ -21,7 +21,7 @@ from pathlib import Path
 
 from defedavg.algorithms import ALGORITHMS
 from defedavg.config import study as config
-from defedavg.experiments.simulation import make_plan
+from defedavg.config.build import make_plan
 from defedavg.fileio import file_name
 from defedavg.report.page import write
 

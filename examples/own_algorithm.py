@@ -55,5 +55,5 @@ class FedAsync(ServerMachine):
 if __name__ == "__main__":
     common = {"task.model": "softmax", "clients.num_clients": 20, "training.local_steps": 10, "stop.max_seconds": 4.0}
     for algorithm, n in (("fedavg", 10), ("fedasync", 1)):
-        result = simulate(algorithm, settings={**common, "training.updates_per_round": n, "stop.measure_rounds": 20})
+        result = simulate(algorithm, settings={**common, "training.updates_per_round": n, "stop.eval_every_rounds": 20})
         print(f"{algorithm:10} {result.rounds} rounds in {result.seconds:.2f} s, best {result.best_accuracy:.1%}")

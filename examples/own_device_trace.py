@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from defedavg.config import study as config
-from defedavg.experiments.simulation import make_timeline
+from defedavg.config.build import make_simulator
 from defedavg.planning.plan import Plan
 from defedavg.planning.plan_stats import summarise
 
@@ -31,7 +31,7 @@ with tempfile.TemporaryDirectory() as folder:
         }
     )
     for point in study.points():
-        timeline = make_timeline(point.settings, seed=0)
+        timeline = make_simulator(point.settings, seed=0)
         plan = Plan.collect(timeline, rounds=100)
         found = summarise(plan, timeline.fleet)
         print(

@@ -27,7 +27,7 @@ settings = {
     "training.local_steps": 20,
     "training.local_lr": 0.3,
     "stop.max_rounds": 80,
-    "stop.measure_rounds": 10,
+    "stop.eval_every_rounds": 10,
 }
 for algorithm in ("fedavg", "defedavg-niid"):
     result = simulate(algorithm, task=task, settings=settings)

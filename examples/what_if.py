@@ -4,7 +4,7 @@ python examples/what_if.py
 """
 
 from defedavg.config import study as config
-from defedavg.experiments.simulation import make_timeline
+from defedavg.config.build import make_simulator
 from defedavg.planning.plan import Plan
 from defedavg.planning.plan_stats import summarise
 
@@ -17,7 +17,7 @@ study = config.study(
 )
 print(f"{'setting':34} {'s/round':>8} {'updates/s':>10} {'staleness':>10} {'slowest 1/4':>12}")
 for point in study.points():
-    timeline = make_timeline(point.settings, seed=0)
+    timeline = make_simulator(point.settings, seed=0)
     found = summarise(Plan.collect(timeline, rounds=100), timeline.fleet)
     speed = found.jobs_merged / found.seconds
     print(

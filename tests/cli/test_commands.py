@@ -264,7 +264,7 @@ def test_the_batched_executor_leaves_the_same_results(tiny: Path) -> None:
 def test_devices_and_executors_that_are_not_there(tiny: Path) -> None:
     refuse(call("run", tiny, "--executor", "magic", cwd=tiny.parent), "reference")
     refuse(call("run", tiny, "--device", "tpu", cwd=tiny.parent), "tpu", "cpu")
-    refuse(call("run", tiny, "--executor", "batched", "--width", "0", cwd=tiny.parent), "--width")
+    refuse(call("run", tiny, "--executor", "batched", "--max-batch-jobs", "0", cwd=tiny.parent), "--max-batch-jobs")
     refuse(call("run", tiny, "--precision", "tf32", "--device", "cpu", cwd=tiny.parent), "tf32", "CUDA", "float32")
     refuse(call("run", tiny, "--precision", "float16", "--device", "cpu", cwd=tiny.parent), "float16", "float32")
     refuse(call("run", tiny, "--memory", "lots", cwd=tiny.parent), "--memory", "12G")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS
 from defedavg.config import study as config
+from defedavg.config.build import make_simulator
 from defedavg.errors import UserError
-from defedavg.experiments.simulation import make_timeline
 
 EXAMPLE = """
 name = "first"
@@ -69,7 +69,7 @@ def test_out_and_in_again_is_the_same(tmp_path: Path) -> None:
     assert again.points() == study.points()
     fedbuff = [p for p in study.points() if p.settings.algorithm == "fedbuff"]
     assert len(fedbuff) == 4
-    assert {p.settings.own_settings.concurrency for p in fedbuff} == {5, 50}
+    assert {p.settings.algorithm_settings.concurrency for p in fedbuff} == {5, 50}
     assert {p.settings.training.local_lr for p in fedbuff} == {0.01}
     assert all(p.settings.training.local_lr == 0.05 for p in study.points() if p.settings.algorithm != "fedbuff")
 
@@ -198,7 +198,7 @@ def test_whatever_is_read_is_a_study_or_a_user_error(found: dict[str, Any]) -> N
 def test_values_beyond_sense_are_refused_when_the_clock_is_made(tmp_path: Path, text: str, words: str) -> None:
     settings = config.load(example(tmp_path, text)).points()[0].settings
     with pytest.raises(UserError, match=words):
-        make_timeline(settings, 0)
+        make_simulator(settings, 0)
 
 
 @pytest.mark.parametrize("text", [f"seeds = {'9' * 5000}", "[training]\nlocal_lr = " + "9" * 400, "a = " + "[" * 3000])

@@ -100,7 +100,7 @@ def resting(
     executor=st.sampled_from(["batched", "reference"]),
     width=st.sampled_from([1, 5, 64]),
     moments=st.lists(st.integers(1, 12), min_size=1, max_size=3),
-    stop=st.sampled_from([{"max_rounds": 9}, {"max_seconds": 0.9}, {"target_accuracy": 0.5, "hits": 2}]),
+    stop=st.sampled_from([{"max_rounds": 9}, {"max_seconds": 0.9}, {"target_accuracy": 0.5, "consecutive_hits": 2}]),
     train_samples=st.sampled_from([0, 30]),
 )
 @examples(max_examples=25)
@@ -112,7 +112,7 @@ def test_any_rest_is_a_place_to_go_on_from(
     stop: dict[str, Any],
     train_samples: int,
 ) -> None:
-    stop = {"max_rounds": 15, "measure_rounds": 2, "train_samples": train_samples, **stop}
+    stop = {"max_rounds": 15, "eval_every_rounds": 2, "train_samples": train_samples, **stop}
     (point,) = study(algorithms=[algorithm], stop=stop).points()
     items = [RunSpec(point, point.settings, seed) for seed in (0, 1)]
     means = ComputeConfig(executor, width=width)

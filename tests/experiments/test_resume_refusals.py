@@ -12,12 +12,12 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from defedavg.config.build import build_task
 from defedavg.errors import UserError
 from defedavg.experiments import checkpoints
 from defedavg.experiments.checkpoints import KEPT, CheckpointDir, Damaged
 from defedavg.experiments.journal import Journal, JournalPosition, read
 from defedavg.experiments.resume import differences
-from defedavg.experiments.simulation import named_task
 from defedavg.experiments.study_run import StudyRun
 from defedavg.experiments.sweep import ComputeConfig
 from defedavg.fileio import FolderLock
@@ -51,7 +51,7 @@ def test_a_study_broken_off_anywhere_ends_as_one_that_was_not(tmp_path: Path, af
 def test_last_weights_are_a_state_dict(tmp_path: Path) -> None:
     chosen = study(seeds=[0], algorithms=["fedavg"], task={"model": "mlp"})
     (path,) = (whole(tmp_path / "x", chosen) / "weights").iterdir()
-    model = named_task(chosen.points()[0].settings, 0).model()
+    model = build_task(chosen.points()[0].settings, 0).model()
     model.load_state_dict(load_file(path))
 
 

@@ -19,7 +19,7 @@ BASE: dict[str, Any] = {
     "task": {"model": "softmax"},
     "clients": {"num_clients": 20},
     "training": {"updates_per_round": 4, "local_steps": 5},
-    "stop": {"target_accuracy": 0.8, "max_rounds": 40, "measure_rounds": 2},
+    "stop": {"target_accuracy": 0.8, "max_rounds": 40, "eval_every_rounds": 2},
 }
 
 
@@ -193,7 +193,7 @@ def test_what_is_known_is_not_run_again_and_each_race_is_told_of_once() -> None:
 
 
 def test_where_a_target_is_to_be_held_a_lucky_measurement_does_not_count() -> None:
-    chosen = study(seeds=[0], stop={**BASE["stop"], "hits": 5, "measure_rounds": 1, "max_rounds": 60})
+    chosen = study(seeds=[0], stop={**BASE["stop"], "consecutive_hits": 5, "eval_every_rounds": 1, "max_rounds": 60})
     found = tuned(chosen, (1.0,), (0.05, 0.1))
     for own in found.outcomes.values():
         outcome = own[0]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from defedavg import make_task
+from defedavg.config.build import make_executor
 from defedavg.deploy.client.handler import ClientHandler
 from defedavg.deploy.deploy_config import read_orders
 from defedavg.deploy.engine import event_log as logs
@@ -22,7 +23,6 @@ from defedavg.deploy.replay import Replay, replay
 from defedavg.deploy.server.coordinator import Coordinator
 from defedavg.deploy.server.session import Session
 from defedavg.deploy.transport import Message, Reply, size_of
-from defedavg.experiments.simulation import make_executor
 from defedavg.tasks import Task
 
 Twist = Callable[["Node", Message, Reply], Reply | None]

@@ -23,7 +23,7 @@ BASE: dict[str, Any] = {
     "task": {"model": "softmax", "split": "classes"},
     "clients": {"num_clients": 20},
     "training": {"updates_per_round": 3, "local_steps": 2},
-    "stop": {"max_rounds": 12, "measure_rounds": 3},
+    "stop": {"max_rounds": 12, "eval_every_rounds": 3},
 }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from defedavg.tasks import build
+from defedavg.tasks import Task, build, make_task
+from helpers.small_runs import CLIENTS
 
 ENTER = 64
 
@@ -190,3 +192,23 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "backwards": ("composed", lambda: Backwards(nn.Linear(8, 3), nn.Tanh(), nn.Linear(ENTER, 8), nn.Flatten())),
     "softmax over samples": ("mapped", lambda: nn.Sequential(nn.Flatten(), nn.Linear(ENTER, 3), nn.Softmax(0))),
 }  # fmt: skip
+
+
+RANDOM = np.random.default_rng(1)
+
+
+X, Y = RANDOM.normal(size=(60, 1, 8, 8)), RANDOM.integers(0, 3, 60)
+
+
+WORDS = RANDOM.integers(0, 7, size=(60, 4))
+
+
+def task_of(model: Callable[[], nn.Module], inputs: Any = X) -> Task:
+    """A float64 task for six clients."""
+    parts = [np.arange(i, 60, CLIENTS) for i in range(CLIENTS)]
+    data = (inputs, Y)
+    return make_task(model=lambda: model().double(), train=data, test=data, clients=parts, keep_dtype=True)
+
+
+def named(model: str) -> Task:
+    return task_of(MODELS[model][1], WORDS if model.startswith(("language", "encoder")) else X)

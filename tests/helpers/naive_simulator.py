@@ -28,7 +28,8 @@ from defedavg.algorithms.protocol import (
     Upload,
 )
 from defedavg.planning.devices import Fleet
-from defedavg.planning.plan import Job, JobOutcome
+from defedavg.planning.plan import Job, JobOutcome, Plan
+from helpers.strategies import Case
 
 ARRIVAL, DELIVERY, DISPATCH, TIMER = range(4)
 
@@ -185,3 +186,17 @@ class Naive:
         if fate != "lost":
             self._finished[client, start.index] = Update(client, start.index, start.version, steps)
         self.jobs.append(Job(client, start.index, start.version, steps, began, self.now, fate))
+
+
+def finished(plan: Plan) -> list[Job]:
+    return sorted((job for job in plan.jobs if job.fate != "running"), key=lambda job: (job.client, job.index))
+
+
+def agrees_with_twin(found: Case, rounds: int) -> Plan:
+    """Plan, compare with the twin, and give the plan."""
+    plan = found.plan(rounds)
+    twin = Naive(found.server(), found.fleet)
+    twin.run(rounds)
+    assert [(record.time, record.merge) for record in plan.rounds] == twin.rounds
+    assert finished(plan) == sorted(twin.jobs, key=lambda job: (job.client, job.index))
+    return plan

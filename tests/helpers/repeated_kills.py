@@ -20,7 +20,7 @@ from typing import NoReturn
 import torch
 
 from defedavg.config import study as config
-from defedavg.experiments.simulation import named_task
+from defedavg.config.build import build_task
 from defedavg.experiments.study_run import StudyRun
 from defedavg.experiments.sweep import ComputeConfig
 from defedavg.rng import key, uniform
@@ -56,7 +56,7 @@ def main(path: str, place: str, executor: str, kills: int, seed: int) -> None:
     """Kill."""
     torch.set_num_threads(1)
     study = config.load(path)
-    named_task(study.points()[0].settings, 0)  # so that no sitting has to read the data
+    build_task(study.points()[0].settings, 0)  # so that no sitting has to read the data
     began = time.monotonic()
     assert sitting(study, Path(place, "whole"), executor, 600.0)
     mean = (time.monotonic() - began) / 12

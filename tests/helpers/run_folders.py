@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from defedavg.config import study as config
-from defedavg.experiments.simulation import make_plan
+from defedavg.config.build import make_plan
 from defedavg.fileio import file_name
 
 TASK = {"model": "softmax", "split": "classes"}

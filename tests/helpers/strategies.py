@@ -148,7 +148,7 @@ def fleets(draw: st.DrawFn, clients: int, *, lossy: bool = False, windows: bool 
     """Fleets of every kind; ``lossy`` ones lose clients by chance, at given times, or both."""
     links = st.sampled_from([10.0, 400.0, math.inf])
     opening = st.sampled_from([None, Windows(0.2, 0.3), Windows(0.05, 1.0), Windows(1.0, 0.0)])
-    dropout = draw(st.sampled_from([0.0, 0.05, 0.3, 0.5])) if lossy else 0.0
+    failure_rate = draw(st.sampled_from([0.0, 0.05, 0.3, 0.5])) if lossy else 0.0
     return Fleet(
         num_clients=clients,
         seed=draw(st.integers(0, 2**32)),
@@ -160,7 +160,7 @@ def fleets(draw: st.DrawFn, clients: int, *, lossy: bool = False, windows: bool 
         latency_seconds=draw(st.sampled_from([0.0, 0.01])),
         model_megabytes=draw(st.sampled_from([0.0, 2.2])),
         availability=draw(opening) if windows else None,
-        dropout=dropout,
+        failure_rate=failure_rate,
         return_seconds=draw(st.sampled_from([0.0, 0.1, 1.0, 2.0, math.inf])) if lossy else 1.0,
         trace=draw(st.none() | traces(clients, leave=lossy)),
     )
@@ -190,3 +190,7 @@ def up_to(records: Iterator[Record], rounds: int) -> list[Record]:
         if isinstance(record, Round) and record.merge.version >= rounds:
             break
     return taken
+
+
+def positive(low: float = 1e-4, high: float = 1e4) -> st.SearchStrategy[float]:
+    return st.floats(math.log(low), math.log(high)).map(math.exp)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import told
 
 from defedavg.algorithms import ALGORITHMS
 from defedavg.config import study as config
@@ -22,6 +21,7 @@ from defedavg.paper.run_grid import Choices, Piece
 from defedavg.paper.run_request import PaperRequest, chosen
 from defedavg.paper.tuned_rates import TunedRates
 from helpers.command_line import call, refuse
+from helpers.page_data import told
 
 MANY = cells()
 
@@ -45,7 +45,7 @@ def test_every_cell_is_a_valid_run_with_the_rates_its_algorithm_has(cell: Cell) 
     assert settings.training.local_steps == 50
     assert settings.clients.step_seconds == {"fashionmnist": 0.0017, "cifar10": 0.00314}[cell.dataset]
     assert settings.stop.target_accuracy == cell.target
-    assert settings.stop.hits == 5
+    assert settings.stop.consecutive_hits == 5
     assert settings.task.split == ("iid" if cell.setting == "iid" else "classes")
     if cell.rates[0] is not None:
         assert settings.training.global_lr == cell.rates[0]
@@ -66,9 +66,11 @@ def test_a_run_is_given_up_beyond_the_papers_time() -> None:
     def limit(choices: Choices, *cell: Any) -> float:
         return choices.limit(Piece(Cell(*cell), (1.0, 1.0)))
 
-    assert limit(Choices(beyond=2.0), "fashionmnist", "iid", "fedavg", 20) == 2 * 179.1
+    assert limit(Choices(time_limit_factor=2.0), "fashionmnist", "iid", "fedavg", 20) == 2 * 179.1
     assert limit(Choices(), "cifar10", "iid", "favano", 80) == 1400.0  # where the paper gave up
-    assert limit(Choices(beyond=1.0), "fashionmnist", "iid", "defedavg-iid", 10) == 60.0  # FedAvg needs 51.89
+    assert (
+        limit(Choices(time_limit_factor=1.0), "fashionmnist", "iid", "defedavg-iid", 10) == 60.0
+    )  # FedAvg needs 51.89
     assert limit(Choices(), "cifar10", "iid", "defedavg-iid", 10) == 302.12
     assert limit(Choices(), "cifar10", "non-iid", "favano", 80) == 2500.0
     assert {Choices(max_seconds=7.0).limit(Piece(cell, cell.rates)) for cell in MANY} == {7.0}
@@ -80,13 +82,17 @@ def small_settings(choices: Choices, piece: Piece) -> config.Settings:
     training: dict[str, Any] = {"updates_per_round": 4, "local_steps": 5}
     training |= {} if wide is None else {"global_lr": wide}
     training |= {} if near is None else {"local_lr": near}
-    ends = {"max_seconds": 1.0, "max_rounds": 1000} if piece.rounds is None else {"max_rounds": 12, "at_target": False}
+    ends = (
+        {"max_seconds": 1.0, "max_rounds": 1000}
+        if piece.rounds is None
+        else {"max_rounds": 12, "stop_at_target": False}
+    )
     tables: dict[str, Any] = {
         "algorithms": [piece.cell.algorithm],
         "task": {"model": "softmax"},
         "clients": {"num_clients": 20},
         "training": training,
-        "stop": {"target_accuracy": 0.7, "hits": 5, "train_samples": 20, **ends},
+        "stop": {"target_accuracy": 0.7, "consecutive_hits": 5, "train_samples": 20, **ends},
     }
     return config.study(tables).points()[0].settings
 

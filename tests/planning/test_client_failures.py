@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from test_simulator import agrees_with_twin
 
 from defedavg.algorithms import ALGORITHMS, Setup
 from defedavg.algorithms.protocol import Send, SetTimer
 from defedavg.planning.devices import Fleet, Trace
 from defedavg.planning.plan import Absence, Job, Plan, Replacement, Stall
 from defedavg.planning.simulator import Simulator
+from helpers.naive_simulator import agrees_with_twin
 from helpers.strategies import Case, Guarded, bounded, case, cases, variants
 
 NAMES = list(ALGORITHMS)
@@ -72,7 +72,7 @@ def test_the_twin_loses_the_same_clients(found: Case) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_chance_losses_never_hang_a_lone_client(name: str, own: Any, seed: int) -> None:
     """With one client there is nobody to take its place: what it lost must be done again."""
-    found = case(name, 1, 1, own=own, seed=seed, timeout=5.0, dropout=0.4, return_seconds=0.5)
+    found = case(name, 1, 1, own=own, seed=seed, timeout=5.0, failure_rate=0.4, return_seconds=0.5)
     plan = goes_on_or_stalls(found, 8)
     assert len(plan.rounds) == 8
     assert any(isinstance(record, Absence) for record in plan.records)
@@ -83,7 +83,7 @@ def test_chance_losses_never_hang_a_lone_client(name: str, own: Any, seed: int) 
 @pytest.mark.parametrize("return_seconds", [0.0, 0.5, 30.0])
 def test_half_of_all_jobs_may_die(name: str, own: Any, return_seconds: float) -> None:
     for seed in range(3):
-        found = case(name, 5, 3, own=own, seed=seed, timeout=5.0, dropout=0.5, return_seconds=return_seconds)
+        found = case(name, 5, 3, own=own, seed=seed, timeout=5.0, failure_rate=0.5, return_seconds=return_seconds)
         plan = goes_on_or_stalls(found, 10)
         assert len(plan.rounds) == 10
         assert {job.fate for job in plan.jobs} >= {"ended", "lost"} or ALGORITHMS[name].policy.interruptible
@@ -92,7 +92,7 @@ def test_half_of_all_jobs_may_die(name: str, own: Any, return_seconds: float) ->
 
 @ALL
 def test_when_nobody_is_left_the_plan_ends(name: str, own: Any) -> None:
-    found = case(name, 4, 2, own=own, timeout=5.0, dropout=0.5, return_seconds=math.inf, step_seconds=0.05)
+    found = case(name, 4, 2, own=own, timeout=5.0, failure_rate=0.5, return_seconds=math.inf, step_seconds=0.05)
     plan = goes_on_or_stalls(found, 10_000)
     assert lost_for_good(plan) == {0, 1, 2, 3}
     assert sum(isinstance(record, Stall) for record in plan.records) == 1
@@ -231,7 +231,7 @@ def test_a_client_that_leaves_for_good_while_away_does_not_return() -> None:
     trace = Trace(np.full(2, 0.1), np.full(2, np.inf), np.full(2, np.inf), {1: (0.6, np.inf)})
     left = 0
     for seed in range(30):
-        fleet = Fleet(2, seed, dropout=0.5, return_seconds=0.3, trace=trace)
+        fleet = Fleet(2, seed, failure_rate=0.5, return_seconds=0.3, trace=trace)
         server = ALGORITHMS["defedavg-iid"](Setup(2, 1, 2, seed, timeout_seconds=5.0))
         plan = Plan.collect(Simulator(server, fleet), 40)
         plan.check()
@@ -241,7 +241,7 @@ def test_a_client_that_leaves_for_good_while_away_does_not_return() -> None:
 
 
 def test_without_replacement_nobody_counts_twice_after_a_redraw() -> None:
-    fleet = Fleet(10, 1, dropout=0.15, return_seconds=2.0)
+    fleet = Fleet(10, 1, failure_rate=0.15, return_seconds=2.0)
     own = ALGORITHMS["fedavg"].settings_type(replacement=False)
     plan = Plan.collect(Simulator(ALGORITHMS["fedavg"](Setup(10, 4, 20, 1, timeout_seconds=1.0), own), fleet), 60)
     plan.check()

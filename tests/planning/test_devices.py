@@ -177,7 +177,7 @@ def test_without_jitter_the_pace_is_one() -> None:
 
 
 def test_dropout_kills_its_share_at_a_uniform_moment() -> None:
-    fleet = Fleet(1, dropout=0.3)
+    fleet = Fleet(1, failure_rate=0.3)
     fates = [fleet.dies_after(client, job) for client in range(100) for job in range(200)]
     deaths = np.array([fate for fate in fates if fate is not None])
     assert len(deaths) / len(fates) == pytest.approx(0.3, abs=0.02)
@@ -289,9 +289,9 @@ def test_clients_open_at_different_times() -> None:
         {"latency_seconds": math.inf},
         {"model_megabytes": -1.0},
         {"model_megabytes": math.inf},
-        {"dropout": -0.1},
-        {"dropout": 1.0},
-        {"dropout": math.nan},
+        {"failure_rate": -0.1},
+        {"failure_rate": 1.0},
+        {"failure_rate": math.nan},
         {"return_seconds": -1.0},
         {"return_seconds": math.nan},
     ],

@@ -17,29 +17,15 @@ from hypothesis import strategies as st
 from defedavg.algorithms import ALGORITHMS
 from defedavg.algorithms.protocol import Merge
 from defedavg.config import study as config
-from defedavg.experiments.simulation import make_fleet, make_plan, make_timeline
+from defedavg.config.build import make_fleet, make_plan, make_simulator
 from defedavg.planning.devices import Fleet, Slowness, Windows
 from defedavg.planning.plan import Job, Plan, Round
 from defedavg.planning.simulator import Simulator
-from helpers.naive_simulator import Naive
+from helpers.naive_simulator import agrees_with_twin
 from helpers.strategies import Case, bounded, case, cases, equal_speeds, up_to, variants
 
 NAMES = list(ALGORITHMS)
 ROUNDS = 12
-
-
-def finished(plan: Plan) -> list[Job]:
-    return sorted((job for job in plan.jobs if job.fate != "running"), key=lambda job: (job.client, job.index))
-
-
-def agrees_with_twin(found: Case, rounds: int) -> Plan:
-    """Plan, compare with the twin, and give the plan."""
-    plan = found.plan(rounds)
-    twin = Naive(found.server(), found.fleet)
-    twin.run(rounds)
-    assert [(record.time, record.merge) for record in plan.rounds] == twin.rounds
-    assert finished(plan) == sorted(twin.jobs, key=lambda job: (job.client, job.index))
-    return plan
 
 
 @bounded(250)
@@ -136,7 +122,7 @@ def test_settings_become_the_fleet_and_the_machines() -> None:
         "latency_seconds": 0.125,
         "model_megabytes": 3.0,
         "availability": "windows(5, 6)",
-        "dropout": 0.125,
+        "failure_rate": 0.125,
         "return_seconds": 9.0,
     }
     tables = {"algorithms": ["fedavg"], "clients": clients, "training": {"updates_per_round": 2, "local_steps": 3}}
@@ -144,13 +130,13 @@ def test_settings_become_the_fleet_and_the_machines() -> None:
     fleet = make_fleet(found, 5)
     expected = Fleet(9, 5, 0.5, Slowness("pareto", (3.0,)), 0.25, 7.0, 8.0, 0.125, 3.0, Windows(5.0, 6.0), 0.125, 9.0)
     assert fleet == expected
-    setup = make_timeline(found, 5).server.setup
+    setup = make_simulator(found, 5).server.setup
     assert (setup.num_clients, setup.updates_per_round, setup.local_steps, setup.seed) == (9, 2, 3, 5)
     assert setup.timeout_seconds == pytest.approx(10.0 * fleet.round_trip(3))  # clients can be lost
 
 
 def test_nobody_times_out_where_nobody_can_be_lost() -> None:
-    assert make_timeline(config.study({}).points()[0].settings, 0).server.setup.timeout_seconds is None
+    assert make_simulator(config.study({}).points()[0].settings, 0).server.setup.timeout_seconds is None
 
 
 def test_server_and_fleet_must_agree() -> None:

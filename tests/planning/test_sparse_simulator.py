@@ -18,9 +18,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS
+from defedavg.config.build import make_simulator
 from defedavg.config.study import study
 from defedavg.errors import UserError
-from defedavg.experiments.simulation import make_timeline
 from defedavg.planning.devices import BLOCK, Fleet, Slowness, StepTimes, Windows
 from defedavg.planning.event_queue import Event, EventQueue
 from defedavg.planning.plan import Header, Job, Plan, Record, Round, Sent, Uploaded, records, uncollected
@@ -111,7 +111,7 @@ def test_fifty_thousand_clients(name: str) -> None:
 
 
 def test_what_is_followed_is_chosen_by_size_and_by_setting() -> None:
-    few, many, lossy = Fleet(FROM - 1), Fleet(FROM), Fleet(FROM, dropout=0.1)
+    few, many, lossy = Fleet(FROM - 1), Fleet(FROM), Fleet(FROM, failure_rate=0.1)
     kinds = {
         (fleet.num_clients, fleet.lossy, how): type(choose(case("fedavg", fleet.num_clients, 2).server(), fleet, how))
         for fleet, how in itertools.product((few, many), ("auto", "all", "used"))
@@ -122,10 +122,10 @@ def test_what_is_followed_is_chosen_by_size_and_by_setting() -> None:
     assert type(choose(server, lossy, "auto")) is Simulator
     with pytest.raises(UserError, match="clients can be lost"):
         choose(server, lossy, "used")
-    with pytest.raises(UserError, match=r"record_jobs.*did you mean 'used'"):
-        study({"clients": {"record_jobs": "usd"}})
-    settings = study({"clients": {"record_jobs": "used"}}).points()[0].settings
-    assert make_timeline(settings, 0).header.lean
+    with pytest.raises(UserError, match=r"plan_detail.*did you mean 'used'"):
+        study({"clients": {"plan_detail": "usd"}})
+    settings = study({"clients": {"plan_detail": "used"}}).points()[0].settings
+    assert make_simulator(settings, 0).header.lean
 
 
 # Profiles by key.

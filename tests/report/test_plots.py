@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.collections import Collection, PolyCollection
 from matplotlib.figure import Figure
 
+from defedavg.config.build import make_plan
 from defedavg.config.study import ClientSettings, Settings, TrainingSettings
 from defedavg.errors import UserError
-from defedavg.experiments.simulation import make_plan
 from defedavg.planning.plan import Plan
 from defedavg.report.gantt import gantt
 from defedavg.report.plots import Curve, accuracy_curves, band, look, loss_curves, save, split_map

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from hypothesis import strategies as st
 
 from defedavg.cli.report_command import close_with_page, close_with_records
 from defedavg.config import study as config
+from defedavg.config.build import make_fleet
 from defedavg.errors import UserError
-from defedavg.experiments.simulation import make_fleet
 from defedavg.experiments.study_run import StudyRun
 from defedavg.planning.plan import Plan, Sent, Uploaded
 from defedavg.planning.plan_stats import summarise
@@ -27,30 +26,9 @@ from defedavg.report.page import PLOTLY, asset, build, in_script, write, write_r
 from defedavg.report.payload import payload
 from defedavg.report.plan_digest import digest, gantt, participation
 from defedavg.runstore.reader import find_runs, of_records, read_folder
+from helpers.page_data import told
 from helpers.run_folders import HOSTILE, make_folder, make_hostile, measurement, write_summary
 from helpers.strategies import case
-
-
-def told(page: str) -> dict[str, Any]:
-    """The data of a page, as a browser would find them."""
-
-    class Reader(HTMLParser):
-        inside, text = False, ""
-
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            self.inside = tag == "script" and ("id", "payload") in attrs
-
-        def handle_endtag(self, tag: str) -> None:
-            self.inside = False
-
-        def handle_data(self, data: str) -> None:
-            if self.inside:
-                self.text += data
-
-    reader = Reader()
-    reader.feed(page.replace(asset(PLOTLY), ""))
-    found: dict[str, Any] = json.loads(reader.text)
-    return found
 
 
 def test_every_number_of_the_page_is_that_of_the_files(tmp_path: Path) -> None:
@@ -125,7 +103,7 @@ def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pyte
             "task": {"model": "softmax", "split": "sampled", "samples_per_client": 5},
             "clients": {"num_clients": FROM},
             "training": {"updates_per_round": 3, "local_steps": 1},
-            "stop": {"max_rounds": 4, "measure_rounds": 2},
+            "stop": {"max_rounds": 4, "eval_every_rounds": 2},
         }
     )
     with monkeypatch.context() as patch:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_tasks import line_of
 from torch import Tensor
 from torch.func import functional_call, jacrev
 
 from defedavg.tasks import LeastSquares, Scale, least_squares
+from helpers.user_errors import line_of
 
 
 @pytest.fixture(scope="module")

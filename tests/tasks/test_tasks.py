@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from defedavg.errors import UserError
 from defedavg.tasks import (
     Data,
     Task,
@@ -28,6 +27,7 @@ from defedavg.tasks import (
     squared_error,
 )
 from defedavg.tasks.datasets import catalog as data
+from helpers.user_errors import line_of
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2])
@@ -41,13 +41,6 @@ def linear() -> nn.Module:
 def custom(**changes: Any) -> Task:
     given: dict[str, Any] = {"model": linear, "train": (X, Y), "test": (X[:2], Y[:2]), "clients": CLIENTS}
     return make_task(**given | changes)
-
-
-def line_of(act: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        act()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # Models

@@ -17,13 +17,11 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from test_reference import settings, small
-from test_theory import positive
 from torch import nn
 
 from defedavg.cli.theory_command import _numbers
+from defedavg.config.build import make_plan
 from defedavg.errors import UserError
-from defedavg.experiments.simulation import make_plan
 from defedavg.rng import generator, key
 from defedavg.tasks import least_squares, make_task
 from defedavg.theory import Constants, probable_staleness, rounds_to_apply, theorem
@@ -38,6 +36,8 @@ from defedavg.theory.speedup_figure import speedup_figure
 from defedavg.theory.speedup_study import Scope
 from defedavg.training import LocalTraining
 from helpers.command_line import call, refuse
+from helpers.settings_tables import settings, small
+from helpers.strategies import positive
 
 IID, NIID = theorem("defedavg-iid"), theorem("defedavg-niid")
 # Estimates.

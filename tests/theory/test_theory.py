@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from test_reference import settings
 
+from defedavg.config.build import make_plan
 from defedavg.errors import UserError
-from defedavg.experiments.simulation import make_plan
 from defedavg.rng import generator, key
 from defedavg.theory import (
     THEOREMS,
@@ -29,13 +28,11 @@ from defedavg.theory import (
 )
 from defedavg.theory.speedup import measure
 from defedavg.theory.speedup_cases import make_case
+from helpers.settings_tables import settings
+from helpers.strategies import positive
 
 IID, NIID = theorem("defedavg-iid"), theorem("defedavg-niid")
 TIGHT = 1e-12
-
-
-def positive(low: float = 1e-4, high: float = 1e4) -> st.SearchStrategy[float]:
-    return st.floats(math.log(low), math.log(high)).map(math.exp)
 
 
 @st.composite

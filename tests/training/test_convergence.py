@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_reference import settings, small
 
 from defedavg.algorithms import ALGORITHMS
+from defedavg.config.build import make_executor, make_simulator
 from defedavg.config.study import Settings
-from defedavg.experiments.simulation import make_executor, make_timeline
 from defedavg.tasks import LeastSquares, least_squares
 from helpers.plans import rounds_of
+from helpers.settings_tables import settings, small
 
 
 def tail(problem: LeastSquares, how: Settings, rounds: int, skip: int, seed: int = 0) -> np.ndarray[Any, Any]:
     """The versions from ``skip`` to ``rounds``, one per row."""
     executor = make_executor(how, seed, problem.task)
     kept = []
-    for record in rounds_of(make_timeline(how, seed)):
+    for record in rounds_of(make_simulator(how, seed)):
         weights = executor.apply(record)
         if record.merge.version > skip:
             kept.append(weights.numpy().copy())

@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_batched import MODELS, how, lane_of, reference, task_of
-from test_reference import settings
-from test_stacked_model import named
 from torch import Tensor, nn
 
 from defedavg.algorithms import ALGORITHMS
 from defedavg.algorithms.protocol import Update
+from defedavg.config.build import make_executor
 from defedavg.errors import UserError
-from defedavg.experiments.simulation import Simulation, make_executor
+from defedavg.experiments.simulation import Simulation
 from defedavg.tasks import Task, build, make_task
 from defedavg.training import BatchedRun, RunState, Trainer, drive_batched
 from defedavg.training.device_minibatches import Shares
 from defedavg.training.precision import computing_in
 from defedavg.training.trainer import TrainingJob
+from helpers.modules import named
+from helpers.settings_tables import settings
+from helpers.small_runs import MODELS, how, lane_of, reference, task_of
 
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)

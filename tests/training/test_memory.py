@@ -10,16 +10,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_batched import batched, how, lane_of, task_of
-from test_reference import settings
 from torch import Tensor, nn
 
+from defedavg.config.build import make_executor, make_simulator
 from defedavg.errors import UserError
-from defedavg.experiments.simulation import make_executor, make_timeline
 from defedavg.tasks import make_task
 from defedavg.training import BatchedRun, RunProgress, StoppingRule, Trainer, drive_batched
 from defedavg.training.memory import VECTORS, Need, free, parse_memory, readable
 from defedavg.training.trainer import TrainingJob
+from helpers.settings_tables import settings
+from helpers.small_runs import batched, how, lane_of, task_of
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_is_kept_does_not_grow_with_the_rounds(algorithm: str) -> None:
     for rounds in (400, 1600):
         chosen = settings(algorithm, clients={"num_clients": 20}, training={"updates_per_round": 4, "local_steps": 3})
         goal = StoppingRule(max_rounds=rounds, every_rounds=5)
-        lane = BatchedRun(make_executor(chosen, 0, task), iter(make_timeline(chosen, 0)), goal, RunProgress())
+        lane = BatchedRun(make_executor(chosen, 0, task), iter(make_simulator(chosen, 0)), goal, RunProgress())
         trainer = Trainer(task, lane.reference.module, width=16)
         most[rounds] = max(vectors(lane) + len(lane.rounds) for _ in drive_batched([lane], trainer))
     assert most[1600] <= 1.1 * most[400] + 5

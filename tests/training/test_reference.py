@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,21 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from defedavg.algorithms import ALGORITHMS
-from defedavg.config import study as config
+from defedavg.config.build import make_executor, make_plan
 from defedavg.config.study import Settings
 from defedavg.errors import UserError
-from defedavg.experiments.simulation import Simulation, make_executor, make_plan
+from defedavg.experiments.simulation import Simulation
 from defedavg.planning.plan import Round
 from defedavg.tasks import Task, cross_entropy, least_squares, make_task
 from defedavg.training import LocalTraining, Reference, RunProgress, Status, StoppingRule, positions
 from defedavg.training.reference import FlatModel
 from defedavg.training.stopping import EvalResult, EvalSchedule, PendingEval
-
-
-def settings(algorithm: str, **tables: Mapping[str, Any]) -> Settings:
-    """Settings of one run, from tables as a file has them."""
-    (point,) = config.study({"algorithms": [algorithm], **tables}).points()
-    return point.settings
+from helpers.settings_tables import settings, small
 
 
 def weights_after(task: Task, how: Settings, rounds: int, seed: int = 0) -> Tensor:
@@ -34,13 +28,6 @@ def weights_after(task: Task, how: Settings, rounds: int, seed: int = 0) -> Tens
     for record in make_plan(how, seed, rounds).rounds:
         executor.apply(record)
     return executor.versions[rounds]
-
-
-def small(num_clients: int, n: int, steps: int = 3, **more: Any) -> dict[str, Any]:
-    return {
-        "clients": {"num_clients": num_clients, **more.pop("clients", {})},
-        "training": {"updates_per_round": n, "local_steps": steps, "global_lr": 1.0, "local_lr": 0.1, **more},
-    }
 
 
 def test_one_client_is_plain_sgd() -> None:
@@ -149,8 +136,8 @@ def test_order_of_updates_in_a_merge_is_canonical() -> None:
 
 def test_measuring_changes_no_run() -> None:
     base: dict[str, Any] = {**small(10, 3), "task": {"model": "softmax"}}
-    often = Simulation(settings("fedbuff", **base, stop={"max_rounds": 6, "measure_rounds": 1}), 0)
-    seldom = Simulation(settings("fedbuff", **base, stop={"max_rounds": 6, "measure_rounds": 6}), 0)
+    often = Simulation(settings("fedbuff", **base, stop={"max_rounds": 6, "eval_every_rounds": 1}), 0)
+    seldom = Simulation(settings("fedbuff", **base, stop={"max_rounds": 6, "eval_every_rounds": 6}), 0)
     assert len(list(often)) == 7
     assert len(list(seldom)) == 2
     assert torch.equal(often.weights, seldom.weights)
@@ -217,7 +204,9 @@ def test_stops_at_target_at_rounds_and_at_seconds() -> None:
     assert found[-1].accuracy is not None
     assert found[-1].accuracy >= 0.7
     assert all(e.accuracy is not None and e.accuracy < 0.7 for e in found[:-1])
-    on = Simulation(settings("fedavg", **base, stop={"max_rounds": 9, "target_accuracy": 0.5, "at_target": False}), 0)
+    on = Simulation(
+        settings("fedavg", **base, stop={"max_rounds": 9, "target_accuracy": 0.5, "stop_at_target": False}), 0
+    )
     assert [e.round for e in on] == list(range(10))
     assert on.progress.status == "max_rounds"
     assert on.progress.first_hit_seconds is not None
@@ -297,7 +286,7 @@ def test_accuracy_is_refused_where_it_has_no_meaning() -> None:
 
 def test_the_last_version_is_measured_whatever_ends_the_run() -> None:
     problem = least_squares(4)
-    how = settings("fedavg", **small(4, 2), stop={"max_seconds": 3.0, "measure_seconds": 100.0})
+    how = settings("fedavg", **small(4, 2), stop={"max_seconds": 3.0, "eval_every_seconds": 100.0})
     run = Simulation(how, 0, problem.task)
     found = list(run)
     assert run.progress.status == "max_seconds"
@@ -321,7 +310,7 @@ def test_first_and_sustained_hits(
     """A sustained hit is five measurements in a row at the target; its time is that of the first of them."""
     task = least_squares(2).task
     progress = RunProgress()
-    meter = EvalSchedule(task, StoppingRule(target_accuracy=0.8, hits=hits), progress)
+    meter = EvalSchedule(task, StoppingRule(target_accuracy=0.8, consecutive_hits=hits), progress)
     for number, accuracy in enumerate(accuracies):
         due = PendingEval(number, float(number), torch.zeros(1), True, 0.0, 0, None)
         meter.settle(due, EvalResult(True, 0.5, accuracy))

@@ -97,8 +97,8 @@ def local(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Of the SuperLink; a free one if not given.")
     ] = None,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Keep no worker between messages; each then loads PyTorch anew.")
+    no_warm_workers: Annotated[
+        bool, typer.Option("--no-warm-workers", help="Keep no worker between messages; each then loads PyTorch anew.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name.")] = False,
     force: Force = False,
@@ -142,7 +142,7 @@ def local(
     try:
         with showing(err, orders.settings.clients.num_clients) as watch:
             changes = {key: value for key, value in flat.items() if value != own.get(key, value)}
-            run_local(app_folder, orders, place, watch, changes, port=port, warm=not cold)
+            run_local(app_folder, orders, place, watch, changes, port=port, warm=not no_warm_workers)
     except KeyboardInterrupt:
         words = f"defedavg deploy local --name {name}" + (f" --out {folder}" if folder != Path("runs") else "")
         then = f"go on with: {words} --resume" if (place / LOG).exists() else "it had not begun; use --force to begin"

@@ -19,8 +19,8 @@ from rich.markup import escape
 
 from .. import __version__
 from ..config import study as config
+from ..config.build import build_task
 from ..errors import UserError
-from ..experiments.simulation import named_task
 from ..report import tables
 from .data_command import DataDir
 from .data_command import app as data_app
@@ -32,6 +32,7 @@ from .options import (
     Executor,
     Force,
     Json,
+    MaxBatchJobs,
     Memory,
     Out,
     Precision,
@@ -39,7 +40,6 @@ from .options import (
     Resume,
     Set,
     TensorBoard,
-    Width,
     err,
     out,
     print_json,
@@ -135,7 +135,7 @@ def split(
 
     study = config.load(file, tuple(overrides or ()))
     settings = study.points()[0].settings
-    task = named_task(settings, study.seeds[0])
+    task = build_task(settings, study.seeds[0])
     labels, classes = task.train.targets.numpy(), task.classes or 0
     shares = task.clients[:1_000] if isinstance(task.clients, Drawn) else task.clients  # nobody reads a million lines
     counts = class_counts(shares, labels, classes)
@@ -163,7 +163,7 @@ def run(
     executor: Executor = "batched",
     ray_address: RayAddress = None,
     device: Device = "auto",
-    width: Width = None,
+    max_batch_jobs: MaxBatchJobs = None,
     memory: Memory = None,
     precision: Precision = "auto",
     data_dir: DataDir = None,
@@ -180,7 +180,7 @@ def run(
     study = config.load(file, tuple(overrides or ()))
     if tensorboard:
         boards.check()
-    means = ComputeConfig.choose(executor, device, width, memory, precision, ray_address)
+    means = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
     place = folder / study.name
     job = StudyRun(study, place, force=force, means=means, resume=resume, every=checkpoint_every)
     for note in job.notes:
@@ -227,7 +227,7 @@ def tune(
     executor: Executor = "batched",
     ray_address: RayAddress = None,
     device: Device = "auto",
-    width: Width = None,
+    max_batch_jobs: MaxBatchJobs = None,
     memory: Memory = None,
     precision: Precision = "auto",
     data_dir: DataDir = None,
@@ -248,7 +248,7 @@ def tune(
 
     study = config.load(file, tuple(overrides or ()))
     pairs = pairs_of(study.points(), _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
-    means = ComputeConfig.choose(executor, device, width, memory, precision, ray_address)
+    means = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
     tuning = Tuning(pairs, study.seeds, means, () if keep_all else RUNGS)
     place = folder / f"{study.name}-tune"
     if tensorboard:
@@ -282,9 +282,9 @@ def bench(
     updates: Annotated[int, typer.Option(help="Updates of the batched executor in each turn.")] = 300,
     reference_updates: Annotated[int, typer.Option(help="Updates of the plain loop in each turn.")] = 20,
     repeats: Annotated[int, typer.Option(help="Turns; medians are reported.")] = 3,
-    measure_rounds: Annotated[int, typer.Option(help="Measure every so many rounds.")] = 10,
+    eval_every_rounds: Annotated[int, typer.Option(help="Measure every so many rounds.")] = 10,
     device: Device = "auto",
-    width: Width = None,
+    max_batch_jobs: MaxBatchJobs = None,
     memory: Memory = None,
     precision: Precision = "auto",
     as_json: Json = False,
@@ -300,8 +300,8 @@ def bench(
     if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", image):
         raise UserError(f"--image {image!r} is no shape; write it as 1,28,28")
     shape = tuple(int(side) for side in image.split(","))
-    load = Load(model, shape, runs, updates, reference_updates, repeats, measure_rounds)
-    means = ComputeConfig.choose("batched", device, width, memory, precision)
+    load = Load(model, shape, runs, updates, reference_updates, repeats, eval_every_rounds)
+    means = ComputeConfig.choose("batched", device, max_batch_jobs, memory, precision)
     found = measure(load, means, lambda line: err.print(line, markup=False, soft_wrap=True))
     if as_json:
         print_json(found)

@@ -29,7 +29,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 Force = Annotated[bool, typer.Option("--force", help="Replace a run of the same name.")]
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where run folders are made.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Width = Annotated[int | None, typer.Option(help="Jobs in one batch at most; 64 on the CPU, 192 on CUDA.")]
+MaxBatchJobs = Annotated[
+    int | None, typer.Option("--max-batch-jobs", help="Jobs in one batch at most; 64 on the CPU, 192 on CUDA.")
+]
 Memory = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="What may be used, as 800M or 12G; a share of what is free if not given."),

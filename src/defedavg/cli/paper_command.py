@@ -13,7 +13,7 @@ from ..paper.published import FIGURE6_SIZES, SIZE_OF, cells
 from ..paper.run_grid import Choices, Piece
 from ..paper.run_request import PaperRequest, chosen, rates_or_refuse, seeds_or_refuse
 from .data_command import DataDir
-from .options import Device, Executor, Json, Memory, Precision, RayAddress, Width, err, out, print_json
+from .options import Device, Executor, Json, MaxBatchJobs, Memory, Precision, RayAddress, err, out, print_json
 
 if TYPE_CHECKING:
     from ..paper.result_files import Result, ResultFiles
@@ -38,9 +38,12 @@ RatesOption = Annotated[
     str, typer.Option(metavar="paper|tuned", help="The paper's rates, or the best of its grid, found for each cell.")
 ]
 MaxTime = Annotated[
-    float | None, typer.Option(help="Simulated seconds after which a run is given up; see --beyond if not given.")
+    float | None,
+    typer.Option(help="Simulated seconds after which a run is given up; see --time-limit-factor if not given."),
 ]
-Beyond = Annotated[float, typer.Option(help="Give up at so many times the paper's seconds, a minute at least.")]
+TimeLimitFactor = Annotated[
+    float, typer.Option(help="Give up at so many times the paper's seconds, a minute at least.")
+]
 MeasureSeconds = Annotated[float, typer.Option(help="Simulated seconds between measurements.")]
 TrainSamples = Annotated[int, typer.Option(help="Samples on which the training loss is measured; 0: it is not.")]
 Normalise = Annotated[str, typer.Option(help="Inputs: standard or unit.")]
@@ -210,7 +213,7 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest], bool]) -> 
         seeds: Seeds = 3,
         rates: RatesOption = "paper",
         max_time: MaxTime = None,
-        beyond: Beyond = _C.beyond,
+        time_limit_factor: TimeLimitFactor = _C.time_limit_factor,
         measure_seconds: MeasureSeconds = _C.measure_seconds,
         train_samples: TrainSamples = _C.train_samples,
         normalise: Normalise = _C.normalise,
@@ -219,7 +222,7 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest], bool]) -> 
         executor: Executor = "batched",
         ray_address: RayAddress = None,
         device: Device = "auto",
-        width: Width = None,
+        max_batch_jobs: MaxBatchJobs = None,
         memory: Memory = None,
         precision: Precision = "auto",
         data_dir: DataDir = None,
@@ -232,9 +235,9 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest], bool]) -> 
             cells=tuple(chosen(datasets, settings, sizes, algorithms)),
             seeds=seeds_or_refuse(seeds),
             rates=rates_or_refuse(rates),
-            choices=Choices.checked(measure_seconds, normalise, sampling, train_samples, beyond, max_time),
+            choices=Choices.checked(measure_seconds, normalise, sampling, train_samples, time_limit_factor, max_time),
             folder=folder,
-            means=ComputeConfig.choose(executor, device, width, memory, precision, ray_address),
+            means=ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address),
             show=show,
             as_json=as_json,
         )

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from ..algorithms import ALGORITHMS
 from ..config import study as config
+from ..config.build import make_simulator
 from ..config.study import Study, SweepPoint
 from ..errors import UserError, unknown
-from ..experiments.simulation import make_timeline
 from ..fileio import writing
 from ..planning.plan import Plan, Record, Round, records, uncollected
 from ..planning.plan_checks import checked
@@ -54,7 +54,7 @@ def plan(
     """Plan without training: round times, staleness, participation, idleness, bytes, and a Gantt chart.
 
     Every plan is checked as it is made. From 20,000 clients on only the jobs that are uploaded are followed
-    (clients.record_jobs), so that a million clients take minutes and little memory.
+    (clients.plan_detail), so that a million clients take minutes and little memory.
     """
     short = {"clients.num_clients": num_clients, "training.updates_per_round": updates_per_round}
     said = (*(overrides or ()), *(f"{name}={value}" for name, value in short.items() if value is not None))
@@ -88,7 +88,7 @@ def plan(
 def _plan(
     point: SweepPoint, seed: int, rounds: int, save: Path | None, keep: bool, tell: Tell
 ) -> tuple[PlanStats, Plan | None]:
-    timeline = make_timeline(point.settings, seed)
+    timeline = make_simulator(point.settings, seed)
     header = timeline.header
     counting = PlanStatsCollector(header, timeline.fleet)
     stream: Iterator[Record] = checked(header, records(timeline, rounds))

@@ -106,7 +106,7 @@ def _constants(
     missing = [name for name in uses if name not in given]
     if not missing:
         return given, "Constants by hand."
-    from ..experiments.simulation import named_task
+    from ..config.build import build_task
     from ..theory.estimates import Probe, estimate
 
     how = point.settings
@@ -114,7 +114,7 @@ def _constants(
     known = (how.task, how.clients.num_clients, batch)
     if known not in estimated:
         probe = Probe(batch_size=batch, seed=seed, points=points, samples=samples)
-        estimated[known] = estimate(named_task(how, seed), probe, say=_say)
+        estimated[known] = estimate(build_task(how, seed), probe, say=_say)
     found = asdict(estimated[known])
     note = f"Estimated: {', '.join(missing)}, from {found['note']}."
     return {**{name: found[name] for name in missing}, **given}, note
@@ -129,7 +129,7 @@ def _size(
     clients, n = how.clients.num_clients, how.training.updates_per_round
     observed: int | None = None
     if max_staleness is None:
-        from ..experiments.simulation import make_plan
+        from ..config.build import make_plan
 
         plan = make_plan(how, seed, max(1, min(total, PLANNED)))
         observed = max((s for record in plan.rounds for s in record.merge.staleness), default=0)

@@ -21,7 +21,7 @@ from typing import Any
 from ..algorithms import ALGORITHMS
 from ..errors import UserError, first_line, unknown
 from ..planning.devices import PAPER, Slowness, Windows
-from ..planning.sparse_simulator import RECORD_JOBS
+from ..planning.sparse_simulator import PLAN_DETAIL
 from ..planning.traces import read_trace
 
 PROFILE = "paper-fashionmnist"  # unless a file names another
@@ -70,12 +70,12 @@ class ClientSettings:
     downlink_mbps: float = _key(400.0, "Mbit/s from server to client")
     latency_seconds: float = _key(0.0, "added to every message")
     availability: str = _key("always", "always, or windows(on_seconds, off_seconds)")
-    dropout: float = _key(0.0, "probability that a started job kills its client")
-    return_seconds: float = _key(1.0, "a client lost by dropout is back after this long (inf: never)")
+    failure_rate: float = _key(0.0, "probability that a started job kills its client")
+    return_seconds: float = _key(1.0, "a client that failed returns after this long (inf: never)")
     trace: str = _key(
         "", "CSV instead of steps and links: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]"
     )
-    record_jobs: str = _key(
+    plan_detail: str = _key(
         "auto", "in plans: all, used (those that are uploaded), or auto (used from 20,000 clients on, if none is lost)"
     )
 
@@ -83,8 +83,8 @@ class ClientSettings:
         _need(self.num_clients >= 1, "clients.num_clients", self.num_clients, "it must be at least 1")
         if self.profile not in PAPER:
             raise unknown("profile", self.profile, PAPER)
-        if self.record_jobs not in RECORD_JOBS:
-            raise unknown("clients.record_jobs", self.record_jobs, RECORD_JOBS)
+        if self.plan_detail not in PLAN_DETAIL:
+            raise unknown("clients.plan_detail", self.plan_detail, PLAN_DETAIL)
         Slowness.parse(self.slowness)
         Windows.parse(self.availability)
 
@@ -119,21 +119,23 @@ class StopSettings:
     """[stop]: when a run is over, and how often it is measured."""
 
     target_accuracy: float = _key(0.0, "stop when a measured accuracy reaches it; 0: no target")
-    at_target: bool = _key(True, "false: go on after the target")
-    hits: int = _key(1, "measurements in a row at the target that end a run; 5: a sustained hit")
+    stop_at_target: bool = _key(True, "false: go on after the target")
+    consecutive_hits: int = _key(1, "measurements in a row at the target that end a run; 5: a sustained hit")
     max_rounds: int = _key(400, "merges at most")
     max_seconds: float = _key(math.inf, "simulated seconds at most")
-    measure_rounds: int = _key(1, "rounds from one measurement to the next, at least")
-    measure_seconds: float = _key(0.0, "simulated seconds from one measurement to the next, at least")
+    eval_every_rounds: int = _key(1, "rounds from one measurement to the next, at least")
+    eval_every_seconds: float = _key(0.0, "simulated seconds from one measurement to the next, at least")
     train_samples: int = _key(0, "training samples on which the training loss is measured; 0: not measured")
 
     def __post_init__(self) -> None:
         _need(0 <= self.target_accuracy <= 1, "stop.target_accuracy", self.target_accuracy, "give a share, like 0.8")
-        _need(self.hits >= 1, "stop.hits", self.hits, "it must be at least 1")
+        _need(self.consecutive_hits >= 1, "stop.consecutive_hits", self.consecutive_hits, "it must be at least 1")
         _need(self.max_rounds >= 1, "stop.max_rounds", self.max_rounds, "it must be at least 1")
         _need(self.max_seconds > 0, "stop.max_seconds", self.max_seconds, "it must be above zero")
-        _need(self.measure_rounds >= 1, "stop.measure_rounds", self.measure_rounds, "it must be at least 1")
-        _need(self.measure_seconds >= 0, "stop.measure_seconds", self.measure_seconds, "it must be zero or more")
+        _need(self.eval_every_rounds >= 1, "stop.eval_every_rounds", self.eval_every_rounds, "it must be at least 1")
+        _need(
+            self.eval_every_seconds >= 0, "stop.eval_every_seconds", self.eval_every_seconds, "it must be zero or more"
+        )
         _need(self.train_samples >= 0, "stop.train_samples", self.train_samples, "it must be zero or more")
 
 
@@ -154,10 +156,10 @@ class Settings:
     clients: ClientSettings = ClientSettings()
     training: TrainingSettings = TrainingSettings()
     stop: StopSettings = StopSettings()
-    own: Any = None  # the algorithm's own settings
+    own: Any = None  # settings of the algorithm
 
     @property
-    def own_settings(self) -> Any:
+    def algorithm_settings(self) -> Any:
         """The algorithm's own settings, defaults where none were given."""
         return ALGORITHMS[self.algorithm].settings_type() if self.own is None else self.own
 

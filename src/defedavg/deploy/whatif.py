@@ -65,7 +65,7 @@ def plan_for(found: Replay, choice: dict[str, Any], rounds: int) -> Plan:
     )
     total = found.plan.header.num_clients
     setup = Setup(total, training.updates_per_round, training.local_steps, found.orders.seed)
-    own = settings.own_settings if name == settings.algorithm else None
+    own = settings.algorithm_settings if name == settings.algorithm else None
     fleet = Fleet(total, found.orders.seed, model_megabytes=found.model_bytes * 1e-6, trace=found.trace)
     plan = Plan.collect(Simulator(algorithm(name)(setup, own), fleet), rounds)
     plan.check()

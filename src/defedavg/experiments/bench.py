@@ -19,6 +19,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..config import study as config
+from ..config.build import make_executor, make_simulator
 from ..config.study import Settings
 from ..errors import UserError
 from ..planning.plan import Round
@@ -28,7 +29,6 @@ from ..training.precision import computing_in
 from ..training.reference import sample_losses
 from ..training.threads import threads as using
 from ..training.trainer import TrainingJob
-from .simulation import make_executor, make_timeline
 from .sweep import ComputeConfig
 
 CLASSES = 10
@@ -49,10 +49,10 @@ class Load:
     updates: int = 300  # of all runs together, in each turn
     reference_updates: int = 20
     repeats: int = 3
-    measure_rounds: int = 10
+    eval_every_rounds: int = 10
 
     def __post_init__(self) -> None:
-        for name in ("runs", "updates", "reference_updates", "repeats", "measure_rounds"):
+        for name in ("runs", "updates", "reference_updates", "repeats", "eval_every_rounds"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1")
 
@@ -154,11 +154,11 @@ class _Batched:
         """Updates per second inside real runs of several seeds, measuring included."""
         load = self._load
         rounds = max(1, updates // (self._settings.training.updates_per_round * load.runs))
-        goal = StoppingRule(max_rounds=rounds, every_rounds=load.measure_rounds)
+        goal = StoppingRule(max_rounds=rounds, every_rounds=load.eval_every_rounds)
         lanes = []
         for seed in range(load.runs):
             executor = make_executor(self._settings, seed, self._task)
-            lanes.append(BatchedRun(executor, iter(make_timeline(self._settings, seed)), goal, RunProgress()))
+            lanes.append(BatchedRun(executor, iter(make_simulator(self._settings, seed)), goal, RunProgress()))
         began = _now(self._task)
         for _ in drive_batched(lanes, self.trainer):
             pass
@@ -190,7 +190,7 @@ def _reference(settings: Settings, task: Task, updates: int, device: str) -> flo
     """Updates per second of the plain loop, one client at a time."""
     executor = make_executor(settings, 0, task)
     began = _now(task)
-    for record in make_timeline(settings, 0):
+    for record in make_simulator(settings, 0):
         if isinstance(record, Round):
             executor.apply(record)
             if executor.updates_trained >= updates:

@@ -28,7 +28,7 @@ def _study(name: str, split: str, target: float, rates: dict[str, dict[str, floa
             "algorithms": list(rates),
             **COMMON,
             "task": {**COMMON["task"], "split": split, "classes_per_client": 2},
-            "stop": {"target_accuracy": target, "max_rounds": 10_000, "max_seconds": 15.0, "measure_seconds": 0.1},
+            "stop": {"target_accuracy": target, "max_rounds": 10_000, "max_seconds": 15.0, "eval_every_seconds": 0.1},
             **rates,
         }
     )

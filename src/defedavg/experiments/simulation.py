@@ -6,15 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..algorithms import ALGORITHMS, Setup, algorithm
 from ..config import study as config
+from ..config.build import build_task, make_executor, make_plan, make_simulator, make_stopping_rule
 from ..config.study import Settings
 from ..errors import UserError, unknown
-from ..planning.devices import Fleet, Slowness, Windows
 from ..planning.plan import Plan, Record, records
 from ..planning.simulator import Simulator
-from ..planning.sparse_simulator import choose
-from ..planning.traces import read_trace
 
 if TYPE_CHECKING:
     from ..tasks import Task
@@ -24,119 +21,13 @@ if TYPE_CHECKING:
         EvalCounters,
         EvalSchedule,
         Evaluation,
-        Reference,
         RunProgress,
         RunState,
-        StoppingRule,
     )
 
 
 LOCAL = ("batched", "reference")
 EXECUTORS = (*LOCAL, "ray")
-
-
-def make_fleet(settings: Settings, seed: int) -> Fleet:
-    """The clients of a run, as fast and as reliable as the settings say."""
-    c = settings.clients
-    return Fleet(
-        num_clients=c.num_clients,
-        seed=seed,
-        step_seconds=c.step_seconds,
-        slowness=Slowness.parse(c.slowness),
-        jitter=c.jitter,
-        uplink_mbps=c.uplink_mbps,
-        downlink_mbps=c.downlink_mbps,
-        latency_seconds=c.latency_seconds,
-        model_megabytes=c.model_megabytes,
-        availability=Windows.parse(c.availability),
-        dropout=c.dropout,
-        return_seconds=c.return_seconds,
-        trace=read_trace(c.trace) if c.trace else None,
-    )
-
-
-def make_timeline(settings: Settings, seed: int) -> Simulator:
-    """The clock of a run, at zero."""
-    fleet = make_fleet(settings, seed)
-    kind = algorithm(settings.algorithm)
-    training = settings.training
-    timeout: float | None = training.timeout_seconds or None
-    trip = fleet.round_trip(kind.steps_per_job(training.local_steps))
-    if timeout is None and fleet.lossy:
-        timeout = 10.0 * trip
-    if timeout is not None and timeout < trip:
-        raise UserError(
-            f"training.timeout_seconds is {timeout:g}, but a client may need {trip:.4g} s to answer; give more"
-        )
-    setup = Setup(
-        num_clients=fleet.num_clients,
-        updates_per_round=training.updates_per_round,
-        local_steps=training.local_steps,
-        seed=seed,
-        timeout_seconds=timeout,
-    )
-    return choose(kind(setup, settings.own_settings), fleet, settings.clients.record_jobs)
-
-
-def make_plan(settings: Settings, seed: int, rounds: int) -> Plan:
-    """Plan so many rounds; nothing is trained."""
-    return Plan.collect(make_timeline(settings, seed), rounds)
-
-
-def named_task(settings: Settings, seed: int) -> Task:
-    """The task that the settings name."""
-    from ..tasks import classification_task
-
-    t = settings.task
-    return classification_task(
-        t.data,
-        t.model,
-        t.split,
-        settings.clients.num_clients,
-        seed,
-        normalise=t.normalise,
-        classes_per_client=t.classes_per_client,
-        alpha=t.alpha,
-        shards_per_client=t.shards_per_client,
-        samples_per_client=t.samples_per_client,
-    )
-
-
-def make_executor(settings: Settings, seed: int, task: Task) -> Reference:
-    """An executor for one run, at version 0."""
-    from ..training import LocalTraining, Reference
-
-    if task.num_clients != settings.clients.num_clients:
-        raise UserError(
-            f"the task has {task.num_clients} clients but clients.num_clients is {settings.clients.num_clients}"
-        )
-    kind = ALGORITHMS[settings.algorithm]
-    training = settings.training
-    recipe = LocalTraining(
-        seed=seed,
-        batch_size=training.batch_size,
-        global_lr=training.global_lr if kind.uses_global_lr else 1.0,
-        local_lr=training.local_lr if kind.uses_local_lr else 1.0,
-        sampling=training.sampling,
-    )
-    return Reference(task, recipe)
-
-
-def make_goal(settings: Settings) -> StoppingRule:
-    """When to measure, and when to stop."""
-    from ..training import StoppingRule
-
-    stop = settings.stop
-    return StoppingRule(
-        target_accuracy=stop.target_accuracy or None,
-        max_rounds=stop.max_rounds,
-        max_seconds=stop.max_seconds,
-        stop_at_target=stop.at_target,
-        hits=stop.hits,
-        every_rounds=stop.measure_rounds,
-        every_seconds=stop.measure_seconds,
-        train_samples=stop.train_samples,
-    )
 
 
 class Simulation:
@@ -147,8 +38,8 @@ class Simulation:
 
         self.settings = settings
         self.seed = seed
-        self.task = named_task(settings, seed) if task is None else task
-        self.timeline = make_timeline(settings, seed)
+        self.task = build_task(settings, seed) if task is None else task
+        self.timeline = make_simulator(settings, seed)
         self.executor = make_executor(settings, seed, self.task)
         self.progress: RunProgress = RunProgress()
         self.meter: EvalSchedule | None = None  # of the reference executor, once it is under way
@@ -171,7 +62,7 @@ class Simulation:
         from ..training import EvalSchedule, drive
 
         records, tally = self._taken_up()
-        goal = make_goal(self.settings)
+        goal = make_stopping_rule(self.settings)
         self.meter = EvalSchedule(self.task, goal, self.progress, tally)
         return drive(records, self.executor, goal, self.meter, rest)
 
@@ -183,7 +74,7 @@ class Simulation:
         from ..training import BatchedRun
 
         records, tally = self._taken_up()
-        return BatchedRun(self.executor, records, make_goal(self.settings), self.progress, tally=tally)
+        return BatchedRun(self.executor, records, make_stopping_rule(self.settings), self.progress, tally=tally)
 
     def batched(self) -> Iterator[Evaluation]:
         """The same measurements from the batched executor; from the reference, if the model cannot be stacked."""
@@ -211,7 +102,7 @@ class Simulation:
 
     def planned(self) -> tuple[Simulator, Iterator[Record]]:
         """The same as a stream of records with its clock, without holding it."""
-        timeline = make_timeline(self.settings, self.seed)
+        timeline = make_simulator(self.settings, self.seed)
         return timeline, records(timeline, self._rounds)
 
     @property

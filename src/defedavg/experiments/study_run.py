@@ -28,6 +28,7 @@ import safetensors.torch
 import torch
 
 from .. import __version__
+from ..config.build import make_simulator, make_stopping_rule
 from ..config.study import Study, SweepPoint
 from ..errors import UserError
 from ..fileio import FolderLock, file_name, read_text, write_whole, writing
@@ -43,7 +44,7 @@ from ..training import Evaluation, RunProgress
 from .checkpoints import CheckpointDir
 from .journal import Journal, JournalPosition, read
 from .resume import CheckpointWriter, SavedSession, check_study, evaluation, finished_entries, load
-from .simulation import Simulation, make_goal, make_timeline
+from .simulation import Simulation
 from .sweep import ComputeConfig, Event, RunFinished, RunSpec, Sweep, Watch
 
 SHOWN = 1_000  # clients in the drawing of a split
@@ -131,7 +132,7 @@ class StudyRun:
         """Find what cannot work before anything is written."""
         for point in self.points:
             for seed in self.study.seeds:
-                make_timeline(point.settings, seed)
+                make_simulator(point.settings, seed)
                 self.sweep.task(point.settings, seed)
 
     def _take_up(self) -> None:
@@ -311,7 +312,7 @@ def entry_of(
         "swept": dict(point.swept),
         "seed": seed,
         "status": str(progress.status),
-        "target_accuracy": make_goal(point.settings).target_accuracy,
+        "target_accuracy": make_stopping_rule(point.settings).target_accuracy,
         "first_hit_seconds": progress.first_hit_seconds,
         "sustained_seconds": progress.sustained_seconds,
         "rounds": progress.rounds,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ..config.build import build_task
 from ..config.study import Settings
 from ..errors import UserError, unknown
 from ..tasks import Data, Task
@@ -25,7 +26,7 @@ from ..training import (
 )
 from ..training.memory import parse_memory
 from ..training.precision import DEFAULT, check_precision, computing_in
-from .simulation import EXECUTORS, Simulation, named_task
+from .simulation import EXECUTORS, Simulation
 
 if TYPE_CHECKING:
     from .ray import RayScheduler
@@ -55,7 +56,7 @@ class ComputeConfig:
         if self.executor not in EXECUTORS:
             raise unknown("executor", self.executor, EXECUTORS)
         if self.width is not None and self.width < 1:
-            raise UserError(f"--width is {self.width}; it must be at least 1")
+            raise UserError(f"--max-batch-jobs is {self.width}; it must be at least 1")
         check_precision(self.precision, self.device)
 
     @classmethod
@@ -186,7 +187,7 @@ class Sweep:
         """The task of a run; runs that share data and split share it."""
         key = (settings.task, settings.clients.num_clients, seed)
         if key not in self._tasks:
-            task = named_task(settings, seed)
+            task = build_task(settings, seed)
             train, test = (
                 self._data.setdefault(id(data), (data, data.to(self.means.here)))[1] for data in (task.train, task.test)
             )

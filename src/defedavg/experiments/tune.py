@@ -4,7 +4,7 @@ Pairs of one setting compete. At certain parts of the time they have, all wait f
 target, those that can no longer be sooner are dropped, which costs nothing: they could not win. From an eighth of the
 time on, the worse half is dropped, too (successive halving: Jamieson, Talwalkar: Non-stochastic Best Arm Identification
 and Hyperparameter Optimization, 2016). A pair is judged by its seeds together: how many reached the target, how soon on
-average, else how accurate they got. Where a run is to hold the target (``stop.hits``), that is what counts, not a first
+average, else how accurate they got. Where a run is to hold the target (``stop.consecutive_hits``), that is what counts, not a first
 lucky measurement.
 """
 

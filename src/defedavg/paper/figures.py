@@ -9,7 +9,7 @@ from typing import Any, Literal
 from matplotlib.figure import Figure
 
 from ..config import study as config
-from ..experiments.simulation import make_timeline
+from ..config.build import make_simulator
 from ..planning.plan import Plan
 from ..report.gantt import gantt
 from ..report.plots import Curve, accuracy_curves, loss_curves
@@ -32,7 +32,7 @@ def figure1(seed: int = 0) -> Figure:
             "training": {"updates_per_round": 2},
         }
         (point,) = config.study(tables).points()
-        plans[title] = Plan.collect(make_timeline(point.settings, seed), 10 * _MERGES)
+        plans[title] = Plan.collect(make_simulator(point.settings, seed), 10 * _MERGES)
     return gantt(plans, until=plans["FedAvg"].rounds[_MERGES - 1].time)
 
 

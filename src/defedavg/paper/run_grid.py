@@ -38,24 +38,24 @@ class Choices:
     normalise: str = "standard"
     sampling: str = "replacement"
     train_samples: int = 2000
-    beyond: float = 1.5
+    time_limit_factor: float = 1.5
     max_seconds: float | None = None
 
     @classmethod
     def checked(cls, *given: Any) -> Choices:
         """From the command line."""
         made = cls(*given)
-        for word, value in (("--beyond", made.beyond), ("--max-time", made.max_seconds)):
+        for word, value in (("--time-limit-factor", made.time_limit_factor), ("--max-time", made.max_seconds)):
             if value is not None and not value > 0:
                 raise UserError(f"{word} is {value:g}; it must be above zero")
         return made
 
     def open(self) -> dict[str, Any]:
         """What the paper leaves open, without how long a run may last."""
-        return {name: value for name, value in asdict(self).items() if name not in ("beyond", "max_seconds")}
+        return {name: value for name, value in asdict(self).items() if name not in ("time_limit_factor", "max_seconds")}
 
     def limit(self, piece: Piece) -> float:
-        """Simulated seconds after which a run is given up: ``beyond`` times the paper's, but no sooner than the paper's
+        """Simulated seconds after which a run is given up: ``time_limit_factor`` times the paper's, but no sooner than the paper's
         FedAvg of the same n, so that it is known who comes first; at most LIMITS. Where the paper gave up, when it did.
         """
         cell = piece.cell
@@ -67,7 +67,7 @@ class Choices:
             return BOUNDS[cell.dataset]
         fedavg = replace(cell, algorithm="fedavg").seconds
         assert fedavg is not None
-        return min(max(self.beyond * cell.seconds, fedavg, FIRST_MINUTE), LIMITS[cell.dataset, cell.setting])
+        return min(max(self.time_limit_factor * cell.seconds, fedavg, FIRST_MINUTE), LIMITS[cell.dataset, cell.setting])
 
     def settings(self, piece: Piece) -> Settings:
         """The run of a piece."""
@@ -100,5 +100,15 @@ class Choices:
         limit = self.limit(piece)
         if piece.rounds is not None:
             every = max(1, piece.rounds // 100)
-            return {"at_target": False, "max_rounds": piece.rounds, "measure_rounds": every, "max_seconds": limit}
-        return {"hits": 5, "max_rounds": 10**9, "max_seconds": limit, "measure_seconds": self.measure_seconds}
+            return {
+                "stop_at_target": False,
+                "max_rounds": piece.rounds,
+                "eval_every_rounds": every,
+                "max_seconds": limit,
+            }
+        return {
+            "consecutive_hits": 5,
+            "max_rounds": 10**9,
+            "max_seconds": limit,
+            "eval_every_seconds": self.measure_seconds,
+        }

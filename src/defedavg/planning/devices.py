@@ -166,7 +166,7 @@ class Fleet:
     latency_seconds: float = 0.0
     model_megabytes: float = 2.2
     availability: Windows | None = None
-    dropout: float = 0.0
+    failure_rate: float = 0.0
     return_seconds: float = 1.0
     trace: Trace | None = None
 
@@ -182,7 +182,7 @@ class Fleet:
         need(self.downlink_mbps > 0, "downlink_mbps", "it must be above zero (inf: no time at all)")
         need(0 <= self.latency_seconds < math.inf, "latency_seconds", "it must be zero or more")
         need(0 <= self.model_megabytes < math.inf, "model_megabytes", "it must be zero or more")
-        need(0 <= self.dropout < 1, "dropout", "it is a probability, from 0 up to but not 1")
+        need(0 <= self.failure_rate < 1, "failure_rate", "it is a probability, from 0 up to but not 1")
         need(self.return_seconds >= 0, "return_seconds", "it must be zero or more (inf: lost clients never return)")
         need(self.num_clients <= MOST_CLIENTS, "num_clients", f"at most {MOST_CLIENTS:,} can be planned")
         need(self.jitter <= 5, "jitter", "at most 5 makes sense: jobs would differ by factors of a million")
@@ -254,10 +254,10 @@ class Fleet:
 
     def dies_after(self, client: int, job: int) -> float | None:
         """The share of its time after which this job kills its client, or None."""
-        if self.dropout == 0.0:
+        if self.failure_rate == 0.0:
             return None
         u = uniform(extend(extend(self._death_key, client), job))
-        return u / self.dropout if u < self.dropout else None
+        return u / self.failure_rate if u < self.failure_rate else None
 
     def opens(self, client: int, time: float) -> float:
         """The first moment at or after ``time`` at which the client can be reached."""
@@ -279,7 +279,7 @@ class Fleet:
     @property
     def lossy(self) -> bool:
         """Whether clients can be lost."""
-        return self.dropout > 0.0 or bool(self.absences)
+        return self.failure_rate > 0.0 or bool(self.absences)
 
     def round_trip(self, local_steps: int) -> float:
         """The longest time from sending a model to the arrival of its update, jitter aside."""

@@ -32,14 +32,14 @@ MOST_SIGMAS = 8.6
 """A keyed normal deviate is never farther from zero."""
 
 
-RECORD_JOBS = ("auto", "all", "used")
+PLAN_DETAIL = ("auto", "all", "used")
 
 
-def choose(server: ServerMachine, fleet: Fleet, record_jobs: str = "all") -> Simulator:
+def choose(server: ServerMachine, fleet: Fleet, plan_detail: str = "all") -> Simulator:
     """The clock that records ``all`` jobs, only the ``used`` ones, or as many as is fit (``auto``)."""
-    if record_jobs == "used" and fleet.lossy:
-        raise UserError("clients.record_jobs is 'used', but clients can be lost, so all are followed; make it 'all'")
-    if record_jobs == "all" or fleet.lossy or (record_jobs == "auto" and fleet.num_clients < FROM):
+    if plan_detail == "used" and fleet.lossy:
+        raise UserError("clients.plan_detail is 'used', but clients can be lost, so all are followed; make it 'all'")
+    if plan_detail == "all" or fleet.lossy or (plan_detail == "auto" and fleet.num_clients < FROM):
         return Simulator(server, fleet)
     policy = server.client_policy(server.settings)
     if not policy.hold_until_requested:

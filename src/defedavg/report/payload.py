@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
+from ..config.build import make_fleet
 from ..errors import UserError
-from ..experiments.simulation import make_fleet
 from ..runstore.reader import Entry, Folder, Trail
 from .plan_digest import Digest, digest, gantt, participation
 from .series import Series, decided, known, looks_of, names_of, shorten, verdict

@@ -79,7 +79,7 @@ def plan_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]], roun
         )
     caption = (
         "Quarters of the clients by speed: how often their updates are merged, 1.00 being an equal share. "
-        "idle: neither training nor sending. –: not followed, since no merge depends on it (clients.record_jobs)."
+        "idle: neither training nor sending. –: not followed, since no merge depends on it (clients.plan_detail)."
     )
     return make(f"{rounds} rounds, mean over {len(stats[0])} seed(s)", columns, rows, caption)
 

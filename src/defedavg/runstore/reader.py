@@ -221,7 +221,7 @@ def flat(settings: Settings) -> dict[str, Any]:
     for name, has in (("global_lr", kind.uses_global_lr), ("local_lr", kind.uses_local_lr)):
         if not has:
             del found[f"training.{name}"]
-    found |= {f"{settings.algorithm}.{name}": value for name, value in asdict(settings.own_settings).items()}
+    found |= {f"{settings.algorithm}.{name}": value for name, value in asdict(settings.algorithm_settings).items()}
     return found
 
 

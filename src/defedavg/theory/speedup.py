@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..config import study as config
+from ..config.build import make_simulator
 from ..config.study import Settings
 from ..errors import UserError
-from ..experiments.simulation import make_timeline
 from ..planning.plan import Record, Round, Stall
 from ..tasks import Task
 from ..training import BatchedRun, LocalTraining, RunProgress, Status, StoppingRule, Trainer, drive_batched
@@ -101,7 +101,7 @@ class _Quest:
     trial: SpeedupTrial | None = None
 
     def __post_init__(self) -> None:
-        self._clock = iter(make_timeline(self.case.settings(self.n), self.seed))
+        self._clock = iter(make_simulator(self.case.settings(self.n), self.seed))
 
     def records(self) -> Iterator[Record]:
         """The rounds, planned once and read again at every try."""

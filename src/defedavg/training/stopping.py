@@ -42,7 +42,7 @@ class StoppingRule:
     max_rounds: int = 400
     max_seconds: float = math.inf
     stop_at_target: bool = True
-    hits: int = 1  # measurements in a row at the target before the run stops
+    consecutive_hits: int = 1  # measurements in a row at the target before the run stops
     every_rounds: int = 1
     every_seconds: float = 0.0
     train_samples: int = 0
@@ -234,7 +234,7 @@ class EvalSchedule:
             progress.first_hit_seconds = seconds
         if self.tally.hits >= SUSTAINED and progress.sustained_seconds is None:
             progress.sustained_seconds = self.tally.since
-        if goal.stop_at_target and self.tally.hits >= goal.hits:
+        if goal.stop_at_target and self.tally.hits >= goal.consecutive_hits:
             progress.status = Status.TARGET
 
 

@@ -70,7 +70,7 @@ def test_the_simulators_machine_does_the_same_with_the_same_events(
         world.until(lambda: world.session.engine.server.version >= 2)
         world.node_of(1).alive = False
         world.until(lambda: world.session.progress.status is not Status.RUNNING)
-    machine = kind(world.session.engine.server.setup, world.orders.settings.own_settings)
+    machine = kind(world.session.engine.server.setup, world.orders.settings.algorithm_settings)
     assert any(name == "arrived" for name, _, _ in spy.calls)
     for name, args, actions in spy.calls:
         assert list(getattr(machine, name)(*args)) == actions

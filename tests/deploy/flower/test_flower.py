@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from defedavg.config.build import build_task, make_executor
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import LOG
 from defedavg.deploy.engine.events import Joined, Left, Refused, Resumed, Trained
@@ -23,7 +24,6 @@ from defedavg.deploy.flower.processes import Security
 from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.errors import UserError
-from defedavg.experiments.simulation import make_executor, named_task
 from defedavg.rng import key, uniform
 from helpers.flower_processes import TASK, Deployment, Narrows
 
@@ -56,7 +56,7 @@ def test_six_uneven_clients_learn_digits_with_defedavg_iid(tmp_path: Path) -> No
     assert entry["status"] == "target", entry
     assert entry["final_accuracy"] >= 0.9
     _, found = run.checked()
-    executor = make_executor(run.orders.settings, run.orders.seed, named_task(run.orders.settings, run.orders.seed))
+    executor = make_executor(run.orders.settings, run.orders.seed, build_task(run.orders.settings, run.orders.seed))
     weights = executor.versions[0]
     for record in found.plan.rounds:
         weights = executor.apply(record)

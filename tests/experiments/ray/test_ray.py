@@ -31,7 +31,7 @@ BASE: dict[str, Any] = {
     "task": {"model": "softmax", "split": "classes"},
     "clients": {"num_clients": 20},
     "training": {"updates_per_round": 4, "local_steps": 10},
-    "stop": {"max_rounds": 20, "measure_rounds": 2},
+    "stop": {"max_rounds": 20, "eval_every_rounds": 2},
 }
 
 
@@ -154,7 +154,7 @@ class Blow:
         event.lane.held = False
 
 
-FOUR = {"seeds": [0, 1, 2, 3], "stop": {"max_rounds": 60, "measure_rounds": 2}}
+FOUR = {"seeds": [0, 1, 2, 3], "stop": {"max_rounds": 60, "eval_every_rounds": 2}}
 
 
 def test_a_worker_that_is_killed_changes_no_number(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_workers_without_a_run_help_with_the_jobs_of_others(machines: Machines) 
 
 def test_tuning_on_a_cluster_finds_the_same(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs are judged at the very measurement at which they come to wait, whoever computes them."""
-    chosen = study(seeds=[0, 1], stop={"target_accuracy": 0.8, "max_rounds": 40, "measure_rounds": 2})
+    chosen = study(seeds=[0, 1], stop={"target_accuracy": 0.8, "max_rounds": 40, "eval_every_rounds": 2})
     pairs = pairs_of(chosen.points(), (0.1, 1.0), (0.0001, 0.001, 0.05, 0.1))
     there = Tuning(pairs, chosen.seeds, ComputeConfig("ray", ray_address=machines.address))
     assert there.carry_out(quiet)

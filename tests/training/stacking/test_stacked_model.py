@@ -6,16 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_batched import CLIENTS, batched, how, lane_of, reference
 from torch import Tensor, nn
 
 from defedavg import rng as keyed
-from defedavg.experiments.simulation import make_executor, make_plan
-from defedavg.tasks import Task, make_task
+from defedavg.config.build import make_executor, make_plan
+from defedavg.tasks import Task
 from defedavg.training import CannotStack
 from defedavg.training.kernels.plain import LayerKernels
 from defedavg.training.module_state import same_constants
@@ -25,22 +23,8 @@ from defedavg.training.stacking.dropout import factors
 from defedavg.training.stacking.layers import Stacked, Step
 from defedavg.training.stacking.stacked_model import stack
 from defedavg.training.tensor_rng import signed
-from helpers.modules import ENTER, MODELS, Around, Encoder, Language, Residual
-
-RANDOM = np.random.default_rng(1)
-X, Y = RANDOM.normal(size=(60, 1, 8, 8)), RANDOM.integers(0, 3, 60)
-WORDS = RANDOM.integers(0, 7, size=(60, 4))
-
-
-def task_of(model: Callable[[], nn.Module], inputs: Any = X) -> Task:
-    """A float64 task for six clients."""
-    parts = [np.arange(i, 60, CLIENTS) for i in range(CLIENTS)]
-    data = (inputs, Y)
-    return make_task(model=lambda: model().double(), train=data, test=data, clients=parts, keep_dtype=True)
-
-
-def named(model: str) -> Task:
-    return task_of(MODELS[model][1], WORDS if model.startswith(("language", "encoder")) else X)
+from helpers.modules import ENTER, MODELS, RANDOM, WORDS, Around, Encoder, Language, Residual, X, named, task_of
+from helpers.small_runs import batched, how, lane_of, reference
 
 
 def form_of(module: nn.Module, sample: Tensor | None) -> str:

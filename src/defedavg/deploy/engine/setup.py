@@ -23,7 +23,7 @@ def make_engine(orders: DeployConfig) -> Engine:
         seed=orders.seed,
         timeout_seconds=training.timeout_seconds or orders.deploy.job_seconds,
     )
-    return Engine(algorithm(settings.algorithm)(setup, settings.own_settings), settings.stop.max_rounds)
+    return Engine(algorithm(settings.algorithm)(setup, settings.algorithm_settings), settings.stop.max_rounds)
 
 
 def orders_of(log: Log) -> DeployConfig:

@@ -49,13 +49,13 @@ from typing import Any
 
 from defedavg import Task
 from defedavg.deploy.deploy_config import read_orders
-from defedavg.experiments.simulation import named_task
+from defedavg.config.build import build_task
 
 
 def make(config: Mapping[str, Any], client: int | None) -> Task:
     """The task; `config` is the run's configuration, `client` this client's number, or None on the server."""
     orders = read_orders(config)
-    return named_task(orders.settings, orders.seed)
+    return build_task(orders.settings, orders.seed)
 '''
 
 README = """# {package}

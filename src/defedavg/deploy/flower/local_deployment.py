@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
+from ...config.build import make_fleet
 from ...errors import UserError
-from ...experiments.simulation import make_fleet
 from ..deploy_config import DeployConfig
 from ..engine.event_log import LOG
 from ..server.deployment_folder import ERROR, is_finished

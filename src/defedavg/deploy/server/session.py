@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ...algorithms.client_pool import ClientPool
 from ...algorithms.protocol import Merge, Update
+from ...config.build import make_executor, make_stopping_rule
 from ...errors import UserError
-from ...experiments.simulation import make_executor, make_goal
 from ...fileio import write_whole, writing
 from ...jsonio import finite
 from ...planning.plan import Round, Sent, Stall
@@ -55,7 +55,7 @@ class Session:
         self.engine = make_engine(orders)
         self.executor = make_executor(orders.settings, orders.seed, task)
         self.progress = RunProgress()
-        self.goal = make_goal(orders.settings)
+        self.goal = make_stopping_rule(orders.settings)
         self.store = StateStore(folder / "state")
         self.in_flight: Callable[[], list[dict[str, Any]]] = list
         self._meter = EvalSchedule(task, self.goal, self.progress)

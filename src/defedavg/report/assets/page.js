@@ -112,7 +112,7 @@
     const notes = [];
     if (without) notes.push(`${many(without, "setting")} without a whole plan cannot be shown on this axis.`);
     if (series.some((s) => s.lean)) notes.push("Plans of very many clients leave out what no merge uses, " +
-      'so there are no megabytes and no chart of clients over time; clients.record_jobs = "all" keeps everything.');
+      'so there are no megabytes and no chart of clients over time; clients.plan_detail = "all" keeps everything.');
     if (data.every > 1) notes.push(`One measurement in ${data.every} is drawn.`);
     $("axis-note").textContent = notes.join(" ");
   }

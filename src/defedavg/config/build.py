@@ -1,0 +1,122 @@
+"""From settings to the parts of a run: fleet, server machine, simulator, plan, task, executor, stopping rule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..algorithms import ALGORITHMS, Setup, algorithm
+from ..errors import UserError
+from ..planning.devices import Fleet, Slowness, Windows
+from ..planning.plan import Plan
+from ..planning.simulator import Simulator
+from ..planning.sparse_simulator import choose
+from ..planning.traces import read_trace
+from .study import Settings
+
+if TYPE_CHECKING:
+    from ..tasks import Task
+    from ..training import Reference, StoppingRule
+
+
+def make_fleet(settings: Settings, seed: int) -> Fleet:
+    """The clients of a run, as fast and as reliable as the settings say."""
+    c = settings.clients
+    return Fleet(
+        num_clients=c.num_clients,
+        seed=seed,
+        step_seconds=c.step_seconds,
+        slowness=Slowness.parse(c.slowness),
+        jitter=c.jitter,
+        uplink_mbps=c.uplink_mbps,
+        downlink_mbps=c.downlink_mbps,
+        latency_seconds=c.latency_seconds,
+        model_megabytes=c.model_megabytes,
+        availability=Windows.parse(c.availability),
+        failure_rate=c.failure_rate,
+        return_seconds=c.return_seconds,
+        trace=read_trace(c.trace) if c.trace else None,
+    )
+
+
+def make_simulator(settings: Settings, seed: int) -> Simulator:
+    """The clock of a run, at zero."""
+    fleet = make_fleet(settings, seed)
+    kind = algorithm(settings.algorithm)
+    training = settings.training
+    timeout: float | None = training.timeout_seconds or None
+    trip = fleet.round_trip(kind.steps_per_job(training.local_steps))
+    if timeout is None and fleet.lossy:
+        timeout = 10.0 * trip
+    if timeout is not None and timeout < trip:
+        raise UserError(
+            f"training.timeout_seconds is {timeout:g}, but a client may need {trip:.4g} s to answer; give more"
+        )
+    setup = Setup(
+        num_clients=fleet.num_clients,
+        updates_per_round=training.updates_per_round,
+        local_steps=training.local_steps,
+        seed=seed,
+        timeout_seconds=timeout,
+    )
+    return choose(kind(setup, settings.algorithm_settings), fleet, settings.clients.plan_detail)
+
+
+def make_plan(settings: Settings, seed: int, rounds: int) -> Plan:
+    """Plan so many rounds; nothing is trained."""
+    return Plan.collect(make_simulator(settings, seed), rounds)
+
+
+def build_task(settings: Settings, seed: int) -> Task:
+    """The task that the settings name."""
+    from ..tasks import classification_task
+
+    t = settings.task
+    return classification_task(
+        t.data,
+        t.model,
+        t.split,
+        settings.clients.num_clients,
+        seed,
+        normalise=t.normalise,
+        classes_per_client=t.classes_per_client,
+        alpha=t.alpha,
+        shards_per_client=t.shards_per_client,
+        samples_per_client=t.samples_per_client,
+    )
+
+
+def make_executor(settings: Settings, seed: int, task: Task) -> Reference:
+    """An executor for one run, at version 0."""
+    from ..training import LocalTraining, Reference
+
+    if task.num_clients != settings.clients.num_clients:
+        raise UserError(
+            f"the task has {task.num_clients} clients but clients.num_clients is {settings.clients.num_clients}"
+        )
+    kind = ALGORITHMS[settings.algorithm]
+    training = settings.training
+    recipe = LocalTraining(
+        seed=seed,
+        batch_size=training.batch_size,
+        global_lr=training.global_lr if kind.uses_global_lr else 1.0,
+        local_lr=training.local_lr if kind.uses_local_lr else 1.0,
+        sampling=training.sampling,
+    )
+    return Reference(task, recipe)
+
+
+def make_stopping_rule(settings: Settings) -> StoppingRule:
+    """When to measure, and when to stop."""
+    from ..training import StoppingRule
+
+    stop = settings.stop
+    return StoppingRule(
+        target_accuracy=stop.target_accuracy or None,
+        max_rounds=stop.max_rounds,
+        max_seconds=stop.max_seconds,
+        stop_at_target=stop.stop_at_target,
+        consecutive_hits=stop.consecutive_hits,
+        every_rounds=stop.eval_every_rounds,
+        every_seconds=stop.eval_every_seconds,
+        train_samples=stop.train_samples,
+    )
