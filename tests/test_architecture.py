@@ -1,165 +1,163 @@
-"""The walls between the rooms, read from the source: who imports whom, and who draws from where."""
+"""The structure of the source: dependencies point one way, names are unique, modules and functions are small."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-import defedavg
+from helpers.source_tree import (
+    ROOT,
+    area,
+    branches,
+    cycle,
+    dependencies,
+    functions,
+    imported_names,
+    imports_of,
+    in_area,
+    modules,
+    packages_of,
+)
 
-ROOT = Path(defedavg.__file__).parent
-PLANNING = {
-    "keyed",
-    "profiles",
-    "traces",
-    "versions",
-    "timeline",
-    "lean",
-    "sleepers",
-    "plan",
-    "planfile",
-    "invariants",
-    "errors",
-    "protocol",
-    "algorithms",
-}
-COMPUTING = {"execute", "tasks"}
-OUTER = {"execute", "tasks", "report", "cli", "deploy", "config", "simulation", "runs", "stats", "theory", "cluster"}
+ORDER = [
+    {"errors", "rng", "fileio", "jsonio", "registry", "plugins", "compat"},
+    {"algorithms"},
+    {"planning"},
+    {"tasks"},
+    {"training"},
+    {"config"},
+    {"runstore"},
+    {"report"},
+    {"experiments"},
+    {"deploy"},
+    {"theory", "paper"},
+    {"cli"},
+]
+"""From low to high: a module imports from its own area and from lower ones."""
+
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+CLOCKS = {"time", "datetime", "socket", "asyncio", "threading"}
 GENERATORS = {"Generator", "Philox", "PCG64", "SeedSequence", "BitGenerator"}  # of numpy.random: no hidden state
 
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_BRANCHES, MAX_TOP_MODULES = 400, 60, 12, 10
 
-def files(*rooms: str) -> list[Path]:
-    """The files of some rooms; of all, if none is named."""
-    found = sorted(ROOT.rglob("*.py"))
-    return [path for path in found if not rooms or path.relative_to(ROOT).parts[0].removesuffix(".py") in rooms]
+ids = {"ids": lambda module: module or "defedavg"}
 
 
-def imports(tree: ast.AST, module: str) -> Iterator[str]:
-    """The absolute names of everything imported, wherever in the file it stands; relative imports are resolved."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = module.split(".")[: -node.level] if node.level else []
-            whole = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{whole}.{alias.name}" for alias in node.names)
+# The reader of imports.
 
 
-def imports_of(path: Path) -> set[str]:
-    module = ".".join(["defedavg", *path.relative_to(ROOT).with_suffix("").parts])
-    return set(imports(ast.parse(path.read_text(encoding="utf-8")), module))
-
-
-def rooms_of(path: Path) -> set[str]:
-    """The rooms of this package that a file imports from."""
-    return {name.split(".")[1] for name in imports_of(path) if name.startswith("defedavg.")}
-
-
-def packages_of(path: Path) -> set[str]:
-    """Everything else that it imports, without the standard library."""
-    return {name.split(".")[0] for name in imports_of(path)} - {"defedavg"} - set(sys.stdlib_module_names)
-
-
-def reachable(rooms: set[str]) -> set[str]:
-    """These rooms and all that they import from, directly or not."""
-    found: set[str] = set()
-    while rooms - found:
-        found |= rooms
-        rooms = {other for path in files(*found) for other in rooms_of(path)}
-    return found
-
-
-def test_relative_imports_are_resolved() -> None:
-    """The reader of imports itself: a wall that sees nothing is no wall."""
+def test_imports_are_resolved() -> None:
     text = "import torch.nn\nfrom . import a\nfrom ..b import c\nfrom .d import e\ndef f():\n    from flwr import g\n"
-    found = set(imports(ast.parse(text), "defedavg.training.x"))
+    found = set(imported_names(ast.parse(text), ["defedavg", "training"]))
     assert found == {"torch.nn", "defedavg.training.a", "defedavg.b.c", "defedavg.training.d.e", "flwr.g"}
 
 
-def test_every_room_is_there() -> None:
-    for room in PLANNING | COMPUTING:
-        assert files(room), room
+def test_the_graph_contains_lazy_and_type_only_imports() -> None:
+    assert "planning.plan" in dependencies("")  # under TYPE_CHECKING
+    assert "tasks" in dependencies("config.build")  # inside a function
 
 
-@pytest.mark.parametrize("path", files(*reachable(PLANNING)), ids=lambda path: str(path.relative_to(ROOT)))
-def test_planning_knows_no_tensor_and_no_network(path: Path) -> None:
-    assert packages_of(path) <= {"numpy"}
-    assert not rooms_of(path) & OUTER
+def test_a_cycle_is_found() -> None:
+    assert cycle({"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"b"})}) == ["b", "c", "b"]
+    assert cycle({"a": frozenset({"b", "c"}), "b": frozenset({"c"}), "c": frozenset()}) == []
 
 
-@pytest.mark.parametrize("path", files("protocol", "algorithms"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_machines_know_no_clock(path: Path) -> None:
-    assert not rooms_of(path) & {"timeline", "plan", "planfile", "versions", "profiles", "traces", "invariants"}
-    assert not {name.split(".")[0] for name in imports_of(path)} & {
-        "time",
-        "datetime",
-        "socket",
-        "asyncio",
-        "threading",
+def test_branches_are_counted() -> None:
+    text = "def f(x):\n    if x and x > 1 or x < 0:\n        return [i for i in x if i]\n    return 1 if x else 2\n"
+    assert branches(ast.parse(text)) == 6
+
+
+# Dependencies.
+
+
+def test_there_is_no_import_cycle() -> None:
+    # The package itself exports public names lazily; nothing below depends on what it exports except the version.
+    assert cycle({module: dependencies(module) - {""} for module in modules() if module}) == []
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if m not in ("", "__main__")], **ids)
+def test_imports_point_down(module: str) -> None:
+    for other in dependencies(module) - {""}:
+        assert RANK[area(other)] <= RANK[area(module)], f"{module} imports {other}"
+
+
+def test_every_area_has_a_rank() -> None:
+    assert {area(module) for module in modules()} - {"", "__main__"} == set(RANK)
+
+
+@pytest.mark.parametrize("module", in_area("algorithms"), **ids)
+def test_machines_have_no_clock_no_tensor_and_no_network(module: str) -> None:
+    assert packages_of(module) == set()
+    assert not {name.split(".")[0] for name in imports_of(module)} & CLOCKS
+
+
+@pytest.mark.parametrize("module", in_area("planning", "errors", "rng", "jsonio", "registry"), **ids)
+def test_planning_needs_numpy_only(module: str) -> None:
+    assert packages_of(module) <= {"numpy"}
+
+
+@pytest.mark.parametrize("module", in_area("training", "tasks"), **ids)
+def test_computing_needs_torch_and_numpy_only(module: str) -> None:
+    # Triton comes with PyTorch on CUDA machines; datasets is an extra that one module imports where it is used.
+    extra = {"training.kernels.triton_kernels": {"triton"}, "tasks.datasets.hub": {"datasets"}}
+    assert packages_of(module) <= {"numpy", "torch"} | extra.get(module, set())
+
+
+@pytest.mark.parametrize("module", in_area("training"), **ids)
+def test_executors_know_no_algorithm_and_no_clock(module: str) -> None:
+    assert {other for other in dependencies(module) if area(other) == "algorithms"} <= {"algorithms.protocol"}
+    assert not dependencies(module) & {"planning.simulator", "planning.sparse_simulator", "planning.devices"}
+
+
+@pytest.mark.parametrize("module", in_area("deploy"), **ids)
+def test_a_deployment_shares_machines_and_not_the_virtual_clock(module: str) -> None:
+    clock = {"planning.simulator", "planning.sparse_simulator", "planning.event_queue", "planning.version_tracker"}
+    assert module == "deploy.whatif" or not dependencies(module) & clock
+    assert "experiments" not in {area(other) for other in dependencies(module)}
+
+
+@pytest.mark.parametrize("module", ["deploy.engine.engine", "deploy.engine.events", "deploy.engine.client_tracker"])
+def test_the_engine_only_decides(module: str) -> None:
+    assert packages_of(module) == set()
+    assert not {name.split(".")[0] for name in imports_of(module)} & CLOCKS
+
+
+@pytest.mark.parametrize("module", list(modules()), **ids)
+def test_large_packages_have_their_places(module: str) -> None:
+    allowed = {
+        "flwr": module.startswith("deploy.flower."),
+        "ray": module.startswith("experiments.ray."),
+        "safetensors": module in ("experiments.checkpointing", "experiments.study_run", "deploy.server.state_store"),
+        "pyarrow": module == "runstore.export",
+        "typer": area(module) == "cli",
+        "rich": area(module) in ("cli", "report"),
     }
+    used = packages_of(module) & allowed.keys()
+    assert {name for name in used if not allowed[name]} == set()
 
 
-@pytest.mark.parametrize("path", files(*COMPUTING), ids=lambda path: str(path.relative_to(ROOT)))
-def test_computing_knows_no_algorithm_and_no_clock(path: Path) -> None:
-    # Triton comes with PyTorch where there is CUDA; the one file that needs it is imported only if it is there.
-    # Hugging Face's datasets is an extra; the one file that needs it imports it where it is used.
-    extra = {"kernels.py": {"triton"}, "hub.py": {"datasets"}}
-    assert packages_of(path) <= {"numpy", "torch"} | extra.get(path.name, set())
-    assert not rooms_of(path) & {
-        "algorithms",
-        "timeline",
-        "config",
-        "simulation",
-        "report",
-        "cli",
-        "profiles",
-        "traces",
-    }
+@pytest.mark.parametrize("module", list(modules()), **ids)
+def test_nothing_is_unpickled(module: str) -> None:
+    assert not {"pickle", "cloudpickle", "dill", "marshal", "shelve"} & {n.split(".")[0] for n in imports_of(module)}
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_flower_is_known_where_it_is_spoken(path: Path) -> None:
-    speaks = path.relative_to(ROOT).as_posix() in ("deploy/flower.py", "deploy/flower_client.py")
-    assert ("flwr" in packages_of(path)) is speaks
+@pytest.mark.parametrize("module", list(modules()), **ids)
+def test_linux_only_interfaces_are_guarded(module: str) -> None:
+    """/proc is read in one place, which works without it; fcntl and similar modules do not exist everywhere."""
+    text = modules()[module].read_text(encoding="utf-8")
+    assert module == "runstore.provenance" or "/proc" not in text
+    assert not {"fcntl", "termios", "pwd", "grp", "msvcrt"} & {name.split(".")[0] for name in imports_of(module)}
 
 
-@pytest.mark.parametrize("path", files("deploy"), ids=lambda path: path.name)
-def test_a_deployment_shares_the_machines_with_the_timeline_and_nothing_else(path: Path) -> None:
-    assert path.name == "whatif.py" or not rooms_of(path) & {"timeline", "agenda", "versions"}
-    if path.name in ("engine.py", "events.py", "follow.py"):  # they decide: no network, no tensor, no clock
-        assert packages_of(path) == set()
-        assert rooms_of(path) <= {"algorithms", "protocol", "deploy"}
-        assert not {name.split(".")[0] for name in imports_of(path)} & {"time", "datetime", "socket", "threading"}
-
-
-@pytest.mark.parametrize("module", ["flower_client", "workers", "replay", "command"])
-def test_a_client_loads_no_torch_before_it_trains(module: str) -> None:
-    code = f"import sys, defedavg.deploy.{module}\nprint(sorted({{'torch', 'matplotlib'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_ray_and_safetensors_have_their_places(path: Path) -> None:
-    allowed = {"ray"} if path.parent.name == "cluster" else set()
-    name = path.relative_to(ROOT).as_posix()
-    allowed |= {"safetensors"} if name in ("checkpoints.py", "runs.py", "deploy/store.py") else set()
-    assert packages_of(path) & {"ray", "safetensors"} <= allowed
-    assert not {"pickle", "cloudpickle", "dill"} & {name.split(".")[0] for name in imports_of(path)}
-
-
-@pytest.mark.parametrize("module", ["timeline", "plan", "simulation", "algorithms", "config"])
-def test_planning_does_not_load_torch(module: str) -> None:
-    code = (
-        f"import sys, defedavg.{module}\n"
-        "print(sorted({'torch', 'flwr', 'ray', 'matplotlib', 'rich', 'typer'} & set(sys.modules)))"
-    )
+def loaded(module: str, names: set[str]) -> str:
+    code = f"import sys, defedavg.{module}\nprint(sorted({names!r} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -168,7 +166,70 @@ def test_planning_does_not_load_torch(module: str) -> None:
         env={"PYTHONPATH": str(ROOT.parent), "PATH": ""},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "module", ["planning.simulator", "planning.plan", "experiments.simulation", "algorithms", "config.build"]
+)
+def test_planning_does_not_load_torch(module: str) -> None:
+    assert loaded(module, {"torch", "flwr", "ray", "matplotlib", "rich", "typer"}) == "[]"
+
+
+@pytest.mark.parametrize(
+    "module", ["deploy.flower.client_app", "deploy.client.client_socket", "deploy.replay", "cli.deploy_command"]
+)
+def test_a_client_does_not_load_torch_before_it_trains(module: str) -> None:
+    assert loaded(module, {"torch", "matplotlib"}) == "[]"
+
+
+# Names and sizes.
+
+
+def test_module_names_are_unique() -> None:
+    names = Counter(path.name for path in modules().values() if not path.name.startswith("__"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_class_names_are_unique() -> None:
+    names: Counter[str] = Counter()
+    for path in modules().values():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_few_modules_lie_directly_in_the_package() -> None:
+    assert len([path for path in ROOT.glob("*.py") if not path.name.startswith("__")]) <= MAX_TOP_MODULES
+
+
+@pytest.mark.parametrize("module", list(modules()), **ids)
+def test_modules_and_functions_are_small(module: str) -> None:
+    text = modules()[module].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_MODULE_LINES
+    for function in functions(ast.parse(text)):
+        lines = (function.end_lineno or 0) - function.lineno + 1
+        assert lines <= MAX_FUNCTION_LINES, f"{function.name} has {lines} lines"
+        assert branches(function) <= MAX_BRANCHES, f"{function.name} has {branches(function)} branches"
+
+
+TEST_ROOT = Path(__file__).parent
+
+
+def test_tests_mirror_the_source() -> None:
+    """Every folder of tests, except the helpers, is a package of the source."""
+    folders = {path.parent.relative_to(TEST_ROOT).as_posix() for path in TEST_ROOT.rglob("test_*.py")} - {"."}
+    packages = {m.replace(".", "/") for m, path in modules().items() if path.name == "__init__.py"}
+    assert folders <= packages
+
+
+def test_no_test_module_imports_another() -> None:
+    for path in TEST_ROOT.rglob("test_*.py"):
+        names = {name.split(".")[-2] for name in imported_names(ast.parse(path.read_text("utf-8")), []) if "." in name}
+        assert not {name for name in names if name.startswith("test_")}, path.name
+
+
+# Randomness.
 
 
 def dotted(node: ast.AST) -> str:
@@ -182,8 +243,9 @@ def dotted(node: ast.AST) -> str:
 def global_draws(text: str) -> list[str]:
     """Uses of generators with a hidden, shared state."""
     tree = ast.parse(text)
-    found = [name for name in imports(tree, "defedavg.x") if name.split(".")[0] in ("random", "secrets")]
-    for name in imports(tree, "defedavg.x"):
+    names = list(imported_names(tree, ["defedavg"]))
+    found = [name for name in names if name.split(".")[0] in ("random", "secrets")]
+    for name in names:
         if name.startswith("numpy.random.") and name.split(".")[2] not in GENERATORS:
             found.append(name)
         if name in ("torch.manual_seed", "torch.seed"):
@@ -191,7 +253,7 @@ def global_draws(text: str) -> list[str]:
     borrowed = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.With) and any(_forks(item.context_expr) for item in node.items)
+        if isinstance(node, ast.With) and any(forks(item.context_expr) for item in node.items)
         for inner in ast.walk(node)
         if dotted(inner) == "torch.default_generator.manual_seed"
     }
@@ -205,8 +267,8 @@ def global_draws(text: str) -> list[str]:
     return found
 
 
-def _forks(node: ast.AST) -> bool:
-    """Whether the global state is kept and put back around a block: layers can draw from nowhere else."""
+def forks(node: ast.AST) -> bool:
+    """Whether a block saves and restores the global state: layers can draw from nowhere else."""
     return isinstance(node, ast.Call) and dotted(node.func) == "torch.random.fork_rng"
 
 
@@ -227,15 +289,35 @@ def _forks(node: ast.AST) -> bool:
         "import torch\nwith torch.no_grad():\n    torch.default_generator.manual_seed(0)",
     ],
 )
-def test_the_reader_sees_global_draws(text: str) -> None:
+def test_global_draws_are_found(text: str) -> None:
     assert global_draws(text)
 
 
-def test_the_reader_lets_keyed_draws_pass() -> None:
+def test_keyed_draws_are_allowed() -> None:
     assert not global_draws("import numpy as np\ng = np.random.Generator(np.random.Philox(key=3))\ng.random()")
     assert not global_draws("with torch.random.fork_rng(devices=[]):\n    torch.default_generator.manual_seed(3)")
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_nobody_draws_from_a_global_generator(path: Path) -> None:
-    assert global_draws(path.read_text(encoding="utf-8")) == []
+@pytest.mark.parametrize("module", list(modules()), **ids)
+def test_no_module_draws_from_a_global_generator(module: str) -> None:
+    assert global_draws(modules()[module].read_text(encoding="utf-8")) == []
+
+
+# Prose.
+
+TRANSLATED = re.compile(
+    r"\b(anew|broken off|the way gone|the way back|is there already|in one stroke|turned weights|waits run out"
+    r"|nobody|everybody|whoever|but for|taken up|so many (rounds|bytes|seconds|clients|jobs))\b",
+    re.IGNORECASE,
+)
+"""Phrases that a reader of English documentation does not expect."""
+
+
+@pytest.mark.parametrize("module", list(modules()), **ids)
+def test_source_has_no_translated_phrases(module: str) -> None:
+    assert TRANSLATED.findall(modules()[module].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", sorted(TEST_ROOT.parent.glob("docs/*.md")) + sorted(TEST_ROOT.parent.glob("*.md")))
+def test_documents_have_no_translated_phrases(page: Path) -> None:
+    assert TRANSLATED.findall(page.read_text(encoding="utf-8")) == []

@@ -1,13 +1,14 @@
-"""Numbers for readers: JSON has no NaN and no infinity, and people want few digits."""
+"""Numbers for readers: strict JSON without NaN and infinity, and short figures."""
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """The same value, fit for strict JSON: what is not a finite number becomes null, at any depth."""
+    """Return the value with every number that is not finite replaced by None, at any depth."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -17,6 +18,11 @@ def finite(value: Any) -> Any:
     return value
 
 
+def json_line(value: Any) -> str:
+    """Return a value as one line of strict JSON, without the line break."""
+    return json.dumps(finite(value), allow_nan=False)
+
+
 def about(value: float) -> str:
-    """Two digits of a number, without an exponent where it can be helped: 160 for 157."""
+    """Return a number with two significant digits, without an exponent where possible: 160 for 157."""
     return f"{float(f'{value:.2g}'):g}"

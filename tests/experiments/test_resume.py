@@ -1,4 +1,4 @@
-"""A run that is broken off at any moment and taken up again ends as if nothing had happened, bit for bit."""
+"""A run that is interrupted at any moment and resumed gives bit-identical results."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS
-from defedavg.experiments import checkpoints
-from defedavg.experiments.sweep import ComputeConfig, Resumed, RunFinished, RunSpec, Sweep
+from defedavg.experiments import checkpointing
+from defedavg.experiments.compute import ComputeConfig
+from defedavg.experiments.run_events import ResumedRun, RunFinished, RunSpec
+from defedavg.experiments.sweep import Sweep
 from defedavg.training import RunState
 from helpers.command_line import call, refuse
-from helpers.interrupted_studies import Broken, assert_same, study
+from helpers.interrupted_studies import InterruptionError, assert_same, study
 
-# Real processes, real blows.
+# Real processes, SIGKILL.
 
 
-@pytest.mark.parametrize(("executor", "seeds"), [("batched", "[0, 1]"), ("reference", "[0]")])
-def test_twenty_blows_at_random_moments_change_nothing(tmp_path: Path, executor: str, seeds: str) -> None:
+@pytest.position.parametrize(("executor", "seeds"), [("batched", "[0, 1]"), ("reference", "[0]")])
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path: Path, executor: str, seeds: str) -> None:
     (tmp_path / "k.toml").write_text(
         f'algorithms = ["fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"]\nseeds = {seeds}\n'
         '[task]\nmodel = "softmax"\nsplit = "classes"\n[clients]\nnum_clients = 20\n'
-        "[training]\nupdates_per_round = 3\nlocal_steps = 4\n[stop]\nmax_rounds = 18\nmeasure_rounds = 3\n"
+        "[training]\nupdates_per_round = 3\nlocal_steps = 4\n[stop]\nmax_rounds = 18\neval_every_rounds = 3\n"
     )
     script = Path(__file__).parents[1] / "helpers" / "repeated_kills.py"
     words = [sys.executable, str(script), "k.toml", ".", executor, "20", "0"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["blows"] == 20
-    assert found["checkpoints"] > 0  # some fell where there was something to lose
+    assert found["kills"] == 20
+    assert found["checkpoints"] > 0  # some processes were killed after a checkpoint
     for number in range(found["studies"]):
         assert_same(tmp_path / "whole", tmp_path / str(number))
         assert not (tmp_path / str(number) / "checkpoints").exists()
 
 
-def test_a_full_disk_ends_in_one_line_and_costs_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_ends_in_one_line_and_loses_nothing(tmp_path: Path) -> None:
     """No file may grow beyond 300 kB: enough for the first checkpoints, not for those of more runs."""
     (tmp_path / "study.toml").write_text(study(stop={"max_rounds": 30}).to_toml())
     words = [sys.executable, "-m", "defedavg", "run", "study.toml", "--checkpoint-every", "0"]
@@ -62,17 +64,17 @@ def test_a_full_disk_ends_in_one_line_and_costs_nothing(tmp_path: Path) -> None:
     assert_same(tmp_path / "whole" / "study", folder)
 
 
-# Every moment, without processes.
+# Every moment, in one process.
 
 
-def resting(
+def run_until_hook(
     items: Sequence[RunSpec],
-    means: ComputeConfig,
+    compute: ComputeConfig,
     at: int,
-    resumed: dict[RunSpec, Resumed] | None = None,
-    fit: Any = None,
+    resumed: dict[RunSpec, ResumedRun] | None = None,
+    limits: Any = None,
 ) -> tuple[dict[RunSpec, RunFinished], dict[RunSpec, RunState], Any, dict[RunSpec, list[Any]]]:
-    """Carry out until the so manyth rest: what finished, where the others stand, and all that was measured."""
+    """Run until a call of the checkpoint hook: finished runs, states of the others, batch limits, all evaluations."""
     count = 0
     over: dict[RunSpec, RunFinished] = {}
     measured: dict[RunSpec, list[Any]] = {item: list(seen) for item, (_, seen) in (resumed or {}).items()}
@@ -81,18 +83,18 @@ def resting(
         nonlocal count
         count += 1
         if count == at:
-            raise Broken
+            raise InterruptionError
 
-    sweep = Sweep(means, rest)
+    sweep = Sweep(compute, rest)
     try:
-        for event in sweep.events(items, resumed, fit):
+        for event in sweep.events(items, resumed, limits):
             if isinstance(event, RunFinished):
-                over[event.item] = event
+                over[event.spec] = event
             else:
-                measured.setdefault(event.item, []).append(event.evaluation)
-    except Broken:
+                measured.setdefault(event.spec, []).append(event.evaluation)
+    except InterruptionError:
         pass
-    return over, sweep.standings(), sweep.fit, measured
+    return over, sweep.run_states(), sweep.batch_limits, measured
 
 
 @given(
@@ -104,7 +106,7 @@ def resting(
     train_samples=st.sampled_from([0, 30]),
 )
 @examples(max_examples=25)
-def test_any_rest_is_a_place_to_go_on_from(
+def test_a_run_can_be_resumed_from_any_checkpoint(
     algorithm: str,
     executor: str,
     width: int,
@@ -115,16 +117,16 @@ def test_any_rest_is_a_place_to_go_on_from(
     stop = {"max_rounds": 15, "eval_every_rounds": 2, "train_samples": train_samples, **stop}
     (point,) = study(algorithms=[algorithm], stop=stop).points()
     items = [RunSpec(point, point.settings, seed) for seed in (0, 1)]
-    means = ComputeConfig(executor, width=width)
-    truth, _, _, seen = resting(items, means, -1)
-    resumed: dict[RunSpec, Resumed] = {}
+    compute = ComputeConfig(executor, max_batch_jobs=width)
+    truth, _, _, seen = run_until_hook(items, compute, -1)
+    resumed: dict[RunSpec, ResumedRun] = {}
     over: dict[RunSpec, RunFinished] = {}
-    fit = None
+    limits = None
     for at in [*moments, -1]:
         left = [item for item in items if item not in over]
-        more, standings, fit, measured = resting(left, means, at, resumed, fit)
+        more, states, limits, measured = run_until_hook(left, compute, at, resumed, limits)
         over |= more
-        resumed = {item: (through_a_file(standing), measured.get(item, [])) for item, standing in standings.items()}
+        resumed = {item: (through_file(state), measured.get(item, [])) for item, state in states.items()}
     assert over.keys() == truth.keys()
     for item, ended in truth.items():
         found = over[item].run
@@ -138,34 +140,34 @@ def test_any_rest_is_a_place_to_go_on_from(
             assert getattr(found.progress, name) == getattr(ended.run.progress, name)
 
 
-def through_a_file(standing: RunState) -> RunState:
-    """What comes back from a disk."""
+def through_file(state: RunState) -> RunState:
+    """The state, written to a file and read again."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "x.safetensors")
-        checkpoints.write(path, standing.to_json(), dict(standing.tensors()))
-        return RunState.from_json(*checkpoints.read(path))
+        checkpointing.write_checkpoint(path, state.to_json(), dict(state.tensors()))
+        return RunState.from_json(*checkpointing.read_checkpoint(path))
 
 
-def test_updates_that_would_not_be_the_same_again_are_kept(tmp_path: Path) -> None:
-    """As on a device with models whose bits depend on the batch: they come back from the file, not from training."""
+def test_updates_that_cannot_be_recomputed_bit_identically_are_saved(tmp_path: Path) -> None:
+    """On some devices results depend on the batch: such updates come from the file, not from training."""
     (point,) = study(algorithms=["defedavg-niid"]).points()
     item = RunSpec(point, point.settings, 0)
-    sweep = Sweep(ComputeConfig(width=64), lambda: None)
+    sweep = Sweep(ComputeConfig(max_batch_jobs=64), lambda: None)
     for _ in sweep.events([item]):
-        if sweep._lanes and sweep._lanes[item].deltas:
+        if sweep._batched and sweep._batched[item].deltas:
             break
-    trainer, lane = sweep._trainer, sweep._lanes[item]
+    trainer, batched = sweep._trainer, sweep._batched[item]
     assert trainer is not None
     assert trainer.repeats
     trainer.repeats = False
-    marked = next(iter(lane.deltas))
-    lane.deltas[marked] = torch.full_like(lane.deltas[marked], 7.0)
-    back = through_a_file(RunState.of_lane(lane, trainer))
+    marked = next(iter(batched.deltas))
+    batched.deltas[marked] = torch.full_like(batched.deltas[marked], 7.0)
+    back = through_file(RunState.of_lane(batched, trainer))
     trainer.train = None  # type: ignore[method-assign,assignment]
-    kept, lane.deltas = dict(lane.deltas), {}
+    kept, batched.deltas = dict(batched.deltas), {}
     with pytest.raises(TypeError):
-        replace(back, deltas={}).restore_lane(lane, trainer)
+        replace(back, deltas={}).restore_lane(batched, trainer)
     trainer.train = lambda jobs: [] if not jobs else pytest.fail("trained")  # type: ignore[method-assign]
-    back.restore_lane(lane, trainer)
-    assert list(lane.deltas) == list(kept)
-    assert all(torch.equal(lane.deltas[update], delta) for update, delta in kept.items())
+    back.restore_lane(batched, trainer)
+    assert list(batched.deltas) == list(kept)
+    assert all(torch.equal(batched.deltas[update], delta) for update, delta in kept.items())

@@ -10,7 +10,8 @@ import pytest
 
 from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.experiments.sweep import ComputeConfig, RunEvaluated, RunFinished
+from defedavg.experiments.compute import ComputeConfig
+from defedavg.experiments.run_events import RunEvaluated, RunFinished
 from defedavg.experiments.tune import PairOutcome, Tuning, pairs_of, score
 from helpers.command_line import call, refuse
 
@@ -29,7 +30,7 @@ def study(**more: Any) -> config.Study:
 
 def tuned(chosen: config.Study, wide: tuple[float, ...], near: tuple[float, ...], *rungs: float) -> Tuning:
     found = Tuning(pairs_of(chosen.points(), wide, near), chosen.seeds, ComputeConfig(), rungs)
-    assert found.carry_out(lambda event: None) is True
+    assert found.run(lambda event: None) is True
     return found
 
 
@@ -112,7 +113,7 @@ def test_ctrl_c_keeps_what_is_known() -> None:
         if len(seen) == 9:
             raise KeyboardInterrupt
 
-    assert found.carry_out(watch) is False
+    assert found.run(watch) is False
     assert "interrupted" in {r["status"] for r in found.records()}
     assert max(r["rounds"] for r in found.records()) > 0
 
@@ -174,7 +175,7 @@ def test_what_is_known_is_not_run_again_and_each_race_is_told_of_once() -> None:
     chosen = study(training={**BASE["training"], "updates_per_round": [4, 8]})
     pairs = pairs_of(chosen.points(), (1.0,), (0.001, 0.05))
     first = Tuning(pairs, chosen.seeds, ComputeConfig(), ())
-    first.carry_out(lambda event: None)
+    first.run(lambda event: None)
     known = {pair: first.outcomes[pair] for pair in pairs if pair.local_lr == 0.05}
     told: list[list[float | None]] = []
     seen: set[Any] = set()
@@ -186,7 +187,7 @@ def test_what_is_known_is_not_run_again_and_each_race_is_told_of_once() -> None:
         known=known,
         decided=lambda rivals: told.append([p.local_lr for p in rivals]),
     )
-    again.carry_out(lambda event: seen.add(event.item.name))
+    again.run(lambda event: seen.add(event.spec.name))
     assert told == [[0.001, 0.05], [0.001, 0.05]]
     assert {pair.local_lr for pair in seen} == {0.001}
     assert again.outcomes == first.outcomes

@@ -1,4 +1,4 @@
-"""A study that is broken off, and what it must be equal to when it was taken up again."""
+"""Interrupted studies, and what a resumed study must be equal to."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 
 from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.experiments.checkpoints import KEPT, CheckpointDir
+from defedavg.experiments.checkpointing import KEPT, CheckpointDir
+from defedavg.experiments.compute import ComputeConfig
+from defedavg.experiments.run_events import Event
 from defedavg.experiments.study_run import StudyRun
-from defedavg.experiments.sweep import ComputeConfig, Event
 
 BASE: dict[str, Any] = {
     "name": "study",
@@ -52,50 +53,50 @@ def contents(folder: Path, *under: str) -> dict[str, bytes]:
 
 
 def assert_same(one: Path, other: Path) -> None:
-    """Every measurement in the same order, every entry, and every bit of every plan and last version."""
+    """Equal evaluations in the same order, equal entries, and bit-identical plans and weights."""
     assert lines(one) == lines(other)
     assert entries(one) == entries(other)
     assert contents(one, "plans", "weights") == contents(other, "plans", "weights")
 
 
-class Broken(Exception):
-    """What ends a sitting."""
+class InterruptionError(Exception):
+    """Ends a session."""
 
 
-def breaks(after: int) -> Callable[[Event], None]:
-    """Ends a sitting at its so manyth event."""
+def interrupt_after(after: int) -> Callable[[Event], None]:
+    """Return a callback that ends a session at one of its events."""
     count = 0
 
     def watch(event: Event) -> None:
         nonlocal count
         count += 1
         if count == after:
-            raise Broken
+            raise InterruptionError
 
     return watch
 
 
-def quiet(event: Event) -> None:
+def ignore(event: Event) -> None:
     pass
 
 
-def whole(folder: Path, chosen: config.Study, means: ComputeConfig | None = None) -> Path:
-    """The study, carried out in one sitting."""
-    assert StudyRun(chosen, folder, means=means).carry_out(quiet)
+def uninterrupted(folder: Path, chosen: config.Study, compute: ComputeConfig | None = None) -> Path:
+    """Run the study in one session."""
+    assert StudyRun(chosen, folder, compute=compute).run(ignore)
     return folder
 
 
-def broken(folder: Path, chosen: config.Study, after: int = 9, means: ComputeConfig | None = None) -> Path:
-    """The study, broken off."""
-    with pytest.raises(Broken):
-        StudyRun(chosen, folder, means=means, every=0.0).carry_out(breaks(after))
+def interrupted(folder: Path, chosen: config.Study, after: int = 9, compute: ComputeConfig | None = None) -> Path:
+    """Run the study until it is interrupted."""
+    with pytest.raises(InterruptionError):
+        StudyRun(chosen, folder, compute=compute, checkpoint_interval=0.0).run(interrupt_after(after))
     assert 1 <= len(CheckpointDir(folder / "checkpoints").paths()) <= KEPT
     return folder
 
 
 @contextmanager
-def refused(folder: Path, match: str) -> Iterator[None]:
-    """What is done here ends in such an error, and the folder is as it was."""
+def refuses(folder: Path, match: str) -> Iterator[None]:
+    """Expect an error in the block and an unchanged folder."""
     before = contents(folder)
     with pytest.raises(UserError, match=match):
         yield

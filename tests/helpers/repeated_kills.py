@@ -1,10 +1,10 @@
-"""Kills a run again and again: a process of its own, which forks one for every sitting, so that none has to start anew.
+"""Kills a run repeatedly: a script that forks a child for every session, so that PyTorch is imported once.
 
-    python sittings.py CONFIG FOLDER EXECUTOR KILLS SEED
+    python repeated_kills.py CONFIG FOLDER EXECUTOR KILLS SEED
 
-Carries the study out whole in FOLDER/whole. Then, in FOLDER/0, FOLDER/1, …: lets it run for a time drawn from the seed,
-sends SIGKILL, resumes it, and so on; where a study ends in spite of it, another is begun, until there were KILLS. Says
-as JSON how many studies were carried out, and what stood on the disk when the blows fell.
+Runs the study without interruption in FOLDER/whole. Then, in FOLDER/0, FOLDER/1, …: runs it for a time drawn from the
+seed, sends SIGKILL, resumes it, and so on; if a study ends, the script starts another, until it has killed KILLS times.
+Prints as JSON how many studies it ran, and what was on disk at the kills.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import torch
 
 from defedavg.config import study as config
 from defedavg.config.build import build_task
+from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.study_run import StudyRun
-from defedavg.experiments.sweep import ComputeConfig
 from defedavg.rng import key, uniform
 
 
-def sit(study: config.Study, folder: Path, executor: str) -> NoReturn:
-    """The life of a process that may be killed."""
+def child(study: config.Study, folder: Path, executor: str) -> NoReturn:
+    """Run the study in a child process."""
     try:
-        run = StudyRun(study, folder, means=ComputeConfig(executor), resume=True, every=0.0)
-        os._exit(0 if run.carry_out(lambda event: None) else 1)
+        run = StudyRun(study, folder, compute=ComputeConfig(executor), resume=True, checkpoint_interval=0.0)
+        os._exit(0 if run.run(lambda event: None) else 1)
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(3)
 
 
-def sitting(study: config.Study, folder: Path, executor: str, seconds: float) -> bool:
-    """Whether the study was carried out before the blow fell."""
+def run_until_killed(study: config.Study, folder: Path, executor: str, seconds: float) -> bool:
+    """Return whether the study ended before it was killed."""
     pid = os.fork()
     if pid == 0:
-        sit(study, folder, executor)
+        child(study, folder, executor)
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -53,24 +53,24 @@ def sitting(study: config.Study, folder: Path, executor: str, seconds: float) ->
 
 
 def main(path: str, place: str, executor: str, kills: int, seed: int) -> None:
-    """Kill."""
+    """Kill and resume the study."""
     torch.set_num_threads(1)
     study = config.load(path)
-    build_task(study.points()[0].settings, 0)  # so that no sitting has to read the data
+    build_task(study.points()[0].settings, 0)  # so that no child has to read the data
     began = time.monotonic()
-    assert sitting(study, Path(place, "whole"), executor, 600.0)
+    assert run_until_killed(study, Path(place, "whole"), executor, 600.0)
     mean = (time.monotonic() - began) / 12
-    blows, studies, seen = 0, 0, {"checkpoints": 0, "parts": 0}
-    while blows < kills:
+    killed, studies, seen = 0, 0, {"checkpoints": 0, "parts": 0}
+    while killed < kills:
         folder = Path(place, str(studies))
-        while not sitting(
-            study, folder, executor, 2 * mean * uniform(key(seed, "kill", blows)) if blows < kills else 600
+        while not run_until_killed(
+            study, folder, executor, 2 * mean * uniform(key(seed, "kill", killed)) if killed < kills else 600
         ):
-            blows += 1
+            killed += 1
             seen["checkpoints"] += len(list(folder.glob("checkpoints/*.safetensors"))) > 0
             seen["parts"] += len(list(folder.rglob("*.part"))) > 0
         studies += 1
-    print(json.dumps({"blows": blows, "studies": studies, **seen}))
+    print(json.dumps({"kills": killed, "studies": studies, **seen}))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from defedavg.runstore.catalogue import find, locate, read, remove
+from defedavg.runstore.parquet import COLUMNS
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -19,8 +21,6 @@ from defedavg.cli.main import app
 from defedavg.config import study as config
 from defedavg.errors import UserError
 from defedavg.experiments.study_run import StudyRun
-from defedavg.runstore.catalogue import find, locate, read, remove
-from defedavg.runstore.parquet import COLUMNS
 from helpers.strategies import bounded
 
 STUDY = """
@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, rate in (("one", 0.05), ("deep/two", 0.1)):
         file = root / "study.toml"
         file.write_text(STUDY.format(name=Path(name).name, rate=rate))
-        assert StudyRun(config.load(file), root / "runs" / name).carry_out(lambda event: None)
+        assert StudyRun(config.load(file), root / "runs" / name).run(lambda event: None)
     return root / "runs"
 
 

@@ -145,7 +145,7 @@ def _draw(plans: dict[str, Plan], until: float | None, path: Path) -> None:
 
 def _study(file: Path | None, example: str | None, overrides: tuple[str, ...]) -> Study:
     if example is not None:
-        from ..experiments.demo import FIGURE1
+        from ..config.examples import FIGURE1
 
         if file is not None:
             raise UserError("give a configuration file or --example, not both")

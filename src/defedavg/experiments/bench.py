@@ -1,7 +1,7 @@
-"""How fast this machine computes: the plain loop and the batched executor side by side, and the limits they run into.
+"""Measures the speed of this machine: reference and batched executor side by side, and the hardware limits.
 
-A real run of DeFedAvg-IID with several seeds together, on random images: what the data are does not matter for speed,
-so none need be there. The two executors alternate, and medians are reported.
+The load is a real run of DeFedAvg-IID with several seeds, on random images, so no data set is needed. The executors
+alternate; medians are reported.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from .sweep import ComputeConfig
 CLASSES = 10
 CLIENTS = 100
 TRAIN = 6_000
-TEST = {"cpu": 200, "cuda": 10_000}  # about as long to measure, against training, as in a study
+TEST = {"cpu": 200, "cuda": 10_000}  # evaluation takes about the same share of the time as in a study
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What is computed."""
+class BenchLoad:
+    """What the benchmark computes."""
 
     model: str = "cnn"
     image: tuple[int, ...] = (1, 28, 28)
     runs: int = 3
-    updates: int = 300  # of all runs together, in each turn
+    updates: int = 300  # of all runs together, per repetition
     reference_updates: int = 20
     repeats: int = 3
     eval_every_rounds: int = 10
@@ -58,12 +58,12 @@ class Load:
 
     @property
     def settings(self) -> Settings:
-        """The paper's: N = 100, n = 10, K = 50, batch 10."""
+        """The settings of the paper: N = 100, n = 10, K = 50, batch 10."""
         tables = {"algorithms": ["defedavg-iid"], "training": {"global_lr": 0.1}}
         return config.study(tables).points()[0].settings
 
     def task(self, device: str) -> Task:
-        """Random images, dealt to the clients."""
+        """Return a task of random images."""
         source = torch.Generator().manual_seed(0)
         parts = [
             Data(
@@ -77,36 +77,36 @@ class Load:
         return Task("random", model, cross_entropy, parts[0], parts[1], clients, CLASSES)
 
 
-def bench(load: Load, means: ComputeConfig, say: Say) -> dict[str, Any]:
-    """Measure; ``say`` is told what goes on."""
-    device, settings = means.device, load.settings
+def bench(load: BenchLoad, compute: ComputeConfig, notify: Notify) -> dict[str, Any]:
+    """Run the benchmark; ``notify`` receives a line per repetition."""
+    device, settings = compute.device, load.settings
     task = load.task(device)
-    task.model()  # one that does not fit its images says so before anything else is said
-    say(f"the plain loop and the batched executor on {device}, {load.repeats} turns of each")
-    with computing_in(means.precision):
+    task.model()  # raises if the model does not fit the images
+    notify(f"reference and batched executor on {device}, {load.repeats} repetitions of each")
+    with computing_in(compute.precision):
         try:
-            batched = _Batched(load, settings, task, means)
+            batched = BatchedBench(load, settings, task, compute)
         except CannotStack as reason:
             raise UserError(f"{load.model} cannot be trained in batches: {reason}") from reason
-        batched(min(load.updates, 10 * load.runs))  # compiles, captures, warms up
+        batched(min(load.updates, 10 * load.runs))  # compiles kernels, captures graphs, warms up
         batched.sizes.clear()
         threads = _best_threads(settings, task, device)
         slow, fast = [], []
         for turn in range(load.repeats):
             with using(threads):
-                slow.append(_reference(settings, task, load.reference_updates, device))
+                slow.append(_reference(settings, task, load.reference_updates))
             fast.append(batched(load.updates))
-            say(f"turn {turn + 1} of {load.repeats}: {slow[-1]:.4g} and {fast[-1]:.4g} updates/s")
+            notify(f"{turn + 1} of {load.repeats}: {slow[-1]:.4g} and {fast[-1]:.4g} updates/s")
         gemm, bandwidth = _gemm(device), _bandwidth(device)
     update = _flops(task, settings)
     weights = sum(p.numel() * p.element_size() for p in task.model().parameters())
-    traffic = 3 * weights * settings.training.local_steps  # read on both ways, written once
+    traffic = 3 * weights * settings.training.local_steps  # read in the forward and the backward pass, written once
     found = statistics.median(fast)
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "precision": means.precision,
+        "precision": compute.precision,
         "model": load.model,
         "image": list(load.image),
         "runs": load.runs,
@@ -126,19 +126,19 @@ def bench(load: Load, means: ComputeConfig, say: Say) -> dict[str, Any]:
     }
 
 
-class _Batched:
-    """The batched executor with its captured graphs, used again and again."""
+class BatchedBench:
+    """The batched executor with its captured graphs, reused for all repetitions."""
 
-    def __init__(self, load: Load, settings: Settings, task: Task, means: ComputeConfig) -> None:
+    def __init__(self, load: BenchLoad, settings: Settings, task: Task, compute: ComputeConfig) -> None:
         self._load, self._settings, self._task = load, settings, task
         executor = make_executor(settings, 0, task)
         self.trainer = Trainer(
             task,
             executor.module,
             batch_size=settings.training.batch_size,
-            width=means.width,
-            memory=means.memory,
-            precision=means.precision,
+            width=compute.max_batch_jobs,
+            memory=compute.memory,
+            precision=compute.precision,
         )
         self.sizes: list[int] = []
         train = self.trainer.train
@@ -151,43 +151,43 @@ class _Batched:
         self.trainer.train = counted  # type: ignore[method-assign,assignment]
 
     def __call__(self, updates: int) -> float:
-        """Updates per second inside real runs of several seeds, measuring included."""
+        """Return the updates per second of real runs of several seeds, evaluation included."""
         load = self._load
         rounds = max(1, updates // (self._settings.training.updates_per_round * load.runs))
-        goal = StoppingRule(max_rounds=rounds, every_rounds=load.eval_every_rounds)
-        lanes = []
+        rule = StoppingRule(max_rounds=rounds, every_rounds=load.eval_every_rounds)
+        runs = []
         for seed in range(load.runs):
             executor = make_executor(self._settings, seed, self._task)
-            lanes.append(BatchedRun(executor, iter(make_simulator(self._settings, seed)), goal, RunProgress()))
+            runs.append(BatchedRun(executor, iter(make_simulator(self._settings, seed)), rule, RunProgress()))
         began = _now(self._task)
-        for _ in drive_batched(lanes, self.trainer):
+        for _ in drive_batched(runs, self.trainer):
             pass
         spent = _now(self._task) - began
-        return sum(lane.progress.evaluations[-1].updates for lane in lanes) / spent
+        return sum(run.progress.evaluations[-1].updates for run in runs) / spent
 
 
 def _now(task: Task) -> float:
-    """The time, when the device has done all it was told."""
+    """Return the time after the device has finished its queue."""
     if task.train.inputs.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def _best_threads(settings: Settings, task: Task, device: str) -> int:
-    """The number of threads with which the plain loop is fastest."""
+    """Return the number of threads with which the reference executor is fastest."""
     most = torch.get_num_threads()
     if device == "cuda" or most == 1:
         return most
     speeds = {}
     for count in sorted({1, most // 2, most} - {0}):
         with using(count):
-            _reference(settings, task, 1, device)
-            speeds[count] = _reference(settings, task, 4, device)
+            _reference(settings, task, 1)
+            speeds[count] = _reference(settings, task, 4)
     return max(speeds, key=lambda count: speeds[count])
 
 
-def _reference(settings: Settings, task: Task, updates: int, device: str) -> float:
-    """Updates per second of the plain loop, one client at a time."""
+def _reference(settings: Settings, task: Task, updates: int) -> float:
+    """Return the updates per second of the reference executor."""
     executor = make_executor(settings, 0, task)
     began = _now(task)
     for record in make_simulator(settings, 0):
@@ -199,7 +199,7 @@ def _reference(settings: Settings, task: Task, updates: int, device: str) -> flo
 
 
 def _median_rate(work: Callable[[], object], device: str, amount: float) -> float:
-    """``amount`` per second, the median of several calls."""
+    """Return ``amount`` per second, as the median of several calls."""
     rates = []
     for _ in range(7):
         if device == "cuda":
@@ -213,21 +213,21 @@ def _median_rate(work: Callable[[], object], device: str, amount: float) -> floa
 
 
 def _gemm(device: str) -> float:
-    """Operations per second of a large product."""
+    """Return the floating-point operations per second of a large matrix product."""
     size = 8192 if device == "cuda" else 2048
     a = torch.randn(size, size, device=device)
     return _median_rate(lambda: a @ a, device, 2.0 * size**3)
 
 
 def _bandwidth(device: str) -> float:
-    """Bytes per second of a large copy, read and written."""
+    """Return the bytes per second of a large copy, reads plus writes."""
     source = torch.zeros((1 << 30) if device == "cuda" else (1 << 26), dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return _median_rate(lambda: target.copy_(source), device, 2.0 * source.numel() * 4)
 
 
 def _flops(task: Task, settings: Settings) -> float:
-    """Operations of one update, as the plain loop does it."""
+    """Return the floating-point operations of one update, as the reference executor computes it."""
     model = task.model()
     size = settings.training.batch_size
     inputs, targets = task.train.inputs[:size].cpu(), task.train.targets[:size].cpu()
@@ -238,7 +238,7 @@ def _flops(task: Task, settings: Settings) -> float:
 
 
 def _peak(device: str) -> int:
-    """Bytes: of the device, or of this process."""
+    """Return the peak memory of the device, or of this process, in bytes."""
     if device == "cuda":
         return int(torch.cuda.max_memory_allocated())
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,18 +1,20 @@
 """The demo: six algorithms on 5,000 real digits, 100 clients, the paper's time model, in about half a minute.
 
-Those for data that are alike run on an IID split, those for data that differ on two classes per client; FedAvg and
-FAVANO, which the paper compares in both settings, run in both.
+Algorithms for IID data run on an IID partition, algorithms for non-IID data on two classes per client. FedAvg and FAVANO,
+which the paper compares in both settings, run in both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.study import Study, study
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from ..report.plots import accuracy_curves, save
+from .run_events import Watch
+from .study_run import StudyRun
 
 COMMON: dict[str, Any] = {
     "task": {"data": "mnist5k", "model": "mlp"},
@@ -34,8 +36,8 @@ def _study(name: str, split: str, target: float, rates: dict[str, dict[str, floa
     )
 
 
-# For each algorithm the rates that reached the target first on seed 0: global of {0.1, 1}, local of {0.01, 0.05, 0.1};
-# AsySG, whose only rate acts on single gradients, of {0.005, 0.01, 0.02, 0.05, 0.1, 1}.
+# For each algorithm, the rates that reached the target first on seed 0: global of {0.1, 1}, local of {0.01, 0.05, 0.1};
+# for AsySG, whose only rate scales single gradients, of {0.005, 0.01, 0.02, 0.05, 0.1, 1}.
 RATES_IID = {
     "fedavg": {"global_lr": 1.0, "local_lr": 0.1},
     "favano": {"local_lr": 0.1},
@@ -52,51 +54,35 @@ RATES_NON_IID = {
 IID = "IID: every client has data of all classes"
 NON_IID = "non-IID: every client has two classes"
 
-# An illustration like the paper's Figure 1: three clients, two updates per round, communication takes no time.
-FIGURE1: dict[str, Any] = {
-    "name": "figure1",
-    "algorithms": ["fedavg", "defedavg-niid", "defedavg-iid"],
-    "seeds": [1],
-    "clients": {
-        "num_clients": 3,
-        "step_seconds": 0.1,
-        "slowness": "uniform(1, 3)",
-        "uplink_mbps": float("inf"),
-        "downlink_mbps": float("inf"),
-    },
-    "training": {"updates_per_round": 2, "local_steps": 10},
-    "fedavg": {"replacement": False},
-}
-
 
 def studies() -> dict[str, Study]:
-    """The two halves of the demo, by title."""
+    """Return the two halves of the demo, by title."""
     return {
         IID: _study("iid", "iid", 0.9, RATES_IID),
         NON_IID: _study("non-iid", "classes", 0.8, RATES_NON_IID),
     }
 
 
-def carry_out(folder: Path, console: Console) -> tuple[bool, dict[str, list[dict[str, Any]]], Path]:
-    """Run the demo into a folder; gives whether it finished, its results by setting, and where the curves are."""
-    from ..cli.progress_table import watching
-    from ..report.plots import accuracy_curves, save
-    from .study_run import StudyRun
+def run_demo(
+    folder: Path, watching: Callable[[str, int], AbstractContextManager[Watch]]
+) -> tuple[bool, dict[str, list[dict[str, Any]]], Path]:
+    """Run the demo; return whether it finished, its results by setting, and the path of the figure without suffix.
 
+    ``watching(title, runs)`` is a context manager whose value receives the events of a sweep.
+    """
     entries: dict[str, list[dict[str, Any]]] = {}
     panels, targets = {}, {}
     finished = True
     for title, half in studies().items():
         run = StudyRun(half, folder / half.name, force=True)
-        with watching(console, half.name, len(run.points)) as watch:
-            finished = run.carry_out(watch)
+        with watching(half.name, len(run.points)) as watch:
+            finished = run.run(watch)
         run.draw()
         entries[title] = run.entries
         panels[title] = run.curves
         targets[title] = half.points()[0].settings.stop.target_accuracy
         if not finished:
-            console.print("stopped by Ctrl-C; everything measured so far is kept", markup=False)
             break
-    picture = folder / "accuracy"
-    save(accuracy_curves(panels, target=targets), picture)
-    return finished, entries, picture
+    figure = folder / "accuracy"
+    save(accuracy_curves(panels, target=targets), figure)
+    return finished, entries, figure

@@ -1,24 +1,9 @@
-"""The run folder: what a study leaves behind. Written as it goes, so that whatever ends it early costs nothing.
-
-runs/NAME/
-  config.toml        the study, every key written out
-  metrics.jsonl      one line per measurement, appended as it is made
-  metrics.parquet    the same as a table, at the end, where pyarrow is installed
-  summary.json       one entry per algorithm × swept point × seed, rewritten whole after every run
-  plans/*.jsonl.gz   one plan per run
-  weights/*          the last version of every run
-  checkpoints/*      while it is under way: where it can be taken up
-  split.json         samples of every client by class, of the first setting and seed
-  plots/*            PNG and PDF
-  report.html        the page of all this
-"""
+"""Runs a study in its run folder. Every result is written when it is made, so that an early end loses nothing."""
 
 from __future__ import annotations
 
 import json
-import math
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
@@ -27,54 +12,44 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from .. import __version__
-from ..config.build import make_simulator, make_stopping_rule
+from ..config.build import check_run
 from ..config.study import Study, SweepPoint
 from ..errors import UserError
-from ..fileio import FolderLock, file_name, read_text, write_whole, writing
-from ..jsonio import finite
-from ..planning.plan import uncollected
-from ..planning.plan_io import Hashed, saved
-from ..planning.plan_stats import PlanStats, PlanStatsCollector
-from ..report.plots import Curve, accuracy_curves, loss_curves, save, split_map
-from ..runstore.catalogue import OURS
+from ..fileio import read_text
+from ..jsonio import finite, json_line
+from ..report.plots import Curve, save, split_map
+from ..report.run_curves import curve_of, save_curves
+from ..runstore.journal import Journal, read_until
+from ..runstore.layout import RunFiles
 from ..runstore.provenance import provenance
+from ..runstore.reader import PartitionCounts
+from ..runstore.summary import run_entry
+from ..runstore.writer import RunWriter, open_folder
 from ..tasks import class_counts
-from ..training import Evaluation, RunProgress
-from .checkpoints import CheckpointDir
-from .journal import Journal, JournalPosition, read
-from .resume import CheckpointWriter, SavedSession, check_study, evaluation, finished_entries, load
+from ..training import Evaluation
+from .checkpointing import (
+    CheckpointDir,
+    CheckpointWriter,
+    SavedSession,
+    check_study,
+    evaluation_of,
+    finished_entries,
+)
+from .compute import ComputeConfig
+from .plan_files import PlanFile
+from .run_events import Event, RunFinished, RunSpec, Watch
 from .simulation import Simulation
-from .sweep import ComputeConfig, Event, RunFinished, RunSpec, Sweep, Watch
+from .sweep import Sweep
 
-SHOWN = 1_000  # clients in the drawing of a split
-MEASURED = {f.name for f in fields(Evaluation)}
-
-
-def open_folder(path: Path, force: bool) -> None:
-    """Make the folder of a run; one that is there already is refused, or with ``force`` emptied of an earlier run."""
-    with writing(path):
-        if path.exists():
-            if not path.is_dir():
-                raise UserError(f"{path} is there and is not a folder; choose another --out or name")
-            if any(path.iterdir()):
-                if not force:
-                    raise UserError(f"{path} is there already; use --force to replace it, or another name")
-                if not all((path / name).exists() for name in ("config.toml", "summary.json")):
-                    raise UserError(
-                        f"{path} holds something else than a run, so it is not replaced; choose another name"
-                    )
-                for name in OURS:
-                    old = path / name
-                    shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-        path.mkdir(parents=True, exist_ok=True)
+MAX_CLIENTS_SHOWN = 1_000  # in the figure of a partition
+EVALUATION_FIELDS = {item.name for item in fields(Evaluation)}
 
 
 class StudyRun:
-    """A study being carried out in its folder; ``notes`` is what a user should know.
+    """A study and its run folder; ``notes`` are lines for the user.
 
-    With ``resume`` it goes on where an earlier sitting ended, if there was one. ``every`` is how many real seconds pass
-    from one checkpoint to the next; None: a minute, or more where that would take more than a twentieth of the time.
+    With ``resume`` it continues an earlier session, if there is one. ``checkpoint_interval`` is the real time between
+    checkpoints in seconds; None: a minute, or more if checkpoints would take more than a twentieth of the time.
     """
 
     def __init__(
@@ -83,248 +58,216 @@ class StudyRun:
         folder: Path,
         *,
         force: bool = False,
-        means: ComputeConfig | None = None,
+        compute: ComputeConfig | None = None,
         resume: bool = False,
-        every: float | None = None,
+        checkpoint_interval: float | None = None,
     ) -> None:
         if force and resume:
-            raise UserError("--force begins anew and --resume goes on; give one of them")
+            raise UserError("--force starts again and --resume continues; give one of them")
         self.study = study
         self.folder = folder
-        self.sweep = Sweep(means or ComputeConfig(), self._rest)
+        self.sweep = Sweep(compute or ComputeConfig(), self._checkpoint, on_begin=self._record_plan)
         self.points = study.points()
         self.entries: list[dict[str, Any]] = []
         self.curves: list[Curve] = []
         self.finished = False
-        self._items = [RunSpec(point, point.settings, seed) for point in self.points for seed in study.seeds]
-        self._numbers = {item: number for number, item in enumerate(self._items)}
-        self._shelf = CheckpointDir(folder / "checkpoints")
-        self._keeper = CheckpointWriter(self._shelf, study, every)
+        self._specs = [RunSpec(point, point.settings, seed) for point in self.points for seed in study.seeds]
+        self._positions = {spec: position for position, spec in enumerate(self._specs)}
+        self._plans: dict[RunSpec, PlanFile] = {}
         self._journal: Journal | None = None
-        self._sitting = SavedSession(JournalPosition(), [], {}, None)
-        self._measured: dict[str, list[Evaluation]] = {}
+        self._session = SavedSession()
+        self._evaluations: dict[str, list[Evaluation]] = {}
         self._check()
-        means = self.sweep.means
-        self._provenance = provenance(executor=means.executor, device=means.device, precision=means.precision)
-        self._claim = FolderLock(folder)
+        compute = self.sweep.compute
+        self._origin = provenance(executor=compute.executor, device=compute.device, precision=compute.precision)
+        self._directory = CheckpointDir(RunFiles(folder).checkpoints)
+        self._checkpoints = CheckpointWriter(self._directory, study, checkpoint_interval)
+        self._writer = RunWriter(folder)
         try:
-            if resume and any(folder.iterdir()):
-                self._take_up()
+            if resume and not self._writer.files.is_empty():
+                self._resume()
             else:
-                open_folder(folder, force)
+                open_folder(folder, force=force)
+            self._writer.begin(study.to_toml())
+            if self._partition is not None:
+                self._writer.write_partition(self._partition.title, self._partition.counts)
+            if not self.finished:
+                self._write_summary(finished=False)
         except BaseException:
-            self._claim.release()
+            self._writer.close()
             raise
-        with writing(folder):
-            for name in ("plans", "weights", "plots"):
-                (folder / name).mkdir(exist_ok=True)
-        write_whole(folder / "config.toml", study.to_toml().encode())
-        self._save_split()
-        if not self.finished:
-            self._save_summary(finished=False)
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know."""
+        """Lines for the user."""
         return self.sweep.notes
 
     def _check(self) -> None:
-        """Find what cannot work before anything is written."""
-        for point in self.points:
-            for seed in self.study.seeds:
-                make_simulator(point.settings, seed)
-                self.sweep.task(point.settings, seed)
+        """Find errors in settings and data before anything is written."""
+        for spec in self._specs:
+            check_run(spec.settings, spec.seed)
+            self.sweep.task(spec.settings, spec.seed)
 
-    def _take_up(self) -> None:
-        """Find out where an earlier sitting ended; nothing is written."""
-        ours = all(path.name.removesuffix(".part") in OURS for path in self.folder.iterdir())
-        config, metrics = self.folder / "config.toml", self.folder / "metrics.jsonl"
-        if not ours and not config.exists():
-            raise UserError(f"{self.folder} holds something else than a run, so it is not taken up; use another name")
-        if config.exists():
-            check_study(self.folder, read_text(config), self.study)
-        over = finished_entries(self.folder / "summary.json")
-        self.finished = over is not None
-        found, notes = (None, []) if self.finished else load(self.folder, self._shelf, self.study, self.sweep.means)
-        self.notes.extend(notes)
-        if found is not None:
-            self._sitting = found
-        elif not self.finished:
-            self.notes.append("there is no checkpoint yet, so it is begun again")
-        self.entries = list(over or self._sitting.entries)
-        text = read_text(metrics) if self.finished else read(metrics, self._sitting.mark).decode()
+    # Resuming.
+
+    def _resume(self) -> None:
+        """Load the state of an earlier session; nothing is written."""
+        files = self._writer.files
+        if files.foreign() and not files.config.exists():
+            raise UserError(f"{self.folder} holds something other than a run and is not resumed; use another name")
+        if files.config.exists():
+            check_study(self.folder, read_text(files.config), self.study)
+        finished = finished_entries(files)
+        if finished is not None:
+            self.finished, self.entries = True, finished
+            text = read_text(files.metrics)
+        else:
+            self._load_session()
+            text = read_until(files.metrics, self._session.metrics).decode()
         for line in text.splitlines():
-            known = json.loads(line)
-            self._measured.setdefault(_key(known), []).append(evaluation(known))
-        self.curves = [curve_of(_point(item), self._evaluations(item)) for item in self._items if self._is_over(item)]
+            values = json.loads(line)
+            self._evaluations.setdefault(_run_key(values), []).append(evaluation_of(values))
+        self.curves = [
+            curve_of(spec.settings.algorithm, spec.label, self._earlier(spec))
+            for spec in self._specs
+            if self._is_finished(spec)
+        ]
 
-    def _is_over(self, item: RunSpec) -> bool:
-        return any((_point(item).label, item.seed) == (entry["label"], entry["seed"]) for entry in self.entries)
+    def _load_session(self) -> None:
+        session, notes = SavedSession.load(self._directory, self.study, self.sweep.compute)
+        self.notes.extend(notes)
+        if session is None:
+            self.notes.append("there is no checkpoint yet, so the study starts from the beginning")
+            return
+        self._session = session
+        self.entries = [dict(entry) for entry in session.entries]
 
-    def _evaluations(self, item: RunSpec) -> list[Evaluation]:
-        """What an earlier sitting measured of a run."""
-        return self._measured.get(_key(_head(_point(item), item.seed)), [])
+    def _is_finished(self, spec: RunSpec) -> bool:
+        return any((spec.label, spec.seed) == (entry["label"], entry["seed"]) for entry in self.entries)
 
-    def carry_out(self, watch: Watch) -> bool:
-        """Run everything; False if Ctrl-C ended it, with all that was measured kept."""
+    def _earlier(self, spec: RunSpec) -> list[Evaluation]:
+        """Return the evaluations of earlier sessions."""
+        return self._evaluations.get(_run_key(_identity(spec)), [])
+
+    # Running.
+
+    def run(self, watch: Watch) -> bool:
+        """Compute all runs; return False if Ctrl-C stopped them, with everything evaluated so far saved."""
         try:
             if not self.finished:
-                self._journal = Journal(self.folder / "metrics.jsonl", self._sitting.mark)
+                self._journal = Journal(self._writer.files.metrics, self._session.metrics)
                 try:
-                    self.finished = self._carry_out(watch)
+                    self.finished = self._run(watch)
                 finally:
                     self._journal.close()
             if self.finished:
-                self._save_summary(finished=True)
-                self._shelf.clear()
+                self._write_summary(finished=True)
+                self._directory.clear()
         finally:
-            self._claim.release()
+            self._writer.close()
         return self.finished
 
-    def _carry_out(self, watch: Watch) -> bool:
-        left = [item for item in self._items if not self._is_over(item)]
+    def _run(self, watch: Watch) -> bool:
+        remaining = [spec for spec in self._specs if not self._is_finished(spec)]
         resumed = {
-            self._items[number]: (standing, self._evaluations(self._items[number]))
-            for number, standing in self._sitting.open.items()
+            self._specs[position]: (state, self._earlier(self._specs[position]))
+            for position, state in self._session.runs.items()
         }
         try:
-            for event in self.sweep.events(left, resumed, self._sitting.fit):
-                self._take(event)
+            for event in self.sweep.events(remaining, resumed, self._session.batch_limits):
+                self._handle(event)
                 watch(event)
         except KeyboardInterrupt:
             for event in self.sweep.interrupt():
-                self._take(event)
+                self._handle(event)
             return False
+        finally:
+            for plan in self._plans.values():
+                plan.discard()
         return True
 
-    def _rest(self) -> None:
-        if self._journal is not None and self._keeper.due:
-            self._keeper.keep(self.sweep, self._numbers, self._journal.mark(), self.entries)
+    def _checkpoint(self) -> None:
+        if self._journal is not None and self._checkpoints.due:
+            self._checkpoints.save(self.sweep, self._positions, self._journal.position(), self.entries)
 
-    def _take(self, event: Event) -> None:
-        point, seed = _point(event.item), event.item.seed
+    def _record_plan(self, spec: RunSpec, run: Simulation) -> None:
+        path = self._writer.files.plan(spec.label, spec.seed)
+        self._plans[spec] = PlanFile(path, run.simulator.header, run.simulator.fleet)
+        run.record_plan(self._plans[spec])
+
+    def _handle(self, event: Event) -> None:
+        event.run.commit_plan()
         if isinstance(event, RunFinished):
-            self._finish(point, seed, event.run, event.wall_seconds)
+            self._finish(event)
         elif self._journal is not None:
-            line = {**_head(point, seed), **asdict(event.evaluation)}
-            self._journal.append(json.dumps(finite(line), allow_nan=False))
+            self._journal.append(json_line({**_identity(event.spec), **asdict(event.evaluation)}))
 
-    def _finish(self, point: SweepPoint, seed: int, run: Simulation, wall: float) -> None:
-        stats, plan_hash = _save_plan(run, self.folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
+    def _finish(self, event: RunFinished) -> None:
+        spec, run = event.spec, event.run
+        point = _point(spec)
+        stats, plan_hash = self._plans.pop(spec).finish(run)
         weights = safetensors.torch.save(run.executor.named(run.weights))
-        write_whole(self.folder / "weights" / (file_name(point.label, seed) + ".safetensors"), weights)
-        self.curves.append(curve_of(point, run.progress.evaluations))
-        trained = run.executor.updates_trained
-        found = entry_of(point, seed, run.progress, stats, plan_hash, trained=trained, wall=wall)
-        self.entries.append(finite(found))
-        # Runs in shared batches end in any order; they are listed in that of the study.
-        place = {point.label: number for number, point in enumerate(self.points)}
-        self.entries.sort(key=lambda entry: (place[entry["label"]], self.study.seeds.index(entry["seed"])))
-        self.curves.sort(key=lambda curve: place[curve.label])
-        self._save_summary(finished=False)
+        self._writer.write_weights(spec.label, spec.seed, weights)
+        self.curves.append(curve_of(spec.settings.algorithm, spec.label, run.progress.evaluations))
+        entry = run_entry(
+            point,
+            spec.seed,
+            run.progress,
+            stats,
+            plan_hash,
+            updates_trained=run.executor.updates_trained,
+            wall_seconds=event.wall_seconds,
+            threads=torch.get_num_threads(),
+        )
+        self.entries.append(finite(entry))
+        # Runs in shared batches end in any order; they are listed in the order of the study.
+        order = {point.label: position for position, point in enumerate(self.points)}
+        self.entries.sort(key=lambda entry: (order[entry["label"]], self.study.seeds.index(entry["seed"])))
+        self.curves.sort(key=lambda curve: order[curve.label])
+        self._write_summary(finished=False)
+
+    # Results.
 
     def draw(self) -> None:
-        """Draw what was measured: accuracy and loss over simulated seconds and over rounds, and the split."""
-        plots = self.folder / "plots"
+        """Draw accuracy and loss over simulated seconds and over rounds, and the partition."""
+        plots = self._writer.files.plots
         if not self.curves:
             return
         targets = {entry["target_accuracy"] for entry in self.entries}
-        draw_curves(plots, self.study.name, self.curves, targets.pop() if len(targets) == 1 else None)
-        if self._split is not None:
-            save(split_map(*self._split), plots / "split")
+        save_curves(plots, self.study.name, self.curves, targets.pop() if len(targets) == 1 else None)
+        if self._partition is not None:
+            save(split_map(self._partition.counts, self._partition.title), plots / "split")
 
     @cached_property
-    def _split(self) -> tuple[Any, str] | None:
-        """Samples of clients by classes, and a title; None where there are no classes."""
+    def _partition(self) -> PartitionCounts | None:
+        """Samples of clients by class, of the first setting and seed; None if the task has no classes."""
         task = self.sweep.task(self.points[0].settings, self.study.seeds[0])
         if task.classes is None:
             return None
-        shown = task.clients[:SHOWN]
+        shown = task.clients[:MAX_CLIENTS_SHOWN]
         counts = class_counts(shown, task.train.targets.cpu().numpy(), task.classes)
         part = "" if len(shown) == task.num_clients else f", the first {len(shown)} of {task.num_clients} clients"
-        return counts, f"{task.name}, seed {self.study.seeds[0]}{part}"
+        return PartitionCounts(f"{task.name}, seed {self.study.seeds[0]}{part}", counts.tolist())
 
-    def _save_split(self) -> None:
-        if self._split is not None:
-            counts, title = self._split
-            whole = {"title": title, "counts": counts.tolist()}
-            write_whole(self.folder / "split.json", (json.dumps(whole) + "\n").encode())
-
-    def _save_summary(self, *, finished: bool) -> None:
-        head = {"name": self.study.name, "version": __version__, "finished": finished, "provenance": self._provenance}
-        whole = {**head, "runs": self.entries}
-        text = json.dumps(whole, indent=1, allow_nan=False) + "\n"
-        write_whole(self.folder / "summary.json", text.encode())
+    def _write_summary(self, *, finished: bool) -> None:
+        self._writer.write_summary(self.study.name, self._origin, {"runs": self.entries}, finished=finished)
 
 
-def _point(item: RunSpec) -> SweepPoint:
-    assert isinstance(item.name, SweepPoint)
-    return item.name
+def _point(spec: RunSpec) -> SweepPoint:
+    assert isinstance(spec.name, SweepPoint)
+    return spec.name
 
 
-def _head(point: SweepPoint, seed: int) -> dict[str, Any]:
-    """What a line of the metrics says of its run."""
-    return {"algorithm": point.settings.algorithm, "label": point.label, **dict(point.swept), "seed": seed}
-
-
-def _key(line: Mapping[str, Any]) -> str:
-    """The run that a line of the metrics is of."""
-    return json.dumps(finite({name: value for name, value in line.items() if name not in MEASURED}))
-
-
-def draw_curves(plots: Path, title: str, curves: Sequence[Curve], target: float | None) -> None:
-    """Accuracy and loss, over seconds and over rounds."""
-    for against in ("seconds", "rounds"):
-        save(accuracy_curves({title: curves}, target=target, against=against), plots / f"accuracy-over-{against}")
-        save(loss_curves({title: curves}, against=against), plots / f"loss-over-{against}")
-
-
-def curve_of(point: SweepPoint, found: Sequence[Evaluation]) -> Curve:
-    """What was measured of a run, ready to be drawn."""
-    known = [e for e in found if math.isfinite(e.loss)]
-    return Curve(
-        algorithm=point.settings.algorithm,
-        label=point.label,
-        seconds=tuple(e.seconds for e in known),
-        rounds=tuple(e.round for e in known),
-        accuracy=tuple(math.nan if e.accuracy is None else e.accuracy for e in known),
-        loss=tuple(e.loss for e in known),
-    )
-
-
-def _save_plan(run: Simulation, path: Path) -> tuple[PlanStats, str]:
-    """Write the plan of a run, which need not fit into memory; gives its figures and its hash."""
-    timeline, stream = run.planned()
-    counting, line = PlanStatsCollector(timeline.header, timeline.fleet), Hashed()
-    with uncollected():
-        for record in saved(path, timeline.header, stream, line):
-            counting.add(record)
-    return counting.stats(), line.hash()
-
-
-def entry_of(
-    point: SweepPoint, seed: int, progress: RunProgress, stats: PlanStats, plan_hash: str, *, trained: int, wall: float
-) -> dict[str, Any]:
-    """What the summary says of a run."""
+def _identity(spec: RunSpec) -> dict[str, Any]:
+    """Return the fields of a metrics line that identify its run."""
     return {
-        "algorithm": point.settings.algorithm,
-        "label": point.label,
-        "swept": dict(point.swept),
-        "seed": seed,
-        "status": str(progress.status),
-        "target_accuracy": make_stopping_rule(point.settings).target_accuracy,
-        "first_hit_seconds": progress.first_hit_seconds,
-        "sustained_seconds": progress.sustained_seconds,
-        "rounds": progress.rounds,
-        "seconds": progress.seconds,
-        "best_accuracy": progress.best_accuracy,
-        "final_accuracy": progress.final_accuracy,
-        "diverged_at": progress.diverged_at,
-        "updates_trained": trained,
-        "updates_started": stats.jobs_started,
-        "staleness_mean": stats.staleness_mean,
-        "participation": list(stats.participation),
-        "plan_sha256": plan_hash,
-        "wall_seconds": wall,
-        "torch_threads": torch.get_num_threads(),
+        "algorithm": spec.settings.algorithm,
+        "label": spec.label,
+        **dict(_point(spec).swept),
+        "seed": spec.seed,
     }
+
+
+def _run_key(line: Mapping[str, Any]) -> str:
+    """Return a key of the run that a metrics line belongs to."""
+    return json_line({name: value for name, value in line.items() if name not in EVALUATION_FIELDS})

@@ -1,41 +1,45 @@
-"""Which rates are best: a grid of pairs × seeds as one sweep in shared batches, hopeless pairs stopped on the way.
+"""Searches learning rates: a grid of pairs × seeds as one sweep in shared batches, with early stopping of bad pairs.
 
-Pairs of one setting compete. At certain parts of the time they have, all wait for each other. Where one has reached the
-target, those that can no longer be sooner are dropped, which costs nothing: they could not win. From an eighth of the
-time on, the worse half is dropped, too (successive halving: Jamieson, Talwalkar: Non-stochastic Best Arm Identification
-and Hyperparameter Optimization, 2016). A pair is judged by its seeds together: how many reached the target, how soon on
-average, else how accurate they got. Where a run is to hold the target (``stop.consecutive_hits``), that is what counts, not a first
-lucky measurement.
+The pairs of one setting compete. At certain shares of their limits, all runs of a setting pause until the slowest has
+arrived. If a pair has reached the target, pairs that can no longer be faster are dropped: they cannot win. From an
+eighth of the limit on, the worse half is dropped too (successive halving: Jamieson, Talwalkar: Non-stochastic Best Arm
+Identification and Hyperparameter Optimization, 2016). A pair is ranked by all its seeds: how many reached the target,
+their mean time to it, and otherwise their accuracy. If a run must hold the target (``stop.consecutive_hits``), the time
+of the sustained hit counts.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from .. import __version__
 from ..algorithms import ALGORITHMS
 from ..config.study import Study, SweepPoint
 from ..errors import UserError
-from ..fileio import write_whole, writing
-from ..jsonio import finite
+from ..jsonio import finite, json_line
+from ..runstore.journal import Journal
 from ..runstore.provenance import provenance
+from ..runstore.summary import label_with_rates
+from ..runstore.writer import RunWriter, open_folder
 from ..training import RunProgress, Status
-from .sweep import ComputeConfig, Event, PausableRun, RunEvaluated, RunFinished, RunSpec, Sweep, Watch
+from .compute import ComputeConfig
+from .run_events import Event, PausableRun, RunEvaluated, RunFinished, RunSpec, Watch
+from .sweep import Sweep
 
-RUNGS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # parts of the time at which pairs are compared
-HALVING = 1 / 8  # from here on the worse half is dropped; before, accuracy says too little
+RUNGS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+"""Shares of the limits at which pairs are compared."""
+
+HALVING = 1 / 8
+"""From this rung on the worse half is dropped; before, accuracy says too little."""
 
 
 @dataclass(frozen=True, slots=True)
 class RatePair:
-    """A setting with one pair of rates; a rate that the algorithm does not have is None."""
+    """A setting with one pair of learning rates; a rate that the algorithm does not have is None."""
 
     point: SweepPoint
     global_lr: float | None
@@ -44,16 +48,15 @@ class RatePair:
     @property
     def label(self) -> str:
         """The setting and the rates."""
-        rates = [f"{name}={value:g}" for name, value in (("η", self.global_lr), ("η̄", self.local_lr)) if value]
-        return " ".join([self.point.label, *rates])
+        return label_with_rates(self.point.label, self.global_lr, self.local_lr)
 
 
 @dataclass(slots=True)
 class PairOutcome:
-    """How one run of a pair stands."""
+    """The result so far of one run of a pair."""
 
     status: str = "running"
-    hit_seconds: float | None = None  # of the first of the measurements at the target that ended it
+    hit_seconds: float | None = None  # of the first of the consecutive hits that ended the run
     first_hit_seconds: float | None = None
     sustained_seconds: float | None = None
     best_accuracy: float | None = None
@@ -65,153 +68,145 @@ class PairOutcome:
 def pairs_of(
     points: Sequence[SweepPoint], global_rates: Sequence[float], local_rates: Sequence[float]
 ) -> list[RatePair]:
-    """The grid for every point, over the rates that its algorithm has."""
+    """Return the grid for every point, over the rates that its algorithm has."""
     for name, rates in (("global", global_rates), ("local", local_rates)):
         if not rates or not all(0 < rate < math.inf for rate in rates):
             raise UserError(f"the {name} rates are {list(rates)}; give numbers above zero")
         if len(set(rates)) < len(rates):
-            raise UserError(f"the {name} rates name one twice: {list(rates)}")
-    found = []
+            raise UserError(f"the {name} rates contain one twice: {list(rates)}")
+    pairs = []
     for point in points:
         kind = ALGORITHMS[point.settings.algorithm]
-        training = point.settings.training
-        for wide in global_rates if kind.uses_global_lr else (None,):
-            for near in local_rates if kind.uses_local_lr else (None,):
-                trained = replace(
-                    training,
-                    global_lr=training.global_lr if wide is None else wide,
-                    local_lr=training.local_lr if near is None else near,
-                )
-                found.append(RatePair(replace(point, settings=replace(point.settings, training=trained)), wide, near))
-    return found
+        for global_lr in global_rates if kind.uses_global_lr else (None,):
+            pairs += [
+                RatePair(_with_rates(point, global_lr, local_lr), global_lr, local_lr)
+                for local_lr in (local_rates if kind.uses_local_lr else (None,))
+            ]
+    return pairs
+
+
+def _with_rates(point: SweepPoint, global_lr: float | None, local_lr: float | None) -> SweepPoint:
+    training = point.settings.training
+    training = replace(training, global_lr=global_lr or training.global_lr, local_lr=local_lr or training.local_lr)
+    return replace(point, settings=replace(point.settings, training=training))
 
 
 class Tuning:
-    """A grid being searched; ``outcomes`` is up to date at any moment.
+    """A search over a grid; ``outcomes`` is always up to date.
 
-    ``known`` are pairs that were run before, on all the seeds. ``decided`` is told of the pairs of a setting when their
-    race is over.
+    ``known`` are pairs that were computed before, on all seeds. ``decided`` is called with the pairs of a setting when
+    their competition ends.
     """
 
     def __init__(
         self,
         pairs: Sequence[RatePair],
         seeds: Sequence[int],
-        means: ComputeConfig,
+        compute: ComputeConfig,
         rungs: Sequence[float] = RUNGS,
         *,
         known: Mapping[RatePair, Mapping[int, PairOutcome]] | None = None,
-        decided: Callable[[Sequence[RatePair]], None] = lambda rivals: None,
+        decided: Callable[[Sequence[RatePair]], None] | None = None,
     ) -> None:
         if not all(pair.point.settings.stop.target_accuracy for pair in pairs):
-            raise UserError("rates are judged by the time to a target; set stop.target_accuracy")
+            raise UserError("rates are ranked by the time to a target; set stop.target_accuracy")
         self.pairs = list(pairs)
         self.seeds = tuple(seeds)
-        self.sweep = Sweep(means, pauses=rungs)
+        self.sweep = Sweep(compute, pauses=rungs)
         self._known = dict(known or {})
         self.outcomes: dict[RatePair, dict[int, PairOutcome]] = {
             pair: dict(self._known.get(pair, {seed: PairOutcome() for seed in seeds})) for pair in pairs
         }
         self._decided = decided
         self._rungs = tuple(rungs)
-        self._at: dict[RunSpec, int] = {}  # rungs passed
-        self._held: dict[RunSpec, PausableRun] = {}
-        self._provenance = provenance(executor=means.executor, device=means.device, precision=means.precision)
-        self._missed: dict[RunSpec, float] = {}  # when a run was last seen below the target
-        groups: dict[Any, list[RatePair]] = {}
+        self._passed: dict[RunSpec, int] = {}  # rungs
+        self._paused: dict[RunSpec, PausableRun] = {}
+        self._last_misses: dict[RunSpec, float] = {}  # when a run was last below the target
+        settings: dict[Any, list[RatePair]] = {}
         for pair in pairs:
-            groups.setdefault((pair.point.settings.algorithm, pair.point.swept), []).append(pair)
-        self._rivals = list(groups.values())
-        self._racing = list(self._rivals)
+            settings.setdefault((pair.point.settings.algorithm, pair.point.swept), []).append(pair)
+        self._settings = list(settings.values())
+        self._competing = list(self._settings)
 
-    def carry_out(self, watch: Watch, metrics: Path | None = None) -> bool:
-        """Search, with every measurement appended to a file; False if Ctrl-C ended it, with all that is known kept."""
-        items = [
-            RunSpec(pair, pair.point.settings, seed)
-            for pair in self.pairs
-            if pair not in self._known
-            for seed in self.seeds
-        ]
-        with ExitStack() as stack:
-            out = None
-            if metrics is not None:
-                stack.enter_context(writing(metrics))
-                out = stack.enter_context(metrics.open("a", encoding="utf-8"))
-            try:
-                for event in self.sweep.events(items):
-                    self._take(event)
-                    if out is not None and isinstance(event, RunEvaluated):
-                        out.write(_line(event))
-                        out.flush()
-                    watch(event)
-                    self._judge()
-            except KeyboardInterrupt:
-                for event in self.sweep.interrupt():
-                    self._take(event)
-                return False
+    def run(self, watch: Watch) -> bool:
+        """Search; return False if Ctrl-C stopped it, with everything known so far in ``outcomes``."""
+        pairs = [pair for pair in self.pairs if pair not in self._known]
+        try:
+            for event in self.sweep.events([RunSpec(p, p.point.settings, s) for p in pairs for s in self.seeds]):
+                self._handle(event)
+                watch(event)
+                self._compare()
+        except KeyboardInterrupt:
+            for event in self.sweep.interrupt():
+                self._handle(event)
+            return False
         return True
 
-    def _take(self, event: Event) -> None:
-        item, progress = event.item, event.run.progress
-        self.outcomes[_pair(item)][item.seed] = _outcome(progress)
-        self._missed[item] = _last_miss(progress, item.settings.stop.target_accuracy)
+    def _handle(self, event: Event) -> None:
+        spec, progress = event.spec, event.run.progress
+        self.outcomes[_pair(spec)][spec.seed] = _outcome(progress)
+        self._last_misses[spec] = _last_miss(progress, spec.settings.stop.target_accuracy)
         if isinstance(event, RunFinished):
-            self._at[item] = len(self._rungs)
-            self._held.pop(item, None)
+            self._passed[spec] = len(self._rungs)
+            self._paused.pop(spec, None)
             return
-        passed = self._at.get(item, 0)
-        if event.lane is not None and passed < len(self._rungs) and event.part >= self._rungs[passed]:
-            event.lane.held = True
-            self._held[item] = event.lane
+        passed = self._passed.get(spec, 0)
+        reached = passed < len(self._rungs) and event.completed_share >= self._rungs[passed]
+        if event.pausable is not None and reached:
+            event.pausable.held = True
+            self._paused[spec] = event.pausable
 
-    def _judge(self) -> None:
-        """Where all of a setting's runs stand at a rung or are over, drop some and let the others go on."""
-        for rivals in list(self._racing):
-            under_way = sum(o.status == "running" for pair in rivals for o in self.outcomes[pair].values())
-            if not under_way:
-                self._racing.remove(rivals)
-                self._decided(rivals)
+    def _compare(self) -> None:
+        """Where all runs of a setting have paused or ended, drop some pairs and let the others continue."""
+        for rivals in list(self._competing):
+            running = sum(o.status == "running" for pair in rivals for o in self.outcomes[pair].values())
+            if not running:
+                self._competing.remove(rivals)
+                if self._decided is not None:
+                    self._decided(rivals)
                 continue
-            waiting = [item for item in self._held if _pair(item) in rivals]
-            if len(waiting) == under_way:
-                self._rung(rivals, waiting)
+            paused = [spec for spec in self._paused if _pair(spec) in rivals]
+            if len(paused) == running:
+                self._drop_at_rung(rivals, paused)
 
-    def _rung(self, rivals: Sequence[RatePair], waiting: Sequence[RunSpec]) -> None:
-        left = [pair for pair in rivals if not self._dropped(pair)]
+    def _drop_at_rung(self, rivals: Sequence[RatePair], paused: Sequence[RunSpec]) -> None:
+        left = [pair for pair in rivals if not self._is_dropped(pair)]
         left.sort(key=lambda pair: score(self.outcomes[pair].values()))
-        good = left
-        if any(self._rungs[self._at.get(item, 0)] >= HALVING for item in waiting):
-            good = left[: math.ceil(len(left) / 2)]
+        kept = left
+        if any(self._rungs[self._passed.get(spec, 0)] >= HALVING for spec in paused):
+            kept = left[: math.ceil(len(left) / 2)]
         missed, soonest, _ = score(self.outcomes[left[0]].values())
-        if not missed:  # its own time cannot change any more
-            good = [pair for pair in good if pair is left[0] or self._at_best(pair) < soonest]
-        for item in waiting:
-            lane = self._held.pop(item)
-            lane.held = False
-            self._at[item] = self._at.get(item, 0) + 1
-            if _pair(item) not in good:
-                lane.progress.status = Status.DROPPED
-                self.outcomes[_pair(item)][item.seed].status = str(Status.DROPPED)
+        if not missed:  # the time of the best pair is final
+            kept = [pair for pair in kept if pair is left[0] or self._earliest(pair) < soonest]
+        for spec in paused:
+            run = self._paused.pop(spec)
+            run.held = False
+            self._passed[spec] = self._passed.get(spec, 0) + 1
+            if _pair(spec) not in kept:
+                run.progress.status = Status.DROPPED
+                self.outcomes[_pair(spec)][spec.seed].status = str(Status.DROPPED)
 
-    def _at_best(self, pair: RatePair) -> float:
-        """The mean time to the target if all that do not hold it did so from their last miss on."""
-        own = ((RunSpec(pair, pair.point.settings, seed), o) for seed, o in self.outcomes[pair].items())
-        return fmean(self._missed.get(item, o.seconds) if o.hit_seconds is None else o.hit_seconds for item, o in own)
+    def _earliest(self, pair: RatePair) -> float:
+        """Return the mean time to the target if every run without a hit held it from its last miss on."""
+        runs = ((RunSpec(pair, pair.point.settings, seed), o) for seed, o in self.outcomes[pair].items())
+        return fmean(
+            self._last_misses.get(spec, o.seconds) if o.hit_seconds is None else o.hit_seconds for spec, o in runs
+        )
 
-    def _dropped(self, pair: RatePair) -> bool:
+    def _is_dropped(self, pair: RatePair) -> bool:
         return any(outcome.status == Status.DROPPED for outcome in self.outcomes[pair].values())
 
     def best(self) -> list[RatePair]:
-        """The best pair of each setting; refuses a grid in which nothing stayed finite."""
-        found = []
-        for rivals in self._rivals:
+        """Return the best pair of each setting; raise ``UserError`` if all pairs of one diverged."""
+        best = []
+        for rivals in self._settings:
             if all(o.diverged_at is not None for pair in rivals for o in self.outcomes[pair].values()):
                 raise UserError(f"every pair of rates diverged for {rivals[0].point.label}; give smaller rates")
-            found.append(min(rivals, key=lambda pair: score(self.outcomes[pair].values())))
-        return found
+            best.append(min(rivals, key=lambda pair: score(self.outcomes[pair].values())))
+        return best
 
     def records(self) -> list[dict[str, Any]]:
-        """Every pair and seed, ready for JSON."""
+        """Return every pair and seed as JSON values."""
         return [
             {
                 "label": pair.label,
@@ -227,46 +222,70 @@ class Tuning:
             for seed, outcome in self.outcomes[pair].items()
         ]
 
-    def save(self, folder: Path, study: Study, finished: bool) -> None:
-        """Every point, and the best, into a folder."""
+
+class TuningFolder:
+    """A search that is saved in a run folder: every evaluation when it is made, every pair at the end."""
+
+    def __init__(self, tuning: Tuning, study: Study, folder: Path, *, force: bool) -> None:
+        self._tuning = tuning
+        self._study = study
+        compute = tuning.sweep.compute
+        self._origin = provenance(executor=compute.executor, device=compute.device, precision=compute.precision)
+        self._writer = RunWriter(folder)
+        try:
+            open_folder(folder, force=force)
+            self._writer.begin(study.to_toml())
+            self._save(finished=False)
+        except BaseException:
+            self._writer.close()
+            raise
+
+    def run(self, watch: Watch) -> bool:
+        """Search; return False if Ctrl-C stopped it, with everything known so far saved."""
+        journal = Journal(self._writer.files.metrics)
+
+        def log(event: Event) -> None:
+            if isinstance(event, RunEvaluated):
+                spec = event.spec
+                head = {"algorithm": spec.settings.algorithm, "label": spec.label, "seed": spec.seed}
+                journal.append(json_line({**head, **asdict(event.evaluation)}))
+            watch(event)
+
+        try:
+            finished = self._tuning.run(log)
+            self._save(finished=finished)
+        finally:
+            journal.close()
+            self._writer.close()
+        return finished
+
+    def _save(self, *, finished: bool) -> None:
         best = [
             {"label": pair.point.label, "global_lr": pair.global_lr, "local_lr": pair.local_lr}
-            for pair in (self.best() if finished else ())
+            for pair in (self._tuning.best() if finished else ())
         ]
-        head = {"name": study.name, "version": __version__, "finished": finished, "provenance": self._provenance}
-        summary = {**head, "best": best}
-        points = "".join(json.dumps(finite(record), allow_nan=False) + "\n" for record in self.records())
-        write_whole(folder / "config.toml", study.to_toml().encode())
-        write_whole(folder / "points.jsonl", points.encode())
-        write_whole(folder / "summary.json", (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode())
+        self._writer.write_rate_points(finite(self._tuning.records()))
+        self._writer.write_summary(self._study.name, self._origin, {"best": best}, finished=finished)
 
 
 def score(outcomes: Iterable[PairOutcome]) -> tuple[float, float, float]:
-    """Less is better: seeds that did not reach the target, their mean time to it, and how inaccurate they were."""
+    """Return a rank, lower is better: seeds that missed the target, mean time to it, and negative accuracy."""
     outcomes = list(outcomes)
     hits = [o.hit_seconds for o in outcomes if o.hit_seconds is not None]
     accuracies = [0.0 if o.diverged_at is not None or o.best_accuracy is None else o.best_accuracy for o in outcomes]
     return len(outcomes) - len(hits), fmean(hits) if hits else math.inf, -fmean(accuracies)
 
 
-def _line(event: RunEvaluated) -> str:
-    """A measurement as a line of JSON."""
-    pair = _pair(event.item)
-    what = {"algorithm": pair.point.settings.algorithm, "label": pair.label, "seed": event.item.seed}
-    return json.dumps(finite({**what, **asdict(event.evaluation)}), allow_nan=False) + "\n"
-
-
-def _pair(item: RunSpec) -> RatePair:
-    assert isinstance(item.name, RatePair)
-    return item.name
+def _pair(spec: RunSpec) -> RatePair:
+    assert isinstance(spec.name, RatePair)
+    return spec.name
 
 
 def _outcome(progress: RunProgress) -> PairOutcome:
-    done = progress.status is Status.TARGET
-    held = progress.first_hit_seconds if progress.sustained_seconds is None else progress.sustained_seconds
+    hit = progress.first_hit_seconds if progress.sustained_seconds is None else progress.sustained_seconds
     return PairOutcome(
         str(progress.status),
-        held if done else None,
+        hit if progress.status is Status.TARGET else None,
         progress.first_hit_seconds,
         progress.sustained_seconds,
         progress.best_accuracy,

@@ -1,4 +1,4 @@
-"""Where results come from: when, by which command, with what, on which machine."""
+"""The origin of results: when, by which command, with which versions, on which machine."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .. import __version__
 
 
 def command() -> str:
-    """What was typed, fit to be typed again."""
+    """Return the command line, quoted so that it can be run again."""
     name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     first = ["defedavg"] if name in ("defedavg", "defedavg.exe", "__main__.py") else ["python", sys.argv[0]]
     return shlex.join([*first, *sys.argv[1:]])
 
 
 def provenance(*, executor: str = "", device: str = "cpu", precision: str = "") -> dict[str, Any]:
-    """What must be known to believe a figure and to make it again; ``pid`` and ``host`` tell whether it still runs."""
-    found: dict[str, Any] = {
+    """Return what a reader needs to trust and repeat a result; ``pid`` and ``host`` tell whether it is in progress."""
+    entries: dict[str, Any] = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command(),
         "folder": str(Path.cwd()),
@@ -41,7 +41,7 @@ def provenance(*, executor: str = "", device: str = "cpu", precision: str = "") 
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
-    return {name: value for name, value in found.items() if value not in (None, "")}
+    return {name: value for name, value in entries.items() if value not in (None, "")}
 
 
 def _version(package: str) -> str | None:
@@ -59,8 +59,18 @@ def _device(kind: str) -> str:
     return torch.cuda.get_device_name()
 
 
+def processor_name() -> str:
+    """Return the model of the processor; only Linux tells it in a file, elsewhere it is the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def commit() -> str | None:
-    """The commit of the source, with ``-dirty`` where files differ from it; DEFEDAVG_COMMIT where it is no checkout."""
+    """Return the commit of the source tree, with ``-dirty`` if files differ; else the variable DEFEDAVG_COMMIT."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return os.environ.get("DEFEDAVG_COMMIT")

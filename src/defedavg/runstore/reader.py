@@ -1,279 +1,313 @@
-"""A run folder, read back for a page.
+"""Reads run folders, complete, unfinished or damaged.
 
-The law of this file: whatever lies in a folder came from outside. Every value is checked; what is missing or damaged
-becomes a note for the reader, never a traceback; and a folder that is being written is read as far as it goes.
+Everything in a folder is untrusted: each value is checked, what is missing or damaged becomes a note for the reader,
+nothing outside the folder is read (links are not followed), and nothing named in a folder is imported or executed.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..algorithms import ALGORITHMS
-from ..config import study as config
-from ..config.study import Settings, Study, SweepPoint
+from ..config.study import TABLES, Settings, Study
+from ..config.study import study as stored_study
 from ..errors import UserError, first_line
-from ..fileio import file_name
+from .layout import MARKERS, RunFiles, find_run_folders, is_run
+from .metrics import JsonLines, Measurement, Trail, is_whole, number, read_lines, read_metrics
+from .summary import label_with_rates
 
 NUMBERS = (
     "target_accuracy", "first_hit_seconds", "sustained_seconds", "rounds", "seconds", "best_accuracy",
     "final_accuracy", "diverged_at", "updates_trained", "updates_started", "staleness_mean", "wall_seconds",
 )  # fmt: skip
-"""What an entry of a summary may say in numbers."""
+"""The numbers in an entry of a summary."""
 
-MEASURED = ("round", "seconds", "accuracy", "loss", "train_loss", "staleness", "updates", "wall_seconds")
-"""What a line of measurements says besides what it is of."""
-
-DEEPEST = 4  # levels below a folder of runs at which runs are looked for
-MOST_TEXT = 2000  # characters of one value
-
-
-@dataclass(slots=True)
-class Trail:
-    """The measurements of one run, in order; None where something is no number."""
-
-    rounds: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    updates: list[float] = field(default_factory=list)
-    accuracy: list[float | None] = field(default_factory=list)
-    loss: list[float | None] = field(default_factory=list)
-    staleness: list[float | None] = field(default_factory=list)
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """One more measurement; one that does not say when it was made is left out."""
-        when = [number(line.get(name)) for name in ("round", "seconds", "updates")]
-        if None in when:
-            return
-        for own, value in zip((self.rounds, self.seconds, self.updates), when, strict=True):
-            own.append(value)  # type: ignore[arg-type]
-        for name in ("accuracy", "loss", "staleness"):
-            getattr(self, name).append(number(line.get(name)))
+RATES = ("global_lr", "local_lr")
+MAX_TEXT = 2000  # characters of one value
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One run: a setting and a seed."""
+class RunEntry:
+    """One run: a setting and a seed. ``rates`` are the learning rates that a search gave it."""
 
     label: str
     algorithm: str
     seed: int
     status: str
-    plan: str  # SHA-256, or empty
-    numbers: Mapping[str, float | None]
-    trail: Trail
+    plan: str = ""  # SHA-256
+    swept: Mapping[str, Any] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    numbers: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(NUMBERS))
+    trail: Trail = field(default_factory=Trail)
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """Samples of clients (rows) by classes."""
+class PartitionCounts:
+    """Samples of clients (rows) by class (columns)."""
 
     title: str
     counts: list[list[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class RunsInMemory:
+    """What a process knows of the runs that it has just computed, so that nothing is read again."""
+
+    study: Study | None
+    runs: tuple[RunEntry, ...]
+    partition: PartitionCounts | None = None
+
+
 @dataclass(frozen=True)
-class Folder:
-    """Everything that was found."""
+class RunFolder:
+    """What a run folder says. ``name`` is its path below the searched folder, ``title`` the name of its study."""
 
     path: Path
     name: str
-    searched: bool  # a search for rates, which keeps no plans
-    finished: bool
+    title: str
+    config: Mapping[str, Any]
     text: str  # of the configuration
-    study: Study | None
-    runs: tuple[Entry, ...]
-    provenance: Mapping[str, str]
-    split: Split | None
+    entries: tuple[RunEntry, ...]
+    finished: bool
+    tuned: bool  # a search for learning rates, which keeps no plans
     best: tuple[str, ...]  # labels that a search chose
-    notes: tuple[str, ...]
+    provenance: Mapping[str, str]
+    problems: tuple[str, ...]
+    changed: float  # seconds since 1970
+    memory: RunsInMemory | None = None
 
-    def settings(self, label: str) -> Settings | None:
-        """The settings of a label, if the configuration can still be read."""
-        return self._settings.get(label)
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the folder, the first thing first."""
+        return self.problems[0] if self.problems else None
+
+    @property
+    def status(self) -> str:
+        """One of finished, unfinished and damaged."""
+        return "damaged" if self.problems else "finished" if self.finished else "unfinished"
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The algorithms that the configuration names."""
+        named = self.config.get("algorithms", ())
+        return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
+
+    @property
+    def flat_config(self) -> dict[str, Any]:
+        """Every setting as ``table.key``, as the file has it: a list is swept."""
+        flat: dict[str, Any] = {}
+        for name, value in self.config.items():
+            if isinstance(value, dict):
+                flat.update({f"{name}.{key}": inner for key, inner in value.items()})
+            else:
+                flat[name] = value
+        return flat
+
+    def setting(self, key: str, algorithm: str, swept: Mapping[str, Any]) -> Any:
+        """Return a setting as one run had it, by ``table.key`` or by the key alone; None if there is none."""
+        flat = self.flat_config
+        table, _, word = key.rpartition(".")
+        names = (key,) if table else [name for name in (*swept, *flat) if name.rpartition(".")[2] == word]
+        for name in names:
+            if name in swept:
+                return swept[name]
+        if f"{algorithm}.{word}" in flat and table in ("", "training", algorithm):
+            return flat[f"{algorithm}.{word}"]
+        return next((flat[name] for name in names if name in flat), None)
+
+    @cached_property
+    def study(self) -> Study | None:
+        """The study, if the configuration can be read by this version."""
+        return self._study[0]
+
+    @cached_property
+    def _study(self) -> tuple[Study | None, list[str]]:
+        if self.memory is not None:
+            return self.memory.study, []
+        try:
+            return stored_study(self.config, folder=self.path), []
+        except UserError as error:
+            return None, [f"charts that need the configuration are left out: {first_line(error)}"] if self.text else []
+
+    def metrics(self) -> tuple[list[Measurement], JsonLines]:
+        """Return the evaluations so far, and what is known about the lines of the file."""
+        return read_metrics(RunFiles(self.path).metrics)
+
+    @property
+    def runs(self) -> tuple[RunEntry, ...]:
+        """All runs with their evaluations, those in progress included."""
+        return self._runs[0]
+
+    @cached_property
+    def _runs(self) -> tuple[tuple[RunEntry, ...], list[str]]:
+        if self.memory is not None:
+            return self.memory.runs, []
+        measurements, lines = self.metrics()
+        trails: dict[tuple[str, int], tuple[Measurement, Trail]] = {}
+        for one in measurements:
+            trails.setdefault((one.label, one.seed), (one, Trail()))[1].add(one.values)
+        known = {(entry.label, entry.seed) for entry in self.entries}
+        entries = [
+            replace(entry, trail=trails[entry.label, entry.seed][1]) if (entry.label, entry.seed) in trails else entry
+            for entry in self.entries
+        ]
+        for key, (one, trail) in trails.items():
+            if key not in known:  # in progress, or interrupted
+                numbers = _so_far(trail)
+                entries.append(RunEntry(*key[:1], one.algorithm, one.seed, "running", numbers=numbers, trail=trail))
+        return tuple(entries), lines.notes(RunFiles(self.path).metrics.name)
+
+    @property
+    def partition(self) -> PartitionCounts | None:
+        """Samples of clients by class, if the task has classes."""
+        return self._partition[0]
+
+    @cached_property
+    def _partition(self) -> tuple[PartitionCounts | None, list[str]]:
+        return (
+            (self.memory.partition, []) if self.memory is not None else _read_partition(RunFiles(self.path).partition)
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Everything that a reader of the report should know about the files."""
+        return (*self.problems, *self._study[1], *self._runs[1], *self._partition[1])
 
     @cached_property
     def _settings(self) -> dict[str, Settings]:
-        return {} if self.study is None else dict(_labels(self.study, self.runs))
+        if self.study is None:
+            return {}
+        points = {(p.settings.algorithm, json.dumps(dict(p.swept))): p.settings for p in self.study.points()}
+        labels = {point.label: point.settings for point in self.study.points()}
+        found = {}
+        for entry in self.runs:
+            settings = labels.get(entry.label) or points.get((entry.algorithm, json.dumps(dict(entry.swept))))
+            if settings is not None:
+                rates: dict[str, Any] = {name: value for name, value in entry.rates.items() if value > 0}
+                found[entry.label] = replace(settings, training=replace(settings.training, **rates))
+        return found
 
-    def plan_path(self, entry: Entry) -> Path | None:
-        """Where the plan of a run lies, if it is there."""
-        path = self.path / "plans" / (file_name(entry.label, entry.seed) + ".jsonl.gz")
+    def settings(self, label: str) -> Settings | None:
+        """Return the settings of a label, if the configuration can be read."""
+        return self._settings.get(label)
+
+    def plan_path(self, entry: RunEntry) -> Path | None:
+        """Return the path of a run's plan, if it exists."""
+        path = RunFiles(self.path).plan(entry.label, entry.seed)
         return path if path.is_file() else None
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run."""
-    return (path / "config.toml").is_file() and (path / "summary.json").is_file()
-
-
-def find_runs(root: Path, depth: int = DEEPEST) -> Iterator[Path]:
-    """The run folders in and below a folder, in the order of their names; links are not followed."""
-    if is_run(root):
-        yield root
-        return
-    try:
-        below = sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink())
-    except OSError:
-        return
-    for path in below if depth > 0 else ():
-        yield from find_runs(path, depth - 1)
-
-
-def read_folder(path: Path) -> Folder:
-    """Read a run folder; one that cannot be read at all raises ``UserError``."""
-    notes: list[str] = []
-    summary = _summary(path, notes)
-    text, study = _config(path, notes)
-    trails = read_trails(path, notes)
-    points = path / "points.jsonl"
-    searched = points.is_file()
-    found = list(_lines(points, notes)) if searched else _dicts(summary.get("runs"))
-    entries = [entry for raw in found if (entry := _entry(raw, trails)) is not None]
-    known = {(entry.label, entry.seed) for entry in entries}
-    for (label, seed), (algorithm, trail) in trails.items():
-        if (label, seed) not in known:  # still running, or broken off
-            entries.append(Entry(label, algorithm, seed, "running", "", _so_far(trail), trail))
-    made = summary.get("provenance")
-    return Folder(
+def read_run(path: Path, root: Path | None = None) -> RunFolder:
+    """Read a run folder as far as possible."""
+    problems: list[str] = []
+    files = RunFiles(path)
+    text = _text_of(files.config, problems)
+    config = _toml(files.config.name, text, problems)
+    summary = _json(files.summary, problems)
+    tuned = files.rate_points.is_file()
+    points = read_lines(files.rate_points)
+    problems += points.notes(files.rate_points.name)
+    listed = points.objects if tuned else summary.get("runs", [])
+    if not isinstance(listed, list):
+        problems.append("summary.json has no list of runs")
+        listed = []
+    entries = []
+    for position, raw in enumerate(listed, start=1):
+        entry = read_entry(raw)
+        if entry is None:
+            problems.append(f"run {position} of {(files.rate_points if tuned else files.summary).name} cannot be read")
+        else:
+            entries.append(entry)
+    origin = summary.get("provenance")
+    return RunFolder(
         path=path,
-        name=_text(summary.get("name")) or path.name,
-        searched=searched,
+        name=path.name if root is None else path.relative_to(root).as_posix(),
+        title=_text(summary.get("name")) or path.name,
+        config=config,
+        text=text or "",
+        entries=tuple(entries),
         finished=summary.get("finished") is True,
-        text=text,
-        study=study,
-        runs=tuple(entries),
-        provenance={_text(k): _text(v) for k, v in made.items()} if isinstance(made, dict) else {},
-        split=_split(path, notes),
-        best=tuple(_pair_label(raw) for raw in _dicts(summary.get("best"))),
-        notes=tuple(notes),
+        tuned=tuned or "best" in summary,
+        best=tuple(map(_best_label, _dicts(summary.get("best")))),
+        provenance={_text(k): _text(v) for k, v in origin.items()} if isinstance(origin, dict) else {},
+        problems=tuple(problems),
+        changed=_changed(path),
     )
 
 
-def of_records(name: str, records: Iterable[Mapping[str, Any]], provenance: Mapping[str, str] | None = None) -> Folder:
-    """Results that lie in no run folder; the ``curve`` of a record is a list of measurements."""
-    found = []
+def find_runs(root: Path) -> list[RunFolder]:
+    """Read every run folder below a folder, by name."""
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}; give the folder of the runs as --out")
+    return [read_run(path, root) for path in find_run_folders(root) if path != root]
+
+
+def locate_run(root: Path, name: str) -> RunFolder:
+    """Read the run folder of that name below ``root``; refuse a path that leads elsewhere."""
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or any(part in ("..", ".") for part in parts):
+        raise UserError(f"{name!r} is not the name of a run; `defedavg runs list` shows all names")
+    path = root
+    for part in parts:
+        path = path / part
+        if path.is_symlink():
+            raise UserError(f"{path} is a link, and links are not followed; give the folder itself with --out")
+    if not path.is_dir():
+        raise UserError(f"there is no run {name!r} in {root}; `defedavg runs list` shows all names")
+    if not is_run(path):
+        raise UserError(f"{path} is not a run folder: it has neither {MARKERS[0]} nor {MARKERS[1]}")
+    return read_run(path, root)
+
+
+def folder_of_records(
+    title: str, records: Iterable[Mapping[str, Any]], provenance: Mapping[str, str] | None = None
+) -> RunFolder:
+    """Return results that are not in a run folder as one; the ``curve`` of a record is a list of evaluations."""
+    entries = []
     for raw in records:
-        trail = Trail()
-        for line in _dicts(raw.get("curve")):
-            trail.add(line)
-        entry = _entry(raw, {})
-        found += [] if entry is None else [replace(entry, trail=trail)]
-    return Folder(Path(name), name, False, True, "", None, tuple(found), provenance or {}, None, (), ())
+        entry = read_entry(raw)
+        if entry is not None:
+            trail = Trail()
+            for line in _dicts(raw.get("curve")):
+                trail.add(line)
+            entries.append(replace(entry, trail=trail))
+    runs = tuple(entries)
+    return RunFolder(
+        Path(title), title, title, {}, "", runs, True, False, (), provenance or {}, (), 0.0, RunsInMemory(None, runs)
+    )
 
 
-def _summary(path: Path, notes: list[str]) -> dict[str, Any]:
-    try:
-        found = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} is no run: it has no summary.json; name a folder that `defedavg run` made") from None
-    except (OSError, ValueError, RecursionError) as error:
-        notes.append(f"summary.json cannot be read: {first_line(error)}")
-        return {}
-    if not isinstance(found, dict):
-        notes.append("summary.json is not the summary of a run")
-        return {}
-    return found
-
-
-def _config(path: Path, notes: list[str]) -> tuple[str, Study | None]:
-    try:
-        text = (path / "config.toml").read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        notes.append(f"config.toml cannot be read: {first_line(error)}")
-        return "", None
-    try:
-        return text, config.study(tomllib.loads(text), folder=path)
-    except (UserError, ValueError, RecursionError) as error:
-        notes.append(f"what needs the configuration is left out: {first_line(error)}")
-        return text, None
-
-
-def _labels(study: Study, runs: Iterable[Entry]) -> Iterator[tuple[str, Settings]]:
-    points: dict[str, SweepPoint] = {point.label: point for point in study.points()}
-    for label in dict.fromkeys(entry.label for entry in runs):
-        if label in points:
-            yield label, points[label].settings
-            continue
-        base, *rates = label.split(" η")  # a search names its rates behind the setting
-        if base in points:
-            settings = points[base].settings
-            given: dict[str, Any] = {}
-            try:
-                for rate in rates:
-                    given["global_lr" if rate.startswith("=") else "local_lr"] = float(rate.split("=")[-1])
-                yield label, replace(settings, training=replace(settings.training, **given))
-            except (UserError, ValueError):
-                continue
-
-
-def flat(settings: Settings) -> dict[str, Any]:
-    """Every setting by its dotted name, without the rates that the algorithm does not have."""
-    found: dict[str, Any] = {"algorithm": settings.algorithm}
-    for table in config.TABLES:
-        found |= {f"{table}.{name}": value for name, value in asdict(getattr(settings, table)).items()}
+def flat_settings(settings: Settings) -> dict[str, Any]:
+    """Return every setting by its dotted name, without learning rates that the algorithm does not have."""
+    flat: dict[str, Any] = {"algorithm": settings.algorithm}
+    for table in TABLES:
+        flat |= {f"{table}.{name}": value for name, value in asdict(getattr(settings, table)).items()}
     kind = ALGORITHMS[settings.algorithm]
-    for name, has in (("global_lr", kind.uses_global_lr), ("local_lr", kind.uses_local_lr)):
-        if not has:
-            del found[f"training.{name}"]
-    found |= {f"{settings.algorithm}.{name}": value for name, value in asdict(settings.algorithm_settings).items()}
-    return found
+    for name, used in (("global_lr", kind.uses_global_lr), ("local_lr", kind.uses_local_lr)):
+        if not used:
+            del flat[f"training.{name}"]
+    return flat | {f"{settings.algorithm}.{name}": value for name, value in asdict(settings.algorithm_settings).items()}
 
 
-def read_trails(path: Path, notes: list[str]) -> dict[tuple[str, int], tuple[str, Trail]]:
-    """The measurements so far, by label and seed, with the algorithm."""
-    found: dict[tuple[str, int], tuple[str, Trail]] = {}
-    for line in _lines(path / "metrics.jsonl", notes):
-        seed = line.get("seed")
-        if type(seed) is int:
-            found.setdefault((_label(line), seed), (_text(line.get("algorithm")), Trail()))[1].add(line)
-    return {key: own for key, own in found.items() if own[1].rounds}
-
-
-def _label(line: Mapping[str, Any]) -> str:
-    """What a line of measurements is of; files of before did not say it in one word."""
-    if isinstance(line.get("label"), str):
-        return _text(line["label"])
-    swept = [f"{name.split('.')[-1]}={value}" for name, value in line.items() if "." in name]
-    return _text(" ".join([str(line.get("algorithm")), *swept]))
-
-
-def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; a last line that is being written is left for later."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read: {first_line(error)}")
-        return
-    bad = 0
-    for line in data.split(b"\n")[:-1]:
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict):
-            yield found
-        else:
-            bad += 1
-    if bad:
-        notes.append(f"{path.name}: {bad} damaged line{'s' if bad > 1 else ''} left out")
-
-
-def _entry(raw: Mapping[str, Any], trails: Mapping[tuple[str, int], tuple[str, Trail]]) -> Entry | None:
-    seed = raw.get("seed")
-    if type(seed) is not int:
+def read_entry(raw: Any) -> RunEntry | None:
+    """Return an entry of a summary; None if it lacks what identifies a run or a number is not one."""
+    if not isinstance(raw, dict) or not is_whole(raw.get("seed")):
         return None
-    label, algorithm = _text(raw.get("label")), _text(raw.get("algorithm"))
-    trail = trails[label, seed][1] if (label, seed) in trails else Trail()
+    swept = raw.get("swept", {})
+    texts = [raw.get(name) for name in ("label", "algorithm", "status")]
     numbers = {name: number(raw.get(name)) for name in NUMBERS}
-    return Entry(label, algorithm, seed, _text(raw.get("status")), _text(raw.get("plan_sha256")), numbers, trail)
+    invalid = any(value is None and raw.get(name) is not None for name, value in numbers.items())
+    if invalid or not isinstance(swept, dict) or not all(isinstance(text, str) for text in texts):
+        return None
+    rates = {name: rate for name in RATES if (rate := number(raw.get(name))) is not None}
+    label, algorithm, status = map(_text, texts)
+    return RunEntry(label, algorithm, raw["seed"], status, _text(raw.get("plan_sha256")), swept, rates, numbers)
 
 
 def _so_far(trail: Trail) -> dict[str, float | None]:
@@ -284,26 +318,67 @@ def _so_far(trail: Trail) -> dict[str, float | None]:
     return numbers
 
 
-def _pair_label(raw: dict[str, Any]) -> str:
-    rates = [f"{name}={raw[key]:g}" for name, key in (("η", "global_lr"), ("η̄", "local_lr")) if number(raw.get(key))]
-    return " ".join([_text(raw.get("label")), *rates])
+def _best_label(raw: dict[str, Any]) -> str:
+    return label_with_rates(_text(raw.get("label")), number(raw.get("global_lr")), number(raw.get("local_lr")))
 
 
-def _split(path: Path, notes: list[str]) -> Split | None:
+def _text_of(path: Path, problems: list[str]) -> str | None:
+    if path.is_symlink():
+        problems.append(f"{path.name} is a link")
+        return None
     try:
-        found = json.loads((path / "split.json").read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        notes.append(f"split.json cannot be read: {first_line(error)}")
-        return None
-    counts = found.get("counts") if isinstance(found, dict) else None
-    rows = [row for row in counts if isinstance(row, list) and row] if isinstance(counts, list) else []
-    whole = len(rows) == len(counts or ()) > 0 and all(type(value) is int for row in rows for value in row)
-    if not whole or len({len(row) for row in rows}) != 1:
-        notes.append("split.json is no table of clients by classes")
-        return None
-    return Split(_text(found.get("title")), rows)
+        problems.append(f"{path.name} is missing")
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.name} cannot be read: {first_line(error)}")
+    return None
+
+
+def _toml(name: str, text: str | None, problems: list[str]) -> dict[str, Any]:
+    try:
+        return {} if text is None else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{name} is not valid TOML: {first_line(error)}")
+        return {}
+
+
+def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+    text = _text_of(path, problems)
+    try:
+        value = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{path.name} is not valid JSON: {first_line(error)}")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{path.name} is not a JSON object")
+        return {}
+    return value
+
+
+def _read_partition(path: Path) -> tuple[PartitionCounts | None, list[str]]:
+    if not path.exists():
+        return None, []
+    notes: list[str] = []
+    found = _json(path, notes)
+    if notes:
+        return None, notes
+    counts = found.get("counts")
+    rows = [row for row in counts if _is_row(row)] if isinstance(counts, list) else []
+    if not rows or len(rows) != len(counts or ()) or len({len(row) for row in rows}) != 1:
+        return None, [f"{path.name} is not a table of clients by classes"]
+    return PartitionCounts(_text(found.get("title")), rows), []
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, list) and bool(row) and all(type(value) is int for value in row)
+
+
+def _changed(path: Path) -> float:
+    try:
+        return max(((path / name).stat().st_mtime for name in MARKERS if (path / name).exists()), default=0.0)
+    except OSError:
+        return 0.0
 
 
 def _dicts(found: Any) -> list[dict[str, Any]]:
@@ -311,17 +386,6 @@ def _dicts(found: Any) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    """Any value as text, short enough for a page."""
+    """Return any value as text, short enough for a page."""
     text = "" if value is None else str(value)
-    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        made = float(value)
-    except OverflowError:
-        return None
-    return made if math.isfinite(made) else None
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

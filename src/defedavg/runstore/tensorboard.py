@@ -1,22 +1,17 @@
-"""Measurements for TensorBoard, as they are made.
+"""Evaluations for TensorBoard, logged when they are made.
 
-One log per run, beside its other results. Steps are rounds; the time of an event is the simulated time, so that the
-axis "Relative" of TensorBoard shows simulated seconds. Written by tensorboardX, which needs neither TensorFlow nor the
-TensorBoard server: those who look at the logs have it, those who make them need not.
+One log per run. Steps are rounds; the time of an event is the simulated time, so the axis "Relative" of TensorBoard
+shows simulated seconds. tensorboardX writes the logs; it needs neither TensorFlow nor the TensorBoard server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import UserError
-from ..experiments.sweep import Event, RunEvaluated, RunSpec, Watch
 from ..fileio import file_name, writing
+from .layout import RunFiles
 
-FOLDER = "tensorboard"
 TAGS = {
     "test/accuracy": "accuracy",
     "test/loss": "loss",
@@ -28,44 +23,43 @@ TAGS = {
 }
 
 
-def check() -> None:
-    """Refuse, before anything is computed, where the writer is missing."""
-    _writer()
+class Evaluated(Protocol):
+    """An evaluation, as far as the logs need it."""
+
+    @property
+    def round(self) -> int:
+        """The round."""
+
+    @property
+    def seconds(self) -> float:
+        """The simulated time."""
 
 
-def _writer() -> Any:
-    try:
-        from tensorboardX import SummaryWriter
-    except ModuleNotFoundError:
-        raise UserError("--tensorboard needs tensorboardX: pip install 'defedavg[tensorboard]'") from None
-    return SummaryWriter
+class TensorBoardLogs:
+    """The logs of the runs in a folder; raises ``UserError`` if tensorboardX is missing."""
 
+    def __init__(self, files: RunFiles) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ModuleNotFoundError:
+            raise UserError("--tensorboard needs tensorboardX: pip install 'defedavg[tensorboard]'") from None
+        self._make = SummaryWriter
+        self._folder = files.tensorboard
+        self._logs: dict[str, Any] = {}
 
-@contextmanager
-def logging(folder: Path, watch: Watch, wanted: bool) -> Iterator[Watch]:
-    """Tell the logs below a run's folder, and then ``watch``, of everything; without ``wanted``, only ``watch``."""
-    if not wanted:
-        yield watch
-        return
-    make, open_logs = _writer(), dict[RunSpec, Any]()
+    def add(self, label: str, seed: int, evaluation: Evaluated) -> None:
+        """Log an evaluation of a run."""
+        name = file_name(label, seed)
+        with writing(self._folder):
+            if name not in self._logs:
+                self._logs[name] = self._make(str(self._folder / name), flush_secs=5)
+            for tag, attribute in TAGS.items():
+                value = getattr(evaluation, attribute)
+                if value is not None:
+                    self._logs[name].add_scalar(tag, value, evaluation.round, walltime=evaluation.seconds)
 
-    def take(event: Event) -> None:
-        with writing(folder / FOLDER):
-            if isinstance(event, RunEvaluated):
-                if event.item not in open_logs:
-                    name = file_name(getattr(event.item.name, "label", str(event.item.name)), event.item.seed)
-                    open_logs[event.item] = make(str(folder / FOLDER / name), flush_secs=5)
-                e = event.evaluation
-                for tag, field in TAGS.items():
-                    value = getattr(e, field)
-                    if value is not None:
-                        open_logs[event.item].add_scalar(tag, value, e.round, walltime=e.seconds)
-            elif event.item in open_logs:
-                open_logs.pop(event.item).close()
-        watch(event)
-
-    try:
-        yield take
-    finally:
-        for log in open_logs.values():
-            log.close()
+    def close(self) -> None:
+        """Close all logs."""
+        with writing(self._folder):
+            for log in self._logs.values():
+                log.close()

@@ -18,13 +18,14 @@ import torch
 
 from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.experiments.ray import connect
-from defedavg.experiments.ray import scheduler as driver
+from defedavg.experiments.compute import ComputeConfig
+from defedavg.experiments.ray import connect, scheduler
+from defedavg.experiments.run_events import Event, RunEvaluated, RunFinished, RunSpec
 from defedavg.experiments.simulation import Simulation
 from defedavg.experiments.study_run import StudyRun
-from defedavg.experiments.sweep import ComputeConfig, Event, RunEvaluated, RunFinished, RunSpec, Sweep
+from defedavg.experiments.sweep import Sweep
 from defedavg.experiments.tune import Tuning, pairs_of
-from helpers.interrupted_studies import Broken, assert_same, breaks, quiet, whole
+from helpers.interrupted_studies import InterruptionError, assert_same, ignore, interrupt_after, uninterrupted
 
 BASE: dict[str, Any] = {
     "algorithms": ["defedavg-iid"],
@@ -81,24 +82,24 @@ def machines() -> Iterator[Machines]:
         found.close()
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+pytestmark = pytest.position.filterwarnings("ignore")  # Ray's own
 
 
-def carried_out(
-    chosen: config.Study, means: ComputeConfig, blow: Blow | None = None
+def computed(
+    chosen: config.Study, compute: ComputeConfig, strike: Strike | None = None
 ) -> tuple[dict[tuple[str, int], RunFinished], Sweep]:
-    """Every run, by label and seed; ``blow`` is told of everything as it happens."""
+    """Every run, by label and seed; ``strike`` is told of everything as it happens."""
     items = [RunSpec(point, point.settings, seed) for point in chosen.points() for seed in chosen.seeds]
-    sweep, found = Sweep(means, pauses=() if blow is None else (HALF,)), {}
+    sweep, found = Sweep(compute, pauses=() if strike is None else (HALF,)), {}
     last: dict[RunSpec, int] = {}
     for event in sweep.events(items):
         if isinstance(event, RunEvaluated):
-            assert event.evaluation.round > last.get(event.item, -1)  # nothing is told twice
-            last[event.item] = event.evaluation.round
+            assert event.evaluation.round > last.get(event.spec, -1)  # nothing is told twice
+            last[event.spec] = event.evaluation.round
         else:
-            found[event.item.name.label, event.item.seed] = event  # type: ignore[attr-defined]
-        if blow is not None:
-            blow(sweep, event)
+            found[event.spec.name.label, event.spec.seed] = event  # type: ignore[attr-defined]
+        if strike is not None:
+            strike(sweep, event)
     return found, sweep
 
 
@@ -118,22 +119,22 @@ def plain(progress: Any) -> Any:
 
 def test_a_cluster_gives_the_numbers_of_the_other_executors(machines: Machines) -> None:
     chosen = study(algorithms=["fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"], seeds=[0, 1])
-    found, sweep = carried_out(chosen, ComputeConfig("ray", ray_address=machines.address))
-    assert_equal(found, carried_out(chosen, ComputeConfig("batched"))[0])
-    reference, _ = carried_out(chosen, ComputeConfig("reference"))
+    found, sweep = computed(chosen, ComputeConfig("ray", ray_address=machines.address))
+    assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
+    reference, _ = computed(chosen, ComputeConfig("reference"))
     for name, ended in reference.items():
         truth, own = ended.run.weights, found[name].run.weights
         assert float((own - truth).norm() / truth.norm()) < 1e-5
         assert found[name].run.plan.hash() == ended.run.plan.hash()
     # One entry for each of the two tasks, and four for the arrays that they share.
-    assert sweep._crew is not None
-    assert len(sweep._crew._kept) == 2 + 4
+    assert sweep._scheduler is not None
+    assert len(sweep._scheduler._stored) == 2 + 4
 
 
 HALF = 0.5
 
 
-class Blow:
+class Strike:
     """Strikes once, while a run waits in its middle on the node to be hit; lets runs go on that wait there."""
 
     def __init__(self, strike: Callable[[Any], None], node: str) -> None:
@@ -141,40 +142,44 @@ class Blow:
         self.released: set[RunSpec] = set()
 
     def __call__(self, sweep: Sweep, event: Event) -> None:
-        if not isinstance(event, RunEvaluated) or event.part < HALF or event.item in self.released:
+        if not isinstance(event, RunEvaluated) or event.completed_share < HALF or event.spec in self.released:
             return
-        assert sweep._crew is not None
-        hands = [hand for hand in sweep._crew._hands if hand.place.node == self.node and event.item in hand.open]
-        if hands and not self.struck:
+        assert sweep._scheduler is not None
+        workers = [
+            worker
+            for worker in sweep._scheduler._workers
+            if worker.slots.node == self.node and event.spec in worker.runs
+        ]
+        if workers and not self.struck:
             self.struck = True
-            self.strike(hands[0])
-        self.released.add(event.item)
-        assert event.lane is not None
-        event.lane.held = True
-        event.lane.held = False
+            self.strike(workers[0])
+        self.released.add(event.spec)
+        assert event.pausable is not None
+        event.pausable.held = True
+        event.pausable.held = False
 
 
 FOUR = {"seeds": [0, 1, 2, 3], "stop": {"max_rounds": 60, "eval_every_rounds": 2}}
 
 
 def test_a_worker_that_is_killed_changes_no_number(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "EVERY", 0.2)
-    blow = Blow(lambda hand: os.kill(hand.pid, signal.SIGKILL), machines.second.node_id)
-    found, sweep = carried_out(study(**FOUR), ComputeConfig("ray", ray_address=machines.address), blow)
-    assert sweep._crew is not None
-    assert sweep._crew.lost == 1
-    assert_equal(found, carried_out(study(**FOUR), ComputeConfig("batched"))[0])
+    monkeypatch.setattr(scheduler, "STATE_SECONDS", 0.2)
+    strike = Strike(lambda worker: os.kill(worker.pid, signal.SIGKILL), machines.second.node_id)
+    found, sweep = computed(study(**FOUR), ComputeConfig("ray", ray_address=machines.address), strike)
+    assert sweep._scheduler is not None
+    assert sweep._scheduler.lost == 1
+    assert_equal(found, computed(study(**FOUR), ComputeConfig("batched"))[0])
 
 
 def test_a_node_that_is_killed_changes_no_number(machines: Machines) -> None:
-    blow = Blow(lambda hand: machines.kill_node(hand.pid), machines.second.node_id)
+    strike = Strike(lambda worker: machines.kill_node(worker.pid), machines.second.node_id)
     try:
-        found, sweep = carried_out(study(**FOUR), ComputeConfig("ray", ray_address=machines.address), blow)
+        found, sweep = computed(study(**FOUR), ComputeConfig("ray", ray_address=machines.address), strike)
     finally:
         machines.mend()
-    assert sweep._crew is not None
-    assert sweep._crew.lost == 1
-    assert_equal(found, carried_out(study(**FOUR), ComputeConfig("batched"))[0])
+    assert sweep._scheduler is not None
+    assert sweep._scheduler.lost == 1
+    assert_equal(found, computed(study(**FOUR), ComputeConfig("batched"))[0])
 
 
 def test_workers_without_a_run_help_with_the_jobs_of_others(machines: Machines) -> None:
@@ -184,10 +189,10 @@ def test_workers_without_a_run_help_with_the_jobs_of_others(machines: Machines) 
         "stop": {"max_rounds": 5},
     }
     chosen = study(**heavy)
-    found, sweep = carried_out(chosen, ComputeConfig("ray", ray_address=machines.address))
-    assert sweep._crew is not None
-    assert sweep._crew.helped > 0
-    assert_equal(found, carried_out(chosen, ComputeConfig("batched"))[0])
+    found, sweep = computed(chosen, ComputeConfig("ray", ray_address=machines.address))
+    assert sweep._scheduler is not None
+    assert sweep._scheduler.helped > 0
+    assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
 
 
 def test_tuning_on_a_cluster_finds_the_same(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,32 +200,32 @@ def test_tuning_on_a_cluster_finds_the_same(machines: Machines, monkeypatch: pyt
     chosen = study(seeds=[0, 1], stop={"target_accuracy": 0.8, "max_rounds": 40, "eval_every_rounds": 2})
     pairs = pairs_of(chosen.points(), (0.1, 1.0), (0.0001, 0.001, 0.05, 0.1))
     there = Tuning(pairs, chosen.seeds, ComputeConfig("ray", ray_address=machines.address))
-    assert there.carry_out(quiet)
-    make = Simulation.lane
-    monkeypatch.setattr(Simulation, "lane", lambda run: replace(make(run), exact=True))
-    here = Tuning(pairs, chosen.seeds, ComputeConfig("batched", width=7))
-    assert here.carry_out(quiet)
+    assert there.run(ignore)
+    make = Simulation.batched
+    monkeypatch.setattr(Simulation, "batched", lambda run: replace(make(run), exact=True))
+    here = Tuning(pairs, chosen.seeds, ComputeConfig("batched", max_batch_jobs=7))
+    assert here.run(ignore)
     assert there.records() == here.records()
     assert sum(record["status"] == "dropped" for record in there.records()) >= 8
 
 
 def test_a_study_on_a_cluster_is_taken_up_again(machines: Machines, tmp_path: Path) -> None:
     chosen = study(name="x", seeds=[0, 1])
-    means = ComputeConfig("ray", ray_address=machines.address)
-    with pytest.raises(Broken):
-        StudyRun(chosen, tmp_path / "broken", means=means, every=0.0).carry_out(breaks(9))
-    assert StudyRun(chosen, tmp_path / "broken", means=means, resume=True).carry_out(quiet)
-    truth = whole(tmp_path / "whole", chosen)
-    for folder in (truth, tmp_path / "broken"):  # runs on different workers are told of in no order
+    compute = ComputeConfig("ray", ray_address=machines.address)
+    with pytest.raises(InterruptionError):
+        StudyRun(chosen, tmp_path / "interrupted", compute=compute, checkpoint_interval=0.0).run(interrupt_after(9))
+    assert StudyRun(chosen, tmp_path / "interrupted", compute=compute, resume=True).run(ignore)
+    truth = uninterrupted(tmp_path / "whole", chosen)
+    for folder in (truth, tmp_path / "interrupted"):  # runs on different workers are told of in no order
         lines = sorted((folder / "metrics.jsonl").read_text().splitlines(), key=lambda line: line.partition('"acc')[0])
         (folder / "metrics.jsonl").write_text("\n".join(lines))
-    assert_same(truth, tmp_path / "broken")
+    assert_same(truth, tmp_path / "interrupted")
 
 
 def test_other_versions_on_a_node_are_said(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "versions", lambda: {"torch": "9.9"})
+    monkeypatch.setattr(scheduler, "versions", lambda: {"torch": "9.9"})
     with pytest.raises(UserError, match=r"other versions \(torch .* there, 9.9 here\); install the same"):
-        carried_out(study(), ComputeConfig("ray", ray_address=machines.address))
+        computed(study(), ComputeConfig("ray", ray_address=machines.address))
 
 
 # Without a cluster.
@@ -249,9 +254,9 @@ def test_workers_have_equal_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     there = [node("a", CPU=9), node("b", CPU=6, GPU=2), node("c")]
     monkeypatch.setattr(sys.modules["defedavg.experiments.ray.connection"], "nodes", lambda: there)
-    from defedavg.experiments.ray.connection import places
+    from defedavg.experiments.ray.connection import worker_slots
 
-    assert [(p.node, p.workers, p.cores) for p in places("cpu")] == [("a", 2, 4), ("b", 1, 4)]
-    assert [(p.node, p.workers, p.cores) for p in places("cuda")] == [("b", 2, 3)]
+    assert [(p.node, p.workers, p.cores) for p in worker_slots("cpu")] == [("a", 2, 4), ("b", 1, 4)]
+    assert [(p.node, p.workers, p.cores) for p in worker_slots("cuda")] == [("b", 2, 3)]
     there[0] = node("a", CPU=2)
-    assert [(p.node, p.workers, p.cores) for p in places("cpu")] == [("a", 1, 2), ("b", 3, 2)]
+    assert [(p.node, p.workers, p.cores) for p in worker_slots("cpu")] == [("a", 1, 2), ("b", 3, 2)]

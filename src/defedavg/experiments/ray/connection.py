@@ -1,4 +1,4 @@
-"""Reaching a Ray cluster, and what it is made of; everything that can go wrong with it is one line."""
+"""Connects to a Ray cluster and reads what it consists of; every failure is one line."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from ...errors import UserError, first_line, unknown
+from ...errors import UserError, first_line
 
-CORES = 4  # of a worker without a GPU, at most: beyond, what is not shared between threads begins to count
-SECONDS = 10.0  # to answer
+MAX_CORES = 4  # of a worker without a GPU: with more, the part that threads do not share dominates
+PROBE_SECONDS = 10.0
 
-# Ray speaks HTTP/2, whose server answers the client's first words, and a frame of no settings, with its own settings.
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+# Ray uses HTTP/2: a server answers the client preface and an empty SETTINGS frame with its own SETTINGS frame.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker can be: a node, and what of it is for one worker."""
+class WorkerSlots:
+    """The workers that fit on a node, and the cores of each."""
 
     node: str
     name: str
@@ -31,7 +31,7 @@ class Place:
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on every node."""
+    """Return the versions that must be equal on every node."""
     return {
         "Python": platform.python_version(),
         **{name: version(name) for name in ("torch", "numpy", "ray", "defedavg")},
@@ -39,7 +39,7 @@ def versions() -> dict[str, str]:
 
 
 def connect(address: str | None) -> None:
-    """Join the cluster at an address (or at RAY_ADDRESS); without one, begin a cluster on this machine alone."""
+    """Connect to the cluster at an address (or at RAY_ADDRESS); without one, start a cluster on this machine."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("--executor ray needs Ray, which is not installed; pip install 'defedavg[ray]'")
     import ray
@@ -48,7 +48,7 @@ def connect(address: str | None) -> None:
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address not in (None, "auto", "local"):
-        _knock(str(address))
+        _probe(str(address))
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a worker without a GPU leaves CUDA alone
     try:
         ray.init(
@@ -57,68 +57,60 @@ def connect(address: str | None) -> None:
             logging_level=logging.ERROR,
             include_dashboard=None if address else False,
         )
-    except Exception as error:  # Ray's own, those of gRPC, of sockets, …
-        said = " ".join(str(error).split())
-        if "mismatch" in said.lower():
-            raise UserError(f"the cluster at {address} has other versions: {said[:300]}; install the same") from None
+    except Exception as error:  # of Ray, gRPC, sockets, …
+        message = " ".join(str(error).split())
+        if "mismatch" in message.lower():
+            raise UserError(
+                f"the cluster at {address} has other versions: {message[:300]}; install the same versions"
+            ) from None
         raise UserError(
-            f"the Ray cluster at {address} cannot be joined: {first_line(error)[:300]}; if it asks for a token, "
-            "RAY_AUTH_MODE=token and the token must be here too"
+            f"cannot connect to the Ray cluster at {address}: {first_line(error)[:300]}; if it requires a token, "
+            "set RAY_AUTH_MODE=token and provide the token on this machine too"
         ) from None
 
 
-def _knock(address: str) -> None:
-    """Ray itself would try for a long time."""
+def _probe(address: str) -> None:
+    """Check that a Ray cluster answers, because Ray itself would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or "/" in host:
         raise UserError(f"--ray-address {address!r} cannot be read; write it as HOST:PORT, or auto")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS) as line:
-            line.sendall(GREETING)
-            answer = line.recv(9, socket.MSG_WAITALL)
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_SECONDS) as connection:
+            connection.sendall(PREFACE)
+            answer = connection.recv(9, socket.MSG_WAITALL)
     except (OSError, OverflowError) as error:
         raise UserError(
             f"there is no Ray cluster at {address}: {first_line(error)}; start one with `ray start --head`"
         ) from None
     if answer[3:4] != b"\x04":
-        raise UserError(f"what answers at {address} is no Ray cluster; give the port of `ray start --head`")
+        raise UserError(f"the server at {address} is not a Ray cluster; give the port of `ray start --head`")
 
 
 def nodes() -> list[dict[str, Any]]:
-    """Those that are alive."""
+    """Return the nodes that are alive."""
     import ray
 
     return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def has_gpus() -> bool:
-    """Whether any node has a GPU."""
+    """Return whether any node has a GPU."""
     return any(node["Resources"].get("GPU", 0) >= 1 for node in nodes())
 
 
-def places(device: str) -> list[Place]:
-    """For every node how many workers it takes; all have the same number of cores, so that bits are the same."""
+def worker_slots(device: str) -> list[WorkerSlots]:
+    """Return the workers that fit on each node; all have equally many cores, so that results are bit-identical."""
     alive = nodes()
     cores = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in alive}
-    units = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) if device == "cuda" else 0 for node in alive}
-    counts = [
-        count // max(1, units[node]) for node, count in cores.items() if count and (units[node] or device == "cpu")
+    gpus = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) if device == "cuda" else 0 for node in alive}
+    per_worker = [
+        count // max(1, gpus[node]) for node, count in cores.items() if count and (gpus[node] or device == "cpu")
     ]
-    each = max(1, min([CORES, *counts]))
-    found = []
+    each = max(1, min([MAX_CORES, *per_worker]))
+    slots = []
     for node in alive:
         name = node["NodeID"]
-        workers = min(units[name], cores[name] // each) if device == "cuda" else cores[name] // each
+        workers = min(gpus[name], cores[name] // each) if device == "cuda" else cores[name] // each
         if workers:
-            found.append(Place(name, node.get("NodeManagerAddress", name), workers, each))
-    return found
-
-
-def choose_device(address: str | None, name: str) -> str:
-    """``cpu`` or ``cuda`` for the workers, from what was asked for and what the cluster has."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise unknown("device", name, ("auto", "cpu", "cuda"))
-    connect(address)
-    if name == "cuda" and not has_gpus():
-        raise UserError("no node of the cluster has a GPU; use --device cpu")
-    return "cuda" if name != "cpu" and has_gpus() else "cpu"
+            slots.append(WorkerSlots(name, node.get("NodeManagerAddress", name), workers, each))
+    return slots

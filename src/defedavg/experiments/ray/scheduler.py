@@ -1,7 +1,7 @@
-"""Whoever drives a cluster: hands out runs, hears of them, and hands them out again where a worker was lost.
+"""The scheduler: assigns runs to workers, collects their evaluations, and reassigns the runs of a lost worker.
 
-Every run is mirrored here, with what was measured of it and where it stood last. A run that is begun a second time
-measures again what is known already, to the same numbers; that is not told twice.
+For every run the scheduler keeps its evaluations and its last reported state. A reassigned run repeats some evaluations
+with identical results; the scheduler reports each only once.
 """
 
 from __future__ import annotations
@@ -16,44 +16,45 @@ from ...config.study import Settings
 from ...errors import UserError
 from ...tasks import Task
 from ...training import CheckpointHook, EvalCounters, RunProgress, RunState, Status
+from ..compute import ComputeConfig
+from ..run_events import Event, RunEvaluated, RunFinished, RunSpec
 from ..simulation import Simulation
-from ..sweep import ComputeConfig, Event, RunEvaluated, RunFinished, RunSpec
-from .connection import Place, connect, places, versions
+from .connection import WorkerSlots, connect, versions, worker_slots
 from .worker import RayWorker, RunAssignment, WorkerConfig
 
-EVERY = 30.0  # seconds from one report of where runs stand to the next
-START = 120.0  # seconds for a worker to come up
-GRACE = 60.0  # seconds to wait for a node where all are lost
-LISTEN = 2.0  # seconds to wait for news
-THREADS = 16  # of calls to a worker at once: its news, its orders, and those who ask it to help
+STATE_SECONDS = 30.0  # between two reports of the state of a run
+START_SECONDS = 120.0  # for a worker to start
+GRACE_SECONDS = 60.0  # to wait for a node when all workers are lost
+POLL_SECONDS = 2.0  # to wait for messages
+MAX_CALLS = 16  # concurrent calls to a worker: its messages, its assignments, and requests for help
 
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """A worker, as it is seen from here."""
+    """A worker, as the scheduler sees it."""
 
-    handle: Any
-    place: Place
+    actor: Any
+    slots: WorkerSlots
     pid: int = 0  # on its node
-    open: dict[RunSpec, None] = field(default_factory=dict)
-    hungry: bool = True
+    runs: dict[RunSpec, None] = field(default_factory=dict)
+    idle: bool = True  # it asked for another run
     helpers: tuple[Any, ...] = ()
 
 
 @dataclass(eq=False)
 class RemoteRun:
-    """A run under way somewhere; stands for its lane."""
+    """A run on a worker; it can be paused like a local run."""
 
     number: int
     run: Simulation
-    hand: WorkerHandle | None = None
-    released: int = 0  # pauses that it was let go from
-    passed: int = 0  # those of them that its worker was told of
+    worker: WorkerHandle | None = None
+    released: int = 0  # pauses that were ended
+    passed: int = 0  # ended pauses that the worker knows of
     _held: bool = False
 
     @property
     def held(self) -> bool:
-        """Whether it is let wait; perhaps only for a moment."""
+        """Whether the run is paused."""
         return self._held
 
     @held.setter
@@ -63,236 +64,252 @@ class RemoteRun:
 
     @property
     def progress(self) -> RunProgress:
-        """Of the run."""
+        """The progress of the run."""
         return self.run.progress
 
 
 class RayScheduler:
-    """The workers of a cluster; ``stood`` is where each run under way stood last."""
+    """The workers of a cluster; ``states`` are the last reported states of the runs in progress."""
 
-    def __init__(self, means: ComputeConfig, pauses: Sequence[float], notes: list[str]) -> None:
-        self._means = means
+    def __init__(self, compute: ComputeConfig, pauses: Sequence[float], notes: list[str]) -> None:
+        self._compute = compute
         self._pauses = tuple(pauses)
         self._notes = notes
-        self.stood: dict[RunSpec, RunState] = {}
-        self._hands: list[WorkerHandle] = []
+        self.states: dict[RunSpec, RunState] = {}
+        self._workers: list[WorkerHandle] = []
         self._calls: dict[Any, WorkerHandle] = {}
-        self._mirrors: dict[RunSpec, RemoteRun] = {}
-        self._items: dict[int, RunSpec] = {}
+        self._remote: dict[RunSpec, RemoteRun] = {}
+        self._specs: dict[int, RunSpec] = {}
         self._waiting: deque[RunSpec] = deque()
-        self._kept: dict[int, tuple[Any, Any]] = {}  # what is in the object store, by id of what is kept with it
+        self._stored: dict[int, tuple[Any, Any]] = {}  # objects in the store, by the id of their kept original
         self.lost = 0  # workers
-        self.helped = 0  # jobs of one worker's runs that another trained
+        self.helped = 0  # jobs that were trained by a helper
 
     def events(
         self,
-        items: Sequence[RunSpec],
+        specs: Sequence[RunSpec],
         started: Mapping[RunSpec, RunState],
         begin: Callable[[RunSpec], Simulation],
         group_of: Callable[[Settings], Hashable],
-        rest: CheckpointHook,
+        checkpoint_hook: CheckpointHook,
     ) -> Iterator[Event]:
-        """Everything that is measured, and every run that ends; ``started`` are those that go on from somewhere."""
-        connect(self._means.ray_address)
+        """Compute all runs and yield their events; ``started`` are the states of resumed runs."""
+        connect(self._compute.ray_address)
         self._begin, self._group_of = begin, group_of
-        self._items = dict(enumerate(items))
-        self._numbers = {item: number for number, item in self._items.items()}
-        self._waiting = deque([*started, *(item for item in items if item not in started)])
-        self.stood = dict(started)
-        left = len(items)
+        self._specs = dict(enumerate(specs))
+        self._numbers = {spec: number for number, spec in self._specs.items()}
+        self._waiting = deque([*started, *(spec for spec in specs if spec not in started)])
+        self.states = dict(started)
+        left = len(specs)
         try:
-            self._staff(first=True)
+            self._start_workers(first=True)
             while left:
-                self._hand_out(left)
-                for event in self._hear():
+                self._assign(left)
+                for event in self._receive():
                     left -= isinstance(event, RunFinished)
                     yield event
-                self._answer()
-                rest()
+                self._send_commands()
+                checkpoint_hook()
         finally:
-            self.dismiss()
+            self.stop_workers()
 
-    def dismiss(self) -> None:
-        """Let all workers go."""
+    def stop_workers(self) -> None:
+        """Stop all workers."""
         import ray
 
-        for hand in self._hands:
-            ray.kill(hand.handle)
-        self._hands.clear()
+        for worker in self._workers:
+            ray.kill(worker.actor)
+        self._workers.clear()
         self._calls.clear()
 
     # Workers.
 
-    def _staff(self, first: bool = False) -> None:
-        """A worker wherever there is room for one."""
+    def _start_workers(self, first: bool = False) -> None:
+        """Start a worker in every free slot; at the first call, every failure is an error."""
+        slots = worker_slots(self._compute.device)
+        if first and not slots:
+            raise UserError(
+                f"the cluster has no node for a worker on {self._compute.device}; add nodes, or use another --device"
+            )
+        limit = time.monotonic() + START_SECONDS
+        for worker, about in [started for node in slots for started in self._start_on(node)]:
+            if self._answers(worker, about, limit, first):
+                self._workers.append(worker)
+                self._listen(worker)
+        if first and not self._workers:
+            raise UserError(f"no worker started within {START_SECONDS:.0f} s; is the cluster busy? See `ray status`")
+
+    def _start_on(self, slots: WorkerSlots) -> list[tuple[WorkerHandle, Any]]:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        means = self._means
-        found = places(means.device)
-        if first and not found:
-            raise UserError(
-                f"the cluster has no node for a worker on {means.device}; add nodes, or use another --device"
+        compute = self._compute
+        config = WorkerConfig(
+            compute.device,
+            compute.precision,
+            compute.max_batch_jobs,
+            compute.memory,
+            slots.cores,
+            self._pauses,
+            STATE_SECONDS,
+        )
+        started = []
+        for _ in range(slots.workers - sum(worker.slots.node == slots.node for worker in self._workers)):
+            kind: Any = ray.remote(RayWorker).options(
+                num_cpus=slots.cores,
+                num_gpus=1 if compute.device == "cuda" else 0,
+                max_concurrency=MAX_CALLS,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(slots.node, soft=False),
             )
-        hired = []
-        for place in found:
-            terms = WorkerConfig(
-                means.device, means.precision, means.width, means.memory, place.cores, self._pauses, EVERY
-            )
-            for _ in range(place.workers - sum(hand.place.node == place.node for hand in self._hands)):
-                actor: Any = ray.remote(RayWorker).options(
-                    num_cpus=place.cores,
-                    num_gpus=1 if means.device == "cuda" else 0,
-                    max_concurrency=THREADS,
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False),
-                )
-                handle = actor.remote(terms)
-                hired.append((WorkerHandle(handle, place), handle.about.remote()))
-        limit = time.monotonic() + START
-        for hand, about in hired:
-            try:
-                hand.pid, theirs = ray.get(about, timeout=max(0.1, limit - time.monotonic()))
-                self._check(hand.place, theirs)
-            except ray.exceptions.RayError as error:
-                ray.kill(hand.handle)
-                if first and isinstance(error, ray.exceptions.GetTimeoutError):
-                    self._notes.append(f"a worker on {hand.place.name} did not come up; are its cores in use?")
-                elif first:
-                    said = " ".join(str(error).split())
-                    raise UserError(f"a worker cannot start on {hand.place.name}: {said[-300:]}") from None
-                continue
-            self._hands.append(hand)
-            self._listen(hand)
-        if first and not self._hands:
-            raise UserError(f"no worker came up within {START:.0f} s; is the cluster busy? `ray status` tells")
+            actor = kind.remote(config)
+            started.append((WorkerHandle(actor, slots), actor.about.remote()))
+        return started
 
-    def _check(self, place: Place, theirs: Mapping[str, str]) -> None:
+    def _answers(self, worker: WorkerHandle, about: Any, limit: float, first: bool) -> bool:
+        """Return whether a worker started, with the versions of this process."""
+        import ray
+
+        try:
+            worker.pid, theirs = ray.get(about, timeout=max(0.1, limit - time.monotonic()))
+        except ray.exceptions.RayError as error:
+            ray.kill(worker.actor)
+            if first and isinstance(error, ray.exceptions.GetTimeoutError):
+                self._notes.append(f"a worker on {worker.slots.name} did not start; are its cores in use?")
+            elif first:
+                message = " ".join(str(error).split())
+                raise UserError(f"a worker cannot start on {worker.slots.name}: {message[-300:]}") from None
+            return False
         other = [
-            f"{name} {theirs.get(name)} there, {own} here"
-            for name, own in versions().items()
-            if theirs.get(name) != own
+            f"{name} {theirs.get(name)} there, {ours} here"
+            for name, ours in versions().items()
+            if theirs.get(name) != ours
         ]
         if other:
-            raise UserError(f"{place.name} has other versions ({'; '.join(other)}); install the same on every node")
+            where = worker.slots.name
+            raise UserError(f"{where} has other versions ({'; '.join(other)}); install the same on every node")
+        return True
 
-    def _listen(self, hand: WorkerHandle) -> None:
-        self._calls[hand.handle.news.remote()] = hand
+    def _listen(self, worker: WorkerHandle) -> None:
+        self._calls[worker.actor.messages.remote()] = worker
 
-    def _lose(self, hand: WorkerHandle) -> None:
-        """A worker is gone: what it had is to be done again."""
+    def _worker_lost(self, worker: WorkerHandle) -> None:
+        """Put the runs of a lost worker back into the queue and start workers where possible."""
         self.lost += 1
-        self._hands.remove(hand)
-        for item in reversed(hand.open):
-            self._mirrors[item].hand = None
-            self._waiting.appendleft(item)
-        limit = time.monotonic() + GRACE
-        self._staff()
-        while not self._hands:
+        self._workers.remove(worker)
+        for spec in reversed(worker.runs):
+            self._remote[spec].worker = None
+            self._waiting.appendleft(spec)
+        limit = time.monotonic() + GRACE_SECONDS
+        self._start_workers()
+        while not self._workers:
             if time.monotonic() > limit:
-                raise UserError("every worker of the cluster is lost; start nodes, then go on with --resume")
+                raise UserError("every worker of the cluster is lost; start nodes, then continue with --resume")
             time.sleep(1.0)
-            self._staff()
+            self._start_workers()
 
     # Runs.
 
-    def _hand_out(self, left: int) -> None:
-        """A run to every worker that asks for one, up to its share; those without any help the others."""
-        fair = -(-left // len(self._hands))
-        for hand in sorted(self._hands, key=lambda hand: len(hand.open)):
-            if hand.hungry and self._waiting and len(hand.open) < fair:
-                self._give(hand, self._waiting.popleft())
-        idle = [hand for hand in self._hands if not hand.open]
-        owners = [hand for hand in self._hands if hand.open]
-        for place, owner in enumerate(owners):
-            helpers = tuple(hand.handle for hand in idle[place :: len(owners)])
+    def _assign(self, left: int) -> None:
+        """Assign a run to every idle worker, up to a fair share; workers without a run help the others."""
+        fair = -(-left // len(self._workers))
+        for worker in sorted(self._workers, key=lambda worker: len(worker.runs)):
+            if worker.idle and self._waiting and len(worker.runs) < fair:
+                self._assign_run(worker, self._waiting.popleft())
+        free = [worker for worker in self._workers if not worker.runs]
+        owners = [worker for worker in self._workers if worker.runs]
+        for position, owner in enumerate(owners):
+            helpers = tuple(worker.actor for worker in free[position :: len(owners)])
             if helpers != owner.helpers:
                 owner.helpers = helpers
-                owner.handle.help.remote(list(helpers))
+                owner.actor.set_helpers.remote(list(helpers))
 
-    def _give(self, hand: WorkerHandle, item: RunSpec) -> None:
-        if item not in self._mirrors:
-            self._mirrors[item] = RemoteRun(self._numbers[item], self._begin(item))
-        mirror = self._mirrors[item]
-        if item not in self.stood:
-            self.stood[item] = RunState(EvalCounters(), 0, None, None, dict(mirror.run.executor.versions))
-        mirror.hand, hand.hungry, hand.open[item] = hand, False, None
-        if mirror.progress.status is Status.DROPPED:
-            mirror.passed -= 1  # its next worker is to be told, too
-        standing = self.stood[item]
-        known = tuple(e for e in mirror.progress.evaluations if e.round <= standing.tally.newest[0])
-        task = self._task(mirror.run.task)
-        group = self._group_of(item.settings)
-        hand.handle.give.remote(
-            RunAssignment(mirror.number, group, item.settings, item.seed, task, standing, known, mirror.passed)
+    def _assign_run(self, worker: WorkerHandle, spec: RunSpec) -> None:
+        if spec not in self._remote:
+            self._remote[spec] = RemoteRun(self._numbers[spec], self._begin(spec))
+        remote = self._remote[spec]
+        if spec not in self.states:
+            self.states[spec] = RunState(EvalCounters(), 0, None, None, dict(remote.run.executor.versions))
+        remote.worker, worker.idle, worker.runs[spec] = worker, False, None
+        if remote.progress.status is Status.DROPPED:
+            remote.passed -= 1  # the new worker does not know of it
+        state = self.states[spec]
+        known = tuple(e for e in remote.progress.evaluations if e.round <= state.tally.newest[0])
+        task = self._put_task(remote.run.task)
+        group = self._group_of(spec.settings)
+        worker.actor.assign.remote(
+            RunAssignment(remote.number, group, spec.settings, spec.seed, task, state, known, remote.passed)
         )
 
-    def _task(self, task: Task) -> Any:
-        """Into the object store, once; data that tasks share are there once, too."""
+    def _put_task(self, task: Task) -> Any:
+        """Put a task into the object store once; tasks that share data share its copy there."""
         parts = (tuple(self._put(t, t.numpy()) for t in (d.inputs, d.targets)) for d in (task.train, task.test))
         return self._put(task, (task.name, task.model, task.loss, *parts, task.clients, task.classes))
 
-    def _put(self, kept: Any, value: Any) -> Any:
+    def _put(self, original: Any, value: Any) -> Any:
         import ray
 
-        if id(kept) not in self._kept:
-            self._kept[id(kept)] = kept, ray.put(value)
-        return self._kept[id(kept)][1]
+        if id(original) not in self._stored:
+            self._stored[id(original)] = original, ray.put(value)
+        return self._stored[id(original)][1]
 
-    def _hear(self) -> Iterator[Event]:
+    def _receive(self) -> Iterator[Event]:
         import ray
 
-        ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=LISTEN)
+        ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=POLL_SECONDS)
         for call in ready:
-            hand = self._calls.pop(call)
+            worker = self._calls.pop(call)
             try:
-                news = ray.get(call)
+                messages = ray.get(call)
             except ray.exceptions.RayError:
-                self._lose(hand)
+                self._worker_lost(worker)
                 continue
-            self._listen(hand)
-            for what, *rest in news:
-                if what == "hungry":
-                    hand.hungry = True
-                elif what == "note":
-                    if rest[0] not in self._notes:
-                        self._notes.append(rest[0])
-                elif what == "helped":
-                    self.helped += rest[0]
-                elif what == "failed":
-                    raise UserError(rest[0])
-                else:
-                    yield from self._of_run(hand, what, *rest)
+            self._listen(worker)
+            for kind, *content in messages:
+                yield from self._handle(worker, kind, *content)
 
-    def _of_run(self, hand: WorkerHandle, what: str, number: int, *rest: Any) -> Iterator[Event]:
-        item = self._items[number]
-        mirror = self._mirrors[item]
-        progress, executor = mirror.progress, mirror.run.executor
-        if what == "stands":
-            (standing,) = rest
-            self.stood[item] = standing
-            newest = standing.tally.newest[0]
-            executor.versions = {newest: standing.versions[newest]}
-        elif what == "measured":
-            evaluation, (progress.first_hit_seconds, progress.sustained_seconds) = rest
-            dropped = progress.status is Status.DROPPED  # its worker may not have heard of it
+    def _handle(self, worker: WorkerHandle, kind: str, *content: Any) -> Iterator[Event]:
+        if kind == "idle":
+            worker.idle = True
+        elif kind == "note":
+            if content[0] not in self._notes:
+                self._notes.append(content[0])
+        elif kind == "helped":
+            self.helped += content[0]
+        elif kind == "failed":
+            raise UserError(content[0])
+        else:
+            yield from self._handle_run(worker, kind, *content)
+
+    def _handle_run(self, worker: WorkerHandle, kind: str, number: int, *content: Any) -> Iterator[Event]:
+        spec = self._specs[number]
+        remote = self._remote[spec]
+        progress, executor = remote.progress, remote.run.executor
+        if kind == "state":
+            (state,) = content
+            self.states[spec] = state
+            newest = state.tally.newest[0]
+            executor.versions = {newest: state.versions[newest]}
+        elif kind == "evaluated":
+            evaluation, (progress.first_hit_seconds, progress.sustained_seconds) = content
+            dropped = progress.status is Status.DROPPED  # the worker may not know it yet
             if not dropped and (not progress.evaluations or evaluation.round > progress.evaluations[-1].round):
                 progress.evaluations.append(evaluation)
                 progress.rounds, progress.seconds = evaluation.round, evaluation.seconds
-                yield RunEvaluated(item, mirror.run, evaluation, mirror)
+                yield RunEvaluated(spec, remote.run, evaluation, remote)
         else:
-            done, executor.updates_trained, wall, weights = rest
-            done.evaluations = progress.evaluations
-            mirror.run.progress = done = progress if progress.status is Status.DROPPED else done
-            executor.versions = {done.rounds: weights}
-            del hand.open[item], self._mirrors[item], self.stood[item]
-            yield RunFinished(item, mirror.run, wall)
+            final, executor.updates_trained, wall_seconds, weights = content
+            final.evaluations = progress.evaluations
+            remote.run.progress = final = progress if progress.status is Status.DROPPED else final
+            executor.versions = {final.rounds: weights}
+            del worker.runs[spec], self._remote[spec], self.states[spec]
+            yield RunFinished(spec, remote.run, wall_seconds)
 
-    def _answer(self) -> None:
-        """Tell the workers what became of runs that were let wait."""
-        for mirror in self._mirrors.values():
-            if mirror.hand is None:
+    def _send_commands(self) -> None:
+        """Tell workers which of their paused runs continue and which are dropped."""
+        for remote in self._remote.values():
+            if remote.worker is None:
                 continue
-            word = "drop" if mirror.progress.status is Status.DROPPED else "go"
-            while mirror.passed < mirror.released:
-                mirror.passed += 1
-                mirror.hand.handle.tell.remote(mirror.number, word)
+            command = "drop" if remote.progress.status is Status.DROPPED else "continue"
+            while remote.passed < remote.released:
+                remote.passed += 1
+                remote.worker.actor.command.remote(remote.number, command)

@@ -1,7 +1,7 @@
-"""A trainer that lets others help: part of a batch is trained by workers that have no run of their own.
+"""A trainer that shares its batches: idle workers train a part of each batch.
 
-A version is put into the object store once, by whoever has the run; Ray brings it to a node at most once, however many
-workers and jobs there need it. What a helper does not bring back is trained here.
+The owner of a run puts a version into the object store once. Ray transfers it to a node at most once, for all workers
+and jobs there. If a helper fails, the owner trains that part itself.
 """
 
 from __future__ import annotations
@@ -18,52 +18,54 @@ from torch import Tensor
 from ...training import Trainer
 from ...training.trainer import TrainingJob
 
-WORTH = 0.05  # seconds of work; for less nobody is asked
+MIN_SECONDS = 0.05  # of work in a batch that is worth sharing
 
 
-class Shared(Trainer):
-    """Trains jobs with helpers, if there are any."""
+class SharedTrainer(Trainer):
+    """Trains jobs with the help of idle workers, if there are any."""
 
-    def __init__(self, busy: AbstractContextManager[Any], *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
-        self._busy = busy  # one batch at a time, whoever wants it
-        self.helpers: list[Any] = []  # handles of workers
-        self.orders: dict[int, Any] = {}  # id of a task -> the order that brought it
-        self.helped = 0  # jobs that others trained
+    def __init__(self, busy: AbstractContextManager[Any], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._busy = busy  # one batch at a time
+        self.helpers: list[Any] = []  # handles of idle workers
+        self.assignments: dict[int, Any] = {}  # id of a task -> an assignment with that task
+        self.helped = 0  # jobs that helpers trained
         self._refs: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-        self._each = 0.0  # seconds for a job
+        self._seconds_per_job = 0.0
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
-        """Δ of every job, in their order."""
-        helpers = self.helpers if self._each * len(jobs) > WORTH else []
-        parts = [jobs[place :: len(helpers) + 1] for place in range(len(helpers) + 1)]
-        asked = [(part, self._ask(helper, part)) for helper, part in zip(helpers, parts[1:], strict=True) if part]
+        """Return Δ of every job, in the order of the jobs."""
+        helpers = self.helpers if self._seconds_per_job * len(jobs) > MIN_SECONDS else []
+        parts = [jobs[slot :: len(helpers) + 1] for slot in range(len(helpers) + 1)]
+        requests = [
+            (part, self._request(helper, part)) for helper, part in zip(helpers, parts[1:], strict=True) if part
+        ]
         began = time.perf_counter()
-        deltas = dict(zip(map(id, parts[0]), self.alone(parts[0]), strict=True))
+        deltas = dict(zip(map(id, parts[0]), self.train_locally(parts[0]), strict=True))
         if parts[0]:
-            self._each = (time.perf_counter() - began) / len(parts[0])
-        for part, answer in asked:
-            found = self._answer(answer)
-            self.helped += len(part) if found is not None else 0
-            deltas.update(zip(map(id, part), self.alone(part) if found is None else found, strict=True))
+            self._seconds_per_job = (time.perf_counter() - began) / len(parts[0])
+        for part, request in requests:
+            answer = self._result(request)
+            self.helped += 0 if answer is None else len(part)
+            deltas.update(zip(map(id, part), self.train_locally(part) if answer is None else answer, strict=True))
         return [deltas[id(job)] for job in jobs]
 
-    def alone(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
-        """Without asking anybody: two who ask each other would wait for ever."""
+    def train_locally(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
+        """Train without helpers: two workers that request help from each other would deadlock."""
         with self._busy:
             return super().train(jobs)
 
-    def _ask(self, helper: Any, part: Sequence[TrainingJob]) -> Any:
-        order = self.orders[id(part[0].task)]
-        share = [(job.recipe, self.orders[id(job.task)].task, self._put(job.start), job.update) for job in part]
-        return helper.train.remote(order, share)
+    def _request(self, helper: Any, part: Sequence[TrainingJob]) -> Any:
+        assignment = self.assignments[id(part[0].task)]
+        share = [(job.recipe, self.assignments[id(job.task)].task, self._put(job.start), job.update) for job in part]
+        return helper.train.remote(assignment, share)
 
-    def _answer(self, answer: Any) -> list[Tensor] | None:
+    def _result(self, request: Any) -> list[Tensor] | None:
         import ray
 
         try:
-            return [delta.to(self._device) for delta in ray.get(answer)]
-        except ray.exceptions.RayError:  # it is lost, or did not get what it needs: whoever hands out runs will hear
+            return [delta.to(self._device) for delta in ray.get(request)]
+        except ray.exceptions.RayError:  # the helper is lost or lacks an object; the scheduler notices, too
             self.helpers = []
             return None
 
@@ -72,13 +74,13 @@ class Shared(Trainer):
 
         name = id(version)
         if name not in self._refs:
-            gone = weakref.ref(version, lambda _: self._refs.pop(name, None))
-            self._refs[name] = gone, ray.put(version.cpu().numpy())
+            alive = weakref.ref(version, lambda _: self._refs.pop(name, None))
+            self._refs[name] = alive, ray.put(version.cpu().numpy())
         return self._refs[name][1]
 
 
 def fetch(ref: Any, device: torch.device) -> Tensor:
-    """A version from the object store, for reading."""
+    """Return a version from the object store."""
     import ray
 
     return torch.tensor(ray.get(ref), device=device)

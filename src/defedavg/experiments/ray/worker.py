@@ -1,7 +1,7 @@
-"""A worker: one GPU or a slice of cores, and the batched executor on it.
+"""A worker: one GPU or several cores, and a batched executor.
 
-It works in a thread of its own on the runs that it was given. Whoever drives asks for news, gives runs, and says of
-runs that wait whether they go on. Other workers ask it to train when it has nothing else to do.
+The worker computes its assigned runs in a thread of its own. The scheduler polls it for messages, assigns runs, and
+decides whether paused runs continue. Other workers may request that it trains jobs when it has no run.
 """
 
 from __future__ import annotations
@@ -25,125 +25,125 @@ from ...tasks import Data, Task
 from ...training import BatchedRun, CannotStack, Evaluation, LocalTraining, Reference, RunState, Status, drive_batched
 from ...training.precision import computing_in
 from ...training.trainer import TrainingJob
+from ..run_events import completed_share
 from ..simulation import Simulation
-from ..sweep import part
 from .connection import versions
-from .shared_trainer import Shared, fetch
+from .shared_trainer import SharedTrainer, fetch
 
-NEWS = 1.0  # seconds to wait for some
+POLL_SECONDS = 1.0  # to wait for messages
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What all workers are told."""
+    """The configuration that all workers share."""
 
     device: str
     precision: str
-    width: int | None
+    max_batch_jobs: int | None
     memory: int | None
     cores: int
-    pauses: tuple[float, ...]  # parts of the time at which a run waits to be told whether it goes on
-    every: float  # seconds from one report of where runs stand to the next
+    pauses: tuple[float, ...]  # completed shares at which a run waits for a command
+    state_seconds: float  # between two reports of the state of a run
 
 
 @dataclass(frozen=True, slots=True)
 class RunAssignment:
-    """A run to be carried out."""
+    """A run for a worker."""
 
     number: int
     group: Any  # runs of one group can share batches
     settings: Settings
     seed: int
     task: Any  # a reference to the object store
-    standing: RunState | None
-    evaluations: tuple[Evaluation, ...]  # before it was taken up here
-    passed: int  # pauses that are behind it
+    state: RunState | None
+    evaluations: tuple[Evaluation, ...]  # until that state
+    passed: int  # pauses before that state
 
 
 @dataclass(slots=True)
-class _Work:
-    """A run under way."""
+class ActiveRun:
+    """A run in progress."""
 
-    order: RunAssignment
+    assignment: RunAssignment
     run: Simulation
     began: float
     passed: int
-    lane: BatchedRun | None = None
+    batched: BatchedRun | None = None
 
 
 @dataclass(slots=True)
-class _Inbox:
-    """What was said to the worker; ``changed`` guards it."""
+class Mailbox:
+    """Assignments and commands for the worker, and its messages; ``changed`` guards them."""
 
-    orders: deque[RunAssignment] = field(default_factory=deque)
-    words: dict[int, list[str]] = field(default_factory=dict)
-    news: list[tuple[Any, ...]] = field(default_factory=list)
-    changed: Condition = field(default_factory=Condition)  # with a lock that can be taken twice
-    hungry: bool = False
+    assignments: deque[RunAssignment] = field(default_factory=deque)
+    commands: dict[int, list[str]] = field(default_factory=dict)
+    messages: list[tuple[Any, ...]] = field(default_factory=list)
+    changed: Condition = field(default_factory=Condition)  # its lock is reentrant
+    idle: bool = False
 
 
 class RayWorker:
     """An actor of Ray."""
 
-    def __init__(self, terms: WorkerConfig) -> None:
-        self._terms = terms
-        self._said = _Inbox()
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._mailbox = Mailbox()
         self._tasks: dict[Any, Task] = {}
         self._data: dict[Any, Data] = {}
-        self._trainers: dict[Any, Shared] = {}
+        self._trainers: dict[Any, SharedTrainer] = {}
         self._helpers: list[Any] = []
-        self._told = 0  # of the jobs that others trained
+        self._helped = 0  # jobs by helpers that were reported
         self._busy = RLock()
-        Thread(target=self._live, daemon=True).start()
+        Thread(target=self._main_loop, daemon=True).start()
 
-    # What others call.
+    # Remote calls.
 
     def about(self) -> tuple[int, dict[str, str]]:
-        """Its process, and versions of what it computes with."""
+        """Return the process id and the versions of the libraries."""
         return os.getpid(), versions()
 
-    def news(self) -> list[tuple[Any, ...]]:
-        """What happened since it was last asked; waits a little for something to happen."""
-        with self._said.changed:
-            self._said.changed.wait_for(lambda: self._said.news, NEWS)
-            news, self._said.news = self._said.news, []
-            return news
+    def messages(self) -> list[tuple[Any, ...]]:
+        """Return the messages since the last call; wait a short time for one."""
+        with self._mailbox.changed:
+            self._mailbox.changed.wait_for(lambda: self._mailbox.messages, POLL_SECONDS)
+            messages, self._mailbox.messages = self._mailbox.messages, []
+            return messages
 
-    def give(self, order: RunAssignment) -> None:
-        """A run to be carried out."""
-        with self._said.changed:
-            self._said.orders.append(order)
-            self._said.hungry = False
-            self._said.changed.notify_all()
+    def assign(self, assignment: RunAssignment) -> None:
+        """Add a run to the queue."""
+        with self._mailbox.changed:
+            self._mailbox.assignments.append(assignment)
+            self._mailbox.idle = False
+            self._mailbox.changed.notify_all()
 
-    def tell(self, number: int, word: str) -> None:
-        """A run that waits goes on ("go"), or is dropped ("drop")."""
-        with self._said.changed:
-            self._said.words.setdefault(number, []).append(word)
-            self._said.changed.notify_all()
+    def command(self, number: int, command: str) -> None:
+        """Let a paused run "continue", or "drop" it."""
+        with self._mailbox.changed:
+            self._mailbox.commands.setdefault(number, []).append(command)
+            self._mailbox.changed.notify_all()
 
-    def help(self, helpers: Sequence[Any]) -> None:
-        """Who can be asked to train."""
+    def set_helpers(self, helpers: Sequence[Any]) -> None:
+        """Set the idle workers that train parts of this worker's batches."""
         self._helpers = list(helpers)
         for trainer in self._trainers.values():
             trainer.helpers = list(helpers)
 
-    def train(self, order: RunAssignment, share: Sequence[tuple[LocalTraining, Any, Any, Update]]) -> list[Tensor]:
-        """Δ of jobs of others' runs."""
-        with self._busy, computing_in(self._terms.precision):
-            torch.set_num_threads(self._terms.cores)
-            trainer = self._trainer(order)
-            device = torch.device(self._terms.device)
+    def train(self, assignment: RunAssignment, share: Sequence[tuple[LocalTraining, Any, Any, Update]]) -> list[Tensor]:
+        """Train jobs of another worker's runs and return their updates."""
+        with self._busy, computing_in(self._config.precision):
+            torch.set_num_threads(self._config.cores)
+            trainer = self._trainer(assignment)
+            device = torch.device(self._config.device)
             starts = {ref: fetch(ref, device) for _, _, ref, _ in share}
-            jobs = [TrainingJob(recipe, self._task(task), starts[ref], update) for recipe, task, ref, update in share]
-            return [delta.cpu() for delta in trainer.alone(jobs)]
+            jobs = [TrainingJob(local, self._task(task), starts[ref], update) for local, task, ref, update in share]
+            return [delta.cpu() for delta in trainer.train_locally(jobs)]
 
-    # What it does by itself.
+    # The main loop.
 
-    def _say(self, *news: Any) -> None:
-        with self._said.changed:
-            self._said.news.append(news)
-            self._said.changed.notify_all()
+    def _report(self, *message: Any) -> None:
+        with self._mailbox.changed:
+            self._mailbox.messages.append(message)
+            self._mailbox.changed.notify_all()
 
     def _task(self, task: Any) -> Task:
         import ray
@@ -154,201 +154,209 @@ class RayWorker:
         return self._tasks[task]
 
     def _samples(self, refs: tuple[Any, Any]) -> Data:
-        """From the object store: the arrays lie in memory that all workers of a node share, and are only read."""
+        """Return data from the object store; all workers of a node share that memory and only read it."""
         import ray
 
         if refs not in self._data:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that they cannot be written to is just as well
-                inputs, targets = (torch.from_numpy(found) for found in ray.get(list(refs)))
-            self._data[refs] = Data(inputs, targets).to(self._terms.device)
+                warnings.simplefilter("ignore", UserWarning)  # PyTorch warns that the arrays are read-only
+                inputs, targets = (torch.from_numpy(array) for array in ray.get(list(refs)))
+            self._data[refs] = Data(inputs, targets).to(self._config.device)
         return self._data[refs]
 
-    def _trainer(self, order: RunAssignment) -> Shared:
-        if order.group not in self._trainers:
-            task, terms = self._task(order.task), self._terms
-            size = order.settings.training.batch_size
-            module = Reference(task, LocalTraining(order.seed, size)).module
-            self._trainers[order.group] = Shared(
+    def _trainer(self, assignment: RunAssignment) -> SharedTrainer:
+        if assignment.group not in self._trainers:
+            task, config = self._task(assignment.task), self._config
+            size = assignment.settings.training.batch_size
+            module = Reference(task, LocalTraining(assignment.seed, size)).module
+            self._trainers[assignment.group] = SharedTrainer(
                 self._busy,
                 task,
                 module,
                 batch_size=size,
-                width=terms.width,
-                memory=terms.memory,
-                precision=terms.precision,
+                width=config.max_batch_jobs,
+                memory=config.memory,
+                precision=config.precision,
             )
-        trainer = self._trainers[order.group]
-        trainer.orders[id(self._task(order.task))] = order
+        trainer = self._trainers[assignment.group]
+        trainer.assignments[id(self._task(assignment.task))] = assignment
         return trainer
 
-    def _live(self) -> None:
-        torch.set_num_threads(self._terms.cores)
+    def _main_loop(self) -> None:
+        torch.set_num_threads(self._config.cores)
         try:
-            with computing_in(self._terms.precision):
+            with computing_in(self._config.precision):
                 while True:
-                    with self._said.changed:
-                        if not self._said.orders:
-                            self._ask_for_more()
-                        self._said.changed.wait_for(lambda: self._said.orders)
-                        order = self._said.orders[0]
-                    try:
-                        with self._busy:
-                            trainer = self._trainer(order)
-                            trainer.helpers = list(self._helpers)
-                    except CannotStack as reason:
-                        self._say("note", f"the model is trained one client at a time: {reason}")
-                        self._alone(order.group)
-                    else:
-                        self._together(order.group, trainer)
+                    self._run_group(self._wait_for_assignment())
         except UserError as error:
-            self._say("failed", str(error))
+            self._report("failed", str(error))
         except BaseException as error:
-            self._say("failed", f"a worker failed: {type(error).__name__}: {first_line(error)}")
+            self._report("failed", f"a worker failed: {type(error).__name__}: {first_line(error)}")
 
-    def _ask_for_more(self) -> None:
-        if not self._said.hungry:
-            self._said.hungry = True
-            self._said.news.append(("hungry",))
-            self._said.changed.notify_all()
+    def _wait_for_assignment(self) -> RunAssignment:
+        with self._mailbox.changed:
+            if not self._mailbox.assignments:
+                self._request_run()
+            self._mailbox.changed.wait_for(lambda: self._mailbox.assignments)
+            return self._mailbox.assignments[0]
+
+    def _run_group(self, first: RunAssignment) -> None:
+        """Compute the assigned runs that can share batches with the first one."""
+        try:
+            with self._busy:
+                trainer = self._trainer(first)
+                trainer.helpers = list(self._helpers)
+        except CannotStack as reason:
+            self._report("note", f"the model is trained one client at a time: {reason}")
+            self._run_sequentially(first.group)
+        else:
+            self._run_batched(first.group, trainer)
+
+    def _request_run(self) -> None:
+        if not self._mailbox.idle:
+            self._mailbox.idle = True
+            self._mailbox.messages.append(("idle",))
+            self._mailbox.changed.notify_all()
 
     def _next(self, group: Any) -> RunAssignment | None:
-        """The next order, if it is of the group."""
-        with self._said.changed:
-            if self._said.orders and self._said.orders[0].group == group:
-                return self._said.orders.popleft()
-            if not self._said.orders:
-                self._ask_for_more()
+        """Return the next assignment if it belongs to the group."""
+        with self._mailbox.changed:
+            if self._has_next(group):
+                return self._mailbox.assignments.popleft()
+            if not self._mailbox.assignments:
+                self._request_run()
             return None
 
-    def _begin(self, order: RunAssignment) -> _Work:
-        run, before = Simulation(order.settings, order.seed, self._task(order.task)), 0.0
-        if order.standing is not None:
-            run.resume(order.standing, order.evaluations)
-            before = order.standing.tally.wall_seconds
-        return _Work(order, run, time.perf_counter() - before, order.passed)
+    def _has_next(self, group: Any) -> bool:
+        with self._mailbox.changed:
+            return bool(self._mailbox.assignments) and self._mailbox.assignments[0].group == group
 
-    def _measured(self, work: _Work, evaluation: Evaluation) -> None:
-        progress = work.run.progress
+    def _begin(self, assignment: RunAssignment) -> ActiveRun:
+        run, before = Simulation(assignment.settings, assignment.seed, self._task(assignment.task)), 0.0
+        if assignment.state is not None:
+            run.resume(assignment.state, assignment.evaluations)
+            before = assignment.state.tally.wall_seconds
+        return ActiveRun(assignment, run, time.perf_counter() - before, assignment.passed)
+
+    def _report_evaluation(self, active: ActiveRun, evaluation: Evaluation) -> None:
+        progress = active.run.progress
         hits = progress.first_hit_seconds, progress.sustained_seconds
-        self._say("measured", work.order.number, evaluation, hits)
+        self._report("evaluated", active.assignment.number, evaluation, hits)
 
-    def _finished(self, work: _Work) -> None:
-        done = replace(work.run.progress, evaluations=[])
+    def _report_state(self, active: ActiveRun, state: RunState) -> None:
+        versions = {version: weights.cpu() for version, weights in state.versions.items()}
+        deltas = {update: delta.cpu() for update, delta in state.deltas.items()}
+        self._report("state", active.assignment.number, replace(state, versions=versions, deltas=deltas))
+
+    def _report_end(self, active: ActiveRun) -> None:
+        final = replace(active.run.progress, evaluations=[])
         helped = sum(trainer.helped for trainer in self._trainers.values())
-        self._say("helped", helped - self._told)
-        self._told = helped
-        wall, trained = time.perf_counter() - work.began, work.run.executor.updates_trained
-        self._say("finished", work.order.number, done, trained, wall, work.run.weights.cpu())
+        self._report("helped", helped - self._helped)
+        self._helped = helped
+        wall_seconds, trained = time.perf_counter() - active.began, active.run.executor.updates_trained
+        self._report("finished", active.assignment.number, final, trained, wall_seconds, active.run.weights.cpu())
 
-    def _alone(self, group: Any) -> None:
-        """Runs of a model that cannot be stacked, one after the other."""
-        while (order := self._next(group)) is not None:
-            work = self._begin(order)
+    def _run_sequentially(self, group: Any) -> None:
+        """Compute runs of a model that cannot be stacked, one after the other."""
+        while (assignment := self._next(group)) is not None:
+            active = self._begin(assignment)
 
-            def where(work: _Work = work) -> None:
-                assert work.run.meter is not None
-                self._stands(work, RunState.of(work.run.executor, work.run.meter, work.run.progress))
+            def report(active: ActiveRun = active) -> None:
+                assert active.run.meter is not None
+                self._report_state(active, RunState.of(active.run.executor, active.run.meter, active.run.progress))
 
-            rest = _Seldom(self._terms.every, where)
-            for evaluation in work.run.drive(rest):
-                self._measured(work, evaluation)
-            self._finished(work)
+            hook = Throttled(self._config.state_seconds, report)
+            for evaluation in active.run.drive(hook):
+                self._report_evaluation(active, evaluation)
+            self._report_end(active)
 
-    def _stands(self, work: _Work, standing: RunState) -> None:
-        versions = {version: weights.cpu() for version, weights in standing.versions.items()}
-        deltas = {update: delta.cpu() for update, delta in standing.deltas.items()}
-        self._say("stands", work.order.number, replace(standing, versions=versions, deltas=deltas))
+    def _run_batched(self, group: Any, trainer: SharedTrainer) -> None:
+        active: dict[BatchedRun, ActiveRun] = {}
 
-    def _together(self, group: Any, trainer: Shared) -> None:
-        under_way: dict[BatchedRun, _Work] = {}
-
-        def begin(order: RunAssignment) -> BatchedRun:
-            work = self._begin(order)
+        def begin(assignment: RunAssignment) -> BatchedRun:
+            run = self._begin(assignment)
             with self._busy:
-                self._trainer(order)
-            work.lane = lane = work.run.lane()
-            lane.exact = True  # how far ahead it is when it has to wait depends on what else is computed here
-            under_way[lane] = work
-            if order.standing is not None:
-                order.standing.restore_lane(lane, trainer)
-            return lane
+                self._trainer(assignment)
+            run.batched = batched = run.run.lane()
+            batched.exact = True  # how far a paused run is ahead depends on what else is computed here
+            active[batched] = run
+            if assignment.state is not None:
+                assignment.state.restore_lane(batched, trainer)
+            return batched
 
-        def where() -> None:
-            for lane, work in under_way.items():
-                if lane.meter.begun and not lane.later:
-                    self._stands(work, RunState.of_lane(lane, trainer))
+        def report() -> None:
+            for batched, run in active.items():
+                if batched.meter.begun and not batched.later:
+                    self._report_state(run, RunState.of_lane(batched, trainer))
 
-        rest = _Seldom(self._terms.every, where)
-        while under_way or self._waiting(group):
-            queue = _Queue(lambda: self._next(group), begin)
-            for lane, evaluation in drive_batched(queue, trainer, list(under_way), rest):
+        hook = Throttled(self._config.state_seconds, report)
+        while active or self._has_next(group):
+            runs = AssignedRuns(lambda: self._next(group), begin)
+            for batched, evaluation in drive_batched(runs, trainer, list(active), hook):
                 if evaluation is not None:
-                    self._measured(under_way[lane], evaluation)
-                    self._pause(under_way[lane], evaluation)
-                self._heed(under_way)
-            self._heed(under_way)
-            if all(lane.held for lane in under_way):
-                self._await({work.order.number for work in under_way.values()}, group)
+                    self._report_evaluation(active[batched], evaluation)
+                    self._pause(active[batched], evaluation)
+                self._apply_commands(active)
+            self._apply_commands(active)
+            if all(batched.held for batched in active):
+                self._wait_for_command({run.assignment.number for run in active.values()}, group)
 
-    def _await(self, numbers: set[int], group: Any) -> None:
-        """All runs that are left wait to be told."""
-        with self._said.changed:
+    def _wait_for_command(self, numbers: set[int], group: Any) -> None:
+        """Wait for a command or a new run: all runs in progress are paused."""
+        with self._mailbox.changed:
             if numbers:
-                self._said.changed.wait_for(lambda: numbers & self._said.words.keys() or self._waiting(group))
+                self._mailbox.changed.wait_for(lambda: numbers & self._mailbox.commands.keys() or self._has_next(group))
 
-    def _waiting(self, group: Any) -> bool:
-        with self._said.changed:
-            return bool(self._said.orders) and self._said.orders[0].group == group
+    def _pause(self, active: ActiveRun, evaluation: Evaluation) -> None:
+        """Pause a run at the next of its pauses, unless the command for it has already arrived."""
+        pauses, batched = self._config.pauses, active.batched
+        if batched is not None and not batched.held and active.passed < len(pauses):
+            batched.held = completed_share(active.assignment.settings, evaluation) >= pauses[active.passed]
 
-    def _pause(self, work: _Work, evaluation: Evaluation) -> None:
-        """A run that has come to a pause waits, unless it was told already."""
-        pauses, lane = self._terms.pauses, work.lane
-        if lane is not None and not lane.held and work.passed < len(pauses):
-            lane.held = part(work.order.settings, evaluation) >= pauses[work.passed]
-
-    def _heed(self, under_way: dict[BatchedRun, _Work]) -> None:
-        """Do as was told, and tell of runs that are over."""
-        for lane, work in list(under_way.items()):
-            with self._said.changed:
-                words = self._said.words.pop(work.order.number, ())
-            for word in words:
-                if word == "drop":
-                    work.run.progress.status = Status.DROPPED
+    def _apply_commands(self, active: dict[BatchedRun, ActiveRun]) -> None:
+        """Apply the scheduler's commands and report runs that have ended."""
+        for batched, run in list(active.items()):
+            with self._mailbox.changed:
+                commands = self._mailbox.commands.pop(run.assignment.number, ())
+            for command in commands:
+                if command == "drop":
+                    run.run.progress.status = Status.DROPPED
                 else:
-                    work.passed += 1
-                    lane.held = False
-            if not lane.running:
-                del under_way[lane]
-                self._finished(work)
+                    run.passed += 1
+                    batched.held = False
+            if not batched.running:
+                del active[batched]
+                self._report_end(run)
 
 
-class _Seldom:
-    """Does something every so many seconds, or less often if it takes long."""
+class Throttled:
+    """Calls a function at most once per interval, and less often if the call takes long."""
 
-    def __init__(self, every: float, what: Callable[[], None]) -> None:
-        self._every, self._what = every, what
+    def __init__(self, interval: float, function: Callable[[], None]) -> None:
+        self._interval, self._function = interval, function
         self._last, self._cost = time.monotonic(), 0.0
 
     def __call__(self) -> None:
         began = time.monotonic()
-        if began - self._last >= max(self._every, 20 * self._cost):
-            self._what()
+        if began - self._last >= max(self._interval, 20 * self._cost):
+            self._function()
             self._last = time.monotonic()
             self._cost = self._last - began
 
 
-class _Queue:
-    """Lanes of the runs that were given; empty now does not mean empty for ever."""
+class AssignedRuns:
+    """Iterates over assigned runs; after a ``StopIteration`` there may be more."""
 
-    def __init__(self, order: Callable[[], RunAssignment | None], begin: Callable[[RunAssignment], BatchedRun]) -> None:
-        self._order, self._begin = order, begin
+    def __init__(
+        self, next_assignment: Callable[[], RunAssignment | None], begin: Callable[[RunAssignment], BatchedRun]
+    ) -> None:
+        self._next, self._begin = next_assignment, begin
 
     def __iter__(self) -> Iterator[BatchedRun]:
         return self
 
     def __next__(self) -> BatchedRun:
-        order = self._order()
-        if order is None:
+        assignment = self._next()
+        if assignment is None:
             raise StopIteration
-        return self._begin(order)
+        return self._begin(assignment)

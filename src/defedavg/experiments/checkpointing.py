@@ -1,0 +1,327 @@
+"""Checkpoints of a study: what is saved, when, and what must be unchanged to resume with bit-identical results.
+
+    checkpoints/000042.safetensors
+        header   format, format_version, sha256, and state: everything except tensors, as JSON
+        tensors  versions and updates of the runs in progress
+
+Loading a checkpoint executes nothing. The checksum covers the state and the name, type, shape and bytes of every
+tensor. The newest two checkpoints are kept; if the newest is damaged, the other is used.
+
+Results are bit-identical only in the same environment. A resumed study refuses another executor, device or precision;
+it restores the number of threads and the batch limits; it reports other hardware or library versions in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..config.study import Study
+from ..errors import UserError, first_line
+from ..fileio import read_text, replacing, writing
+from ..runstore.journal import JournalPosition
+from ..runstore.layout import RunFiles
+from ..runstore.provenance import processor_name
+from ..training import Evaluation, RunState
+from .compute import ComputeConfig
+from .run_events import RunSpec
+from .sweep import Sweep
+
+FORMAT = "defedavg-checkpoint"
+FORMAT_VERSION = 1
+SUFFIX = ".safetensors"
+KEPT = 2
+
+INTERVAL = 60.0  # real seconds between checkpoints
+MAX_SHARE = 0.05  # of the real time may go into checkpoints, unless the user sets the interval
+
+
+class DamagedError(Exception):
+    """A checkpoint file differs from what was written."""
+
+
+def _digest(state: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = sha256(state.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_checkpoint(path: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a checkpoint atomically; a failure raises ``UserError`` and leaves the old file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(state, allow_nan=False)
+    header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "sha256": _digest(text, copies), "state": text}
+    with writing(path):
+        try:
+            with replacing(path) as scratch:
+                save_file(copies, scratch, header)
+        except SafetensorError as error:
+            raise UserError(f"{path} cannot be written: {first_line(error)}") from None
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the state and the tensors; raise ``DamagedError`` if they are not what was written."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise DamagedError("it is not a checkpoint")
+            _check_version(path, header.get("format_version", ""))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise DamagedError(first_line(error)) from None
+    if _digest(header.get("state", ""), tensors) != header.get("sha256"):
+        raise DamagedError("its checksum is wrong")
+    state = json.loads(header["state"])
+    if not isinstance(state, dict):
+        raise DamagedError("the state is not a JSON object")
+    return state, tensors
+
+
+def _check_version(path: Path, text: str) -> None:
+    if not text.isdecimal():
+        raise DamagedError(f"its format version is {text[:20]!r}")
+    if int(text) > FORMAT_VERSION:
+        raise UserError(
+            f"the checkpoint {path} has format version {int(text)}, but this program reads up to {FORMAT_VERSION}; "
+            "update defedavg"
+        )
+
+
+class CheckpointDir:
+    """The numbered checkpoints of a run folder; the newest few are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.damaged: dict[Path, str] = {}  # with the reason
+
+    def paths(self) -> list[Path]:
+        """Return the checkpoint files, newest first."""
+        files = [path for path in self.folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()]
+        return sorted(files, key=lambda path: int(path.stem), reverse=True)
+
+    def newest(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """Return the newest undamaged checkpoint; None if there are no checkpoints."""
+        for path in self.paths():
+            try:
+                return read_checkpoint(path)
+            except DamagedError as reason:
+                self.damaged[path] = str(reason)
+        if self.damaged:
+            path, why = next(iter(self.damaged.items()))
+            raise UserError(f"no checkpoint can be used ({path}: {why}); start again with --force")
+        return None
+
+    def save(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Write the next checkpoint and remove old and damaged ones."""
+        present = self.paths()
+        index = int(present[0].stem) + 1 if present else 1
+        with writing(self.folder):
+            self.folder.mkdir(exist_ok=True)
+        write_checkpoint(self.folder / f"{index:06d}{SUFFIX}", state, tensors)
+        good = [path for path in present if path not in self.damaged]
+        self._remove([*self.damaged, *good[KEPT - 1 :], *self._incomplete()])
+
+    def clear(self) -> None:
+        """Remove all checkpoints: the runs have ended."""
+        self._remove([*self.paths(), *self._incomplete()])
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def _incomplete(self) -> list[Path]:
+        """Return files that a killed process was writing; safetensors has scratch names of its own."""
+        return [path for path in self.folder.glob("*") if path.suffix == ".part" or path.name.startswith(".tmp")]
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            with suppress(OSError):  # a file that cannot be removed does no harm
+                path.unlink()
+
+
+# The environment and the study must be those of the first session.
+
+
+def environment(compute: ComputeConfig) -> dict[str, Any]:
+    """Return all that bit-identical results depend on, besides the study."""
+    if compute.device == "cuda":
+        hardware = torch.cuda.get_device_name()
+    else:
+        hardware = f"{processor_name()} ({torch.backends.cpu.get_cpu_capability()})"
+    return {
+        "executor": compute.executor,
+        "device": compute.device,
+        "precision": compute.precision,
+        "threads": torch.get_num_threads(),
+        "hardware": hardware,
+        "torch": torch.__version__,
+        "defedavg": __version__,
+    }
+
+
+def check_environment(folder: Path, before: Mapping[str, Any], compute: ComputeConfig) -> list[str]:
+    """Restore the number of threads, refuse what the user must change, and return notes about the rest."""
+    now = environment(compute)
+    chosen = [f"--{name} {before.get(name)}" for name in ("executor", "device", "precision")]
+    if any(before.get(name) != now[name] for name in ("executor", "device", "precision")):
+        raise UserError(f"{folder} was started with {' '.join(chosen)}; give the same options, or use another name")
+    notes = []
+    threads = before.get("threads")
+    if isinstance(threads, int) and 0 < threads <= 4096 and threads != now["threads"]:
+        torch.set_num_threads(threads)
+        notes.append(f"computing with {threads} threads, as in the first session")
+    changed = [
+        f"{name}: {before.get(name)} → {now[name]}"
+        for name in ("hardware", "torch", "defedavg")
+        if before.get(name) != now[name]
+    ]
+    if changed:
+        notes.append(f"results may differ in the last bits from an uninterrupted run ({'; '.join(changed)})")
+    return notes
+
+
+def check_study(folder: Path, old: str, study: Study) -> None:
+    """Raise ``UserError`` if a study, as TOML, is not the one in the folder."""
+    try:
+        before, now = (dict(_flat(tomllib.loads(text))) for text in (old, study.to_toml()))
+    except ValueError:
+        raise UserError(f"{folder / 'config.toml'} cannot be read; start again with --force") from None
+    differences = [
+        f"{name}: {before.get(name, 'not set')} → {now.get(name, 'not set')}"
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]
+    if differences:
+        shown = "; ".join(differences[:5]) + ("; …" if len(differences) > 5 else "")
+        raise UserError(f"{folder} was started with another study ({shown}); use its settings, or another name")
+
+
+def _flat(tables: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    flat = []
+    for name, value in tables.items():
+        flat += _flat(value, f"{above}{name}.") if isinstance(value, dict) else [(above + name, value)]
+    return flat
+
+
+# The record.
+
+
+@dataclass(frozen=True)
+class SavedSession:
+    """The state of a study at a checkpoint; the default is a study that has not started.
+
+    ``runs`` are the runs in progress by their position in the study, ``batch_limits`` the jobs per batch and the
+    pending updates that their batches had.
+    """
+
+    metrics: JournalPosition = field(default_factory=JournalPosition)
+    entries: Sequence[Mapping[str, Any]] = ()
+    runs: Mapping[int, RunState] = field(default_factory=dict)
+    batch_limits: tuple[int, int] | None = None
+
+    def save(self, directory: CheckpointDir, study: Study, compute: ComputeConfig) -> None:
+        """Write a checkpoint."""
+        state = {
+            "study": study.to_toml(),
+            "circumstances": environment(compute),
+            "metrics": asdict(self.metrics),
+            "entries": list(self.entries),
+            "open": [{"number": position, **run.to_json()} for position, run in self.runs.items()],
+            "fit": self.batch_limits,
+        }
+        tensors = {f"{at}/{name}": tensor for at, run in self.runs.items() for name, tensor in run.tensors()}
+        directory.save(state, tensors)
+
+    @classmethod
+    def load(
+        cls, directory: CheckpointDir, study: Study, compute: ComputeConfig
+    ) -> tuple[SavedSession | None, list[str]]:
+        """Return the newest undamaged session and notes for the user; None if there is no checkpoint."""
+        folder = directory.folder.parent
+        newest = directory.newest()
+        notes = [f"{path.name} is damaged ({why}); the one before is used" for path, why in directory.damaged.items()]
+        if newest is None:
+            return None, notes
+        state, tensors = newest
+        try:
+            check_study(folder, state["study"], study)
+            notes += check_environment(folder, state["circumstances"], compute)
+            runs = {}
+            for record in state["open"]:
+                position = int(record["number"])
+                prefix = f"{position}/"
+                own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+                runs[position] = RunState.from_json(record, own)
+            limits = state["fit"] and (int(state["fit"][0]), int(state["fit"][1]))
+            return cls(JournalPosition(**state["metrics"]), list(state["entries"]), runs, limits), notes
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise UserError(f"the checkpoint in {folder} is not valid; start again with --force") from None
+
+
+class CheckpointWriter:
+    """Writes a checkpoint whenever its interval has passed."""
+
+    def __init__(self, directory: CheckpointDir, study: Study, interval: float | None) -> None:
+        if interval is not None and not interval >= 0:
+            raise UserError(f"--checkpoint-every is {interval}; it must be zero or more seconds")
+        self._directory = directory
+        self._study = study
+        self._interval = interval
+        self._last = time.monotonic()
+        self._cost = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether the interval has passed."""
+        interval = max(INTERVAL, self._cost / MAX_SHARE) if self._interval is None else self._interval
+        return time.monotonic() - self._last >= interval
+
+    def save(
+        self,
+        sweep: Sweep,
+        positions: Mapping[RunSpec, int],
+        metrics: JournalPosition,
+        entries: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Write a checkpoint of all runs in progress."""
+        began = time.monotonic()
+        runs = {positions[spec]: state for spec, state in sweep.run_states().items()}
+        SavedSession(metrics, entries, runs, sweep.batch_limits).save(self._directory, self._study, sweep.compute)
+        self._last = time.monotonic()
+        self._cost = self._last - began
+
+
+# What an earlier session left beside its checkpoints.
+
+
+def finished_entries(files: RunFiles) -> list[dict[str, Any]] | None:
+    """Return the entries of a finished study; None if it is not finished."""
+    try:
+        summary = json.loads(read_text(files.summary)) if files.summary.exists() else {}
+        return [dict(entry) for entry in summary["runs"]] if summary.get("finished") is True else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{files.summary} is not valid; start again with --force") from None
+
+
+def evaluation_of(line: Mapping[str, Any]) -> Evaluation:
+    """Return the evaluation in a line of the metrics; a loss that was not finite is NaN again."""
+    values = {name: line[name] for name in Evaluation.__dataclass_fields__}
+    return Evaluation(**{**values, "loss": float("nan") if values["loss"] is None else values["loss"]})

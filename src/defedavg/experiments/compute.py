@@ -1,0 +1,83 @@
+"""What runs are computed with: executor, device, precision and limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import UserError, unknown
+from ..training import Trainer
+from ..training.memory import parse_memory
+from ..training.precision import DEFAULT, check_precision
+from .simulation import EXECUTORS, Simulation
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def choose_device(name: str, has_cuda: bool, where: str = "on this machine") -> str:
+    """Return ``cpu`` or ``cuda`` for the device that the user named."""
+    if name not in DEVICES:
+        raise unknown("device", name, DEVICES)
+    if name == "cuda" and not has_cuda:
+        raise UserError(f"there is no CUDA device {where}; use --device cpu")
+    return "cuda" if name != "cpu" and has_cuda else "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeConfig:
+    """How runs are computed."""
+
+    executor: str = "batched"
+    device: str = "cpu"
+    max_batch_jobs: int | None = None
+    memory: int | None = None  # bytes
+    precision: str = "float32"
+    ray_address: str | None = None  # of a cluster; None: a cluster on this machine alone
+
+    def __post_init__(self) -> None:
+        if self.executor not in EXECUTORS:
+            raise unknown("executor", self.executor, EXECUTORS)
+        if self.max_batch_jobs is not None and self.max_batch_jobs < 1:
+            raise UserError(f"--max-batch-jobs is {self.max_batch_jobs}; it must be at least 1")
+        check_precision(self.precision, self.device)
+
+    @classmethod
+    def choose(
+        cls,
+        executor: str,
+        device: str,
+        max_batch_jobs: int | None = None,
+        memory: str | None = None,
+        precision: str = "auto",
+        ray_address: str | None = None,
+    ) -> ComputeConfig:
+        """Return the configuration for command options; with Ray, connect to the cluster to see its devices."""
+        size = None if memory is None else parse_memory(memory)
+        if executor == "ray":
+            from .ray.connection import connect, has_gpus
+
+            connect(ray_address)
+            device = choose_device(device, has_gpus(), "in the cluster")
+        elif ray_address is not None:
+            raise UserError("--ray-address is for --executor ray; give both")
+        else:
+            import torch
+
+            device = choose_device(device, torch.cuda.is_available())
+        precision = DEFAULT[device] if precision == "auto" else precision
+        return cls(executor, device, max_batch_jobs, size, precision, ray_address)
+
+    @property
+    def local_device(self) -> str:
+        """The device of this process."""
+        return "cpu" if self.executor == "ray" else self.device
+
+    def trainer(self, run: Simulation) -> Trainer:
+        """Return a trainer for all runs that differ from this one only in seed, algorithm and learning rates."""
+        return Trainer(
+            run.task,
+            run.executor.module,
+            batch_size=run.executor.recipe.batch_size,
+            width=self.max_batch_jobs,
+            memory=self.memory,
+            precision=self.precision,
+        )

@@ -1,0 +1,55 @@
+"""Separates the part of a plan that was computed from what an executor has read ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from .records import Job, Record, Round
+from .simulator import RunningJob, Simulator
+
+
+class PlanRecorder:
+    """Iterate to read the records of a simulator; ``commit`` passes them on to ``sink``, round by round.
+
+    A run is planned once: the executor that reads ahead and the sink share one simulator.
+    """
+
+    def __init__(self, simulator: Simulator, sink: Callable[[Record], None]) -> None:
+        self._simulator = simulator
+        self._sink = sink
+        self._pending: deque[Record | tuple[int, RunningJob]] = deque()  # records, and clients with jobs they started
+        self._running: dict[int, RunningJob] = {}
+        self._rounds = 0
+        simulator.on_start = lambda client, job: self._pending.append((client, job))
+        self._source = self._read()
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._source
+
+    def _read(self) -> Iterator[Record]:
+        for record in self._simulator:
+            self._pending.append(record)
+            yield record
+
+    def commit(self, rounds: int) -> None:
+        """Pass on the records until that round; read those that no executor has read."""
+        while self._rounds < rounds and (self._pending or next(self._source, None) is not None):
+            item = self._pending.popleft()
+            if isinstance(item, tuple):
+                self._running[item[0]] = item[1]
+                continue
+            if isinstance(item, Job):
+                self._running.pop(item.client, None)
+            elif isinstance(item, Round):
+                self._rounds = item.merge.version
+            self._sink(item)
+
+    def unfinished(self) -> list[Job]:
+        """Return the jobs that were running after the last round that was passed on."""
+        if self._simulator.sparse:
+            return []
+        return [
+            Job(client, job.index, job.version, self._simulator.steps, job.start, job.end, "running")
+            for client, job in sorted(self._running.items())
+        ]

@@ -1,0 +1,110 @@
+"""Metrics as Parquet: one row per evaluation, with the settings that distinguish runs; one schema for every run.
+
+pyarrow writes the file. It is large, so it is an extra and imported only here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..fileio import replacing, writing
+from .layout import RunFiles
+from .metrics import is_whole
+from .reader import RunFolder, read_run
+
+TEXT = ("run", "algorithm", "label", "swept", "status", "data", "model", "split")
+WHOLE = ("seed", "round", "updates", "num_clients", "updates_per_round", "local_steps", "batch_size")
+REAL = ("seconds", "accuracy", "loss", "train_loss", "staleness", "wall_seconds", "global_lr", "local_lr")
+SETTINGS = {
+    "task": ("data", "model", "split"),
+    "clients": ("num_clients",),
+    "training": ("updates_per_round", "local_steps", "batch_size", "global_lr", "local_lr"),
+}
+COLUMNS = (
+    "run", "algorithm", "label", "swept", "seed", "status", "round", "seconds", "accuracy", "loss", "train_loss",
+    "staleness", "updates", "wall_seconds", *(name for names in SETTINGS.values() for name in names),
+)  # fmt: skip
+
+
+def available() -> bool:
+    """Return whether Parquet can be written here."""
+    return find_spec("pyarrow") is not None
+
+
+def rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
+    """Return the evaluations of a run as rows, and the number of lines that cannot be read."""
+    measurements, lines = run.metrics()
+    status = {(entry.label, entry.seed): entry.status for entry in run.entries}
+    settings: dict[tuple[str, str], dict[str, Any]] = {}
+    table = []
+    for one in measurements:
+        swept = json.dumps(dict(one.swept))
+        if (one.algorithm, swept) not in settings:
+            settings[one.algorithm, swept] = {
+                name: _fit(name, run.setting(f"{group}.{name}", one.algorithm, one.swept))
+                for group, names in SETTINGS.items()
+                for name in names
+            }
+        names = {"run": run.name, "algorithm": one.algorithm, "label": one.label, "swept": swept, "seed": one.seed}
+        known = {"status": status.get((one.label, one.seed)), **settings[one.algorithm, swept]}
+        table.append({**names, **one.values, **known})
+    return table, lines.damaged + lines.incomplete
+
+
+def _fit(name: str, value: Any) -> Any:
+    """Return a setting in the type of its column; null if the file holds another type."""
+    if name in TEXT:
+        return value if isinstance(value, str) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if name in WHOLE:
+        return value if is_whole(value) else None
+    return float(value)
+
+
+def export(
+    runs: Iterable[RunFolder], path: Path, labels: Collection[tuple[str, str]] | None = None
+) -> Iterator[tuple[RunFolder, int, int]]:
+    """Write the metrics of many runs into one file; yield each run, its rows, and its unreadable lines.
+
+    With ``labels``, write only these (run, label). One run at a time is in memory; the file appears when the last run
+    has been written.
+    """
+    with _writer(path) as write:
+        for run in runs:
+            table, unreadable = rows(run)
+            if labels is not None and run.entries:
+                table = [row for row in table if (run.name, row["label"]) in labels]
+            if table:
+                write(table)
+            yield run, len(table), unreadable
+
+
+@contextmanager
+def _writer(path: Path) -> Iterator[Any]:
+    if not available():
+        raise UserError("Parquet is written by pyarrow, which is not installed; pip install 'defedavg[parquet]'")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = {
+        **dict.fromkeys(TEXT, pa.string()),
+        **dict.fromkeys(WHOLE, pa.int64()),
+        **dict.fromkeys(REAL, pa.float64()),
+    }
+    schema = pa.schema([(name, kinds[name]) for name in COLUMNS])
+    with writing(path), replacing(path) as scratch, pq.ParquetWriter(scratch, schema, compression="zstd") as file:
+        yield lambda table: file.write_table(pa.Table.from_pylist(table, schema=schema))
+
+
+def write_parquet(folder: Path) -> None:
+    """Write the metrics of a run folder as metrics.parquet, if pyarrow is installed."""
+    if available():
+        for _ in export([read_run(folder)], RunFiles(folder).parquet):
+            pass

@@ -1,0 +1,148 @@
+"""The files of a run folder. No other module knows their names.
+
+    runs/NAME/
+      config.toml        the study, every key written out
+      metrics.jsonl      one line per evaluation, appended when it is made
+      metrics.parquet    the same as a table, written at the end if pyarrow is installed
+      summary.json       one entry per algorithm × swept point × seed, rewritten after every run
+      points.jsonl       of a search for learning rates: every pair of rates and seed
+      plans/*.jsonl.gz   one plan per run
+      weights/*          the last version of every run
+      checkpoints/*      while runs are in progress: the state to resume from
+      split.json         samples of every client by class, of the first setting and seed
+      plots/*            figures as PNG and PDF
+      report.html        the report page
+      tensorboard/       logs for TensorBoard, on request
+
+A deployment adds its event log, the state of its server, and what its processes printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..fileio import LOCK_FILE, file_name
+
+MARKERS = ("config.toml", "summary.json")
+"""A folder with one of them is a run folder, perhaps a damaged one."""
+
+OWNED = (
+    *MARKERS,
+    "metrics.jsonl",
+    "metrics.parquet",
+    "points.jsonl",
+    "plans",
+    "weights",
+    "checkpoints",
+    "split.json",
+    "plots",
+    "report.html",
+    "tensorboard",
+    *("events.jsonl", "state", "server.log", "error.txt", "app", "app.txt", "flower"),  # of a deployment
+)
+"""All that a run writes: removing a run removes these and nothing else."""
+
+SEARCH_DEPTH = 4
+"""Folders of runs may be nested this deep."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The paths in one run folder."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        """The study as TOML."""
+        return self.folder / "config.toml"
+
+    @property
+    def summary(self) -> Path:
+        """The results of all runs."""
+        return self.folder / "summary.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The evaluations, one line each."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def parquet(self) -> Path:
+        """The evaluations as a table."""
+        return self.folder / "metrics.parquet"
+
+    @property
+    def rate_points(self) -> Path:
+        """The results of a search for learning rates."""
+        return self.folder / "points.jsonl"
+
+    @property
+    def partition(self) -> Path:
+        """The samples of every client by class."""
+        return self.folder / "split.json"
+
+    @property
+    def plots(self) -> Path:
+        """The folder of figures."""
+        return self.folder / "plots"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of logs for TensorBoard."""
+        return self.folder / "tensorboard"
+
+    @property
+    def report(self) -> Path:
+        """The report page."""
+        return self.folder / "report.html"
+
+    @property
+    def event_log(self) -> Path:
+        """The event log of a deployment."""
+        return self.folder / "events.jsonl"
+
+    def plan(self, label: str, seed: int) -> Path:
+        """Return the path of a run's plan."""
+        return self.folder / "plans" / f"{file_name(label, seed)}.jsonl.gz"
+
+    def weights(self, label: str, seed: int) -> Path:
+        """Return the path of a run's last version."""
+        return self.folder / "weights" / f"{file_name(label, seed)}.safetensors"
+
+    def foreign(self) -> list[str]:
+        """Return the names of what no run writes, sorted."""
+        names = sorted(path.name for path in self.folder.iterdir())
+        return [name for name in names if name.removesuffix(".part") not in OWNED and name != LOCK_FILE]
+
+    def is_empty(self) -> bool:
+        """Return whether the folder holds nothing except the lock."""
+        return all(path.name == LOCK_FILE for path in self.folder.iterdir())
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether this is a run folder, perhaps a damaged one."""
+    try:
+        return not folder.is_symlink() and any((folder / name).is_file() for name in MARKERS)
+    except OSError:
+        return False
+
+
+def find_run_folders(root: Path, depth: int = SEARCH_DEPTH) -> Iterator[Path]:
+    """Yield the run folders at and below a folder, sorted by name; links are not followed."""
+    if is_run(root):
+        yield root
+        return
+    try:
+        inside = sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink()) if depth else []
+    except OSError:
+        return  # a folder without read permission
+    for path in inside:
+        yield from find_run_folders(path, depth - 1)

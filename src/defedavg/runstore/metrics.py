@@ -1,0 +1,134 @@
+"""The lines of metrics.jsonl, checked: what is missing or damaged is skipped and counted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import first_line
+
+WHOLE = ("round", "updates")
+REAL = ("seconds", "accuracy", "loss", "train_loss", "staleness", "wall_seconds")
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number as a float, and None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        made = float(value)
+    except OverflowError:
+        return None
+    return made if math.isfinite(made) else None
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether this is an integer of 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One evaluation of a run: ``values`` has all names of ``WHOLE`` and ``REAL``, None where a number is missing."""
+
+    label: str
+    algorithm: str
+    seed: int
+    swept: Mapping[str, Any]
+    values: Mapping[str, float | None]
+
+
+def measurement(line: Mapping[str, Any]) -> Measurement | None:
+    """Return the evaluation that a line describes; None if the line is damaged."""
+    algorithm, seed = line.get("algorithm"), line.get("seed")
+    if not isinstance(algorithm, str) or not is_whole(seed) or not all(is_whole(line.get(name)) for name in WHOLE):
+        return None
+    values: dict[str, float | None] = {name: line[name] for name in WHOLE}
+    for name in REAL:
+        values[name] = number(line.get(name))
+        if values[name] is None and line.get(name) is not None:
+            return None
+    if values["seconds"] is None:
+        return None
+    swept = {name: value for name, value in line.items() if "." in name}
+    label = line.get("label")
+    if not isinstance(label, str):  # written before lines had labels
+        label = " ".join([algorithm, *(f"{name.split('.')[-1]}={value}" for name, value in swept.items())])
+    assert isinstance(seed, int)
+    return Measurement(label, algorithm, seed, swept, values)
+
+
+@dataclass(slots=True)
+class Trail:
+    """The evaluations of one run, in order; None where a value is not a number."""
+
+    rounds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    updates: list[float] = field(default_factory=list)
+    accuracy: list[float | None] = field(default_factory=list)
+    loss: list[float | None] = field(default_factory=list)
+    staleness: list[float | None] = field(default_factory=list)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Append an evaluation; skip one without round, time or number of updates."""
+        when = [number(line.get(name)) for name in ("round", "seconds", "updates")]
+        if None in when:
+            return
+        for column, value in zip((self.rounds, self.seconds, self.updates), when, strict=True):
+            column.append(value)  # type: ignore[arg-type]
+        for name in ("accuracy", "loss", "staleness"):
+            getattr(self, name).append(number(line.get(name)))
+
+
+@dataclass(slots=True)
+class JsonLines:
+    """The objects in a file of JSON lines. A last line without a line break is still being written."""
+
+    objects: list[dict[str, Any]] = field(default_factory=list)
+    damaged: int = 0
+    incomplete: bool = False
+    problem: str | None = None
+
+    def notes(self, name: str) -> list[str]:
+        """Return what a reader should know about the file."""
+        if self.problem is not None:
+            return [f"{name} cannot be read: {self.problem}"]
+        return (
+            [f"{name}: {self.damaged} damaged line{'s' if self.damaged > 1 else ''} left out"] if self.damaged else []
+        )
+
+
+def read_lines(path: Path) -> JsonLines:
+    """Read a file of JSON lines; one that does not exist, or is a link, is empty."""
+    found = JsonLines()
+    try:
+        data = b"" if path.is_symlink() else path.read_bytes()
+    except FileNotFoundError:
+        return found
+    except OSError as error:
+        found.problem = first_line(error)
+        return found
+    *lines, rest = data.split(b"\n")
+    found.incomplete = bool(rest)
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found.objects.append(value)
+        else:
+            found.damaged += 1
+    return found
+
+
+def read_metrics(path: Path) -> tuple[list[Measurement], JsonLines]:
+    """Return the evaluations in a file, and what is known about its lines."""
+    lines = read_lines(path)
+    measurements = [one for line in lines.objects if (one := measurement(line)) is not None]
+    lines.damaged += len(lines.objects) - len(measurements)
+    return measurements, lines

@@ -1,0 +1,53 @@
+"""The entries of summary.json, and the labels that name a run in files, tables and figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..config.study import SweepPoint
+from ..planning.plan_stats import PlanStats
+
+if TYPE_CHECKING:
+    from ..training import RunProgress
+
+
+def run_entry(
+    point: SweepPoint,
+    seed: int,
+    progress: RunProgress,
+    stats: PlanStats,
+    plan_hash: str,
+    *,
+    updates_trained: int,
+    wall_seconds: float,
+    threads: int,
+) -> dict[str, Any]:
+    """Return the entry of one run."""
+    return {
+        "algorithm": point.settings.algorithm,
+        "label": point.label,
+        "swept": dict(point.swept),
+        "seed": seed,
+        "status": str(progress.status),
+        "target_accuracy": point.settings.stop.target_accuracy or None,
+        "first_hit_seconds": progress.first_hit_seconds,
+        "sustained_seconds": progress.sustained_seconds,
+        "rounds": progress.rounds,
+        "seconds": progress.seconds,
+        "best_accuracy": progress.best_accuracy,
+        "final_accuracy": progress.final_accuracy,
+        "diverged_at": progress.diverged_at,
+        "updates_trained": updates_trained,
+        "updates_started": stats.jobs_started,
+        "staleness_mean": stats.staleness_mean,
+        "participation": list(stats.participation),
+        "plan_sha256": plan_hash,
+        "wall_seconds": wall_seconds,
+        "torch_threads": threads,
+    }
+
+
+def label_with_rates(label: str, global_lr: float | None, local_lr: float | None) -> str:
+    """Return the label of a pair of learning rates; a rate that the algorithm does not have is None."""
+    rates = [f"{name}={value:g}" for name, value in (("η", global_lr), ("η̄", local_lr)) if value]
+    return " ".join([label, *rates])
