@@ -33,7 +33,7 @@ from ..config.study import Study, SweepPoint
 from ..errors import UserError
 from ..fileio import FolderLock, file_name, read_text, write_whole, writing
 from ..jsonio import finite
-from ..planning.plan import uncollected
+from ..planning.plan import without_gc
 from ..planning.plan_io import Hashed, saved
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
 from ..report.plots import Curve, accuracy_curves, loss_curves, save, split_map
@@ -296,7 +296,7 @@ def _save_plan(run: Simulation, path: Path) -> tuple[PlanStats, str]:
     """Write the plan of a run, which need not fit into memory; gives its figures and its hash."""
     timeline, stream = run.planned()
     counting, line = PlanStatsCollector(timeline.header, timeline.fleet), Hashed()
-    with uncollected():
+    with without_gc():
         for record in saved(path, timeline.header, stream, line):
             counting.add(record)
     return counting.stats(), line.hash()
