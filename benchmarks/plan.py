@@ -31,11 +31,11 @@ import numpy as np
 
 from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
 from defedavg.planning.devices import Fleet
-from defedavg.planning.plan import Plan, records, uncollected
+from defedavg.planning.plan import Plan, records, without_gc
 from defedavg.planning.plan_checks import PlanError, checked
 from defedavg.planning.plan_stats import PlanStatsCollector
 from defedavg.planning.simulator import Simulator
-from defedavg.planning.sparse_simulator import choose
+from defedavg.planning.sparse_simulator import make_simulator_for
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ALGORITHMS},
@@ -64,11 +64,11 @@ def cell(case: str, num_clients: int) -> dict[str, Any]:
     load = os.getloadavg()[0]
     began = time.process_time()
     fleet = Fleet(num_clients)
-    timeline = choose(server(case, num_clients, n), fleet, "auto")
+    timeline = make_simulator_for(server(case, num_clients, n), fleet, "auto")
     counting = PlanStatsCollector(timeline.header, fleet)
     broken = None
     try:
-        with uncollected():  # as `defedavg plan` does
+        with without_gc():  # as `defedavg plan` does
             for record in checked(timeline.header, records(timeline, rounds)):
                 counting.add(record)
     except PlanError as error:

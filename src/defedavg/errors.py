@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can mend; the message says what is wrong and what to do, in one line."""
+    """An error that the user can correct; the message says in one line what is wrong and what to do."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """An error for a name that does not exist, with the nearest one that does."""
+    """Return the error for an unknown name; it suggests the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(names)
@@ -19,5 +19,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """Return the first line of an error's message, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

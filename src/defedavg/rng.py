@@ -1,8 +1,8 @@
 """Keyed randomness: a draw is a pure function of its key and of nothing that ran before it.
 
-A key is a 64-bit integer mixed from (seed, purpose, part, part, ...), for example
-``key(7, "batch", client, job)``. Scalars, NumPy arrays and torch tensors give the same keys, so that order, batching,
-devices and machines cannot change a result.
+A key is a 64-bit integer mixed from (seed, purpose, part, part, ...), for example ``key(7, "batch", client, job)``.
+Scalars, NumPy arrays and torch tensors yield the same keys, so order, batching, devices and machines cannot change a
+result.
 
 The mixer is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 """
@@ -30,7 +30,7 @@ def _purpose(name: str) -> int:
 
 
 def extend(start: int, part: int) -> int:
-    """The key that follows ``start`` when one more part is mixed in."""
+    """Return the key that results from mixing one more part into ``start``."""
     z = ((start ^ (part & MASK)) + GOLDEN) & MASK
     z = ((z ^ (z >> 30)) * FIRST) & MASK
     z = ((z ^ (z >> 27)) * SECOND) & MASK
@@ -38,7 +38,7 @@ def extend(start: int, part: int) -> int:
 
 
 def key(seed: int, purpose: str, *parts: int) -> int:
-    """The 64-bit key of a draw."""
+    """Return the 64-bit key of a draw."""
     z = extend(extend(0, seed), _purpose(purpose))
     for part in parts:
         z = extend(z, part)
@@ -46,7 +46,7 @@ def key(seed: int, purpose: str, *parts: int) -> int:
 
 
 def extend_all(start: int | Keys, parts: NDArray[np.integer] | Keys) -> Keys:
-    """``extend`` for arrays of starts, of parts, or of both (broadcast together)."""
+    """Apply ``extend`` to arrays of starts, of parts, or of both (broadcast together)."""
     left = np.atleast_1d(np.asarray(start, dtype=np.uint64))
     z = (left ^ np.asarray(parts).astype(np.uint64)) + np.uint64(GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)
@@ -55,38 +55,38 @@ def extend_all(start: int | Keys, parts: NDArray[np.integer] | Keys) -> Keys:
 
 
 def uniform(k: int) -> float:
-    """A float in [0, 1) from a key."""
+    """Return a float in [0, 1) from a key."""
     return (k >> 11) * 2.0**-53
 
 
 def uniform_all(keys: Keys) -> NDArray[np.float64]:
-    """``uniform`` for an array of keys."""
+    """Return ``uniform`` of every key."""
     return (keys >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(k: int, limit: int) -> int:
-    """An integer in [0, limit) from a key; ``limit`` is at most 2**31."""
+    """Return an integer in [0, limit) from a key; ``limit`` is at most 2**31."""
     return ((k >> 32) * limit) >> 32
 
 
 def normal(k: int) -> float:
-    """A standard normal deviate from a key (Box and Muller)."""
+    """Return a standard normal deviate from a key (Box and Muller)."""
     u, v = uniform(extend(k, 0)), uniform(extend(k, 1))
     return math.sqrt(-2.0 * math.log(1.0 - u)) * math.cos(2.0 * math.pi * v)
 
 
 def normal_all(keys: Keys) -> NDArray[np.float64]:
-    """``normal`` for an array of keys."""
+    """Return ``normal`` of every key."""
     u = uniform_all(extend_all(keys, np.zeros(1, np.uint64)))
     v = uniform_all(extend_all(keys, np.ones(1, np.uint64)))
     return np.asarray(np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * v))
 
 
 def permutation(k: int, size: int) -> NDArray[np.intp]:
-    """A uniform permutation of ``range(size)`` from a key."""
+    """Return a uniform permutation of ``range(size)`` from a key."""
     return np.argsort(extend_all(k, np.arange(size)), kind="stable")
 
 
 def generator(k: int) -> np.random.Generator:
-    """A NumPy generator that starts from a key, for distributions without a short formula."""
+    """Return a NumPy generator seeded with a key, for distributions without a short formula."""
     return np.random.Generator(np.random.Philox(key=k))

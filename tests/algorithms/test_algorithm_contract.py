@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup, algorithm
 from defedavg.algorithms.protocol import Broadcast, ClientPolicy, Merge, ProtocolError, Request, Send, Update
 from defedavg.errors import UserError
-from defedavg.planning.plan import Job, Plan
+from defedavg.planning.plan import Plan
+from defedavg.planning.records import Job
 from helpers.strategies import Case, bounded, case, cases, variants
 
 pytestmark = pytest.mark.parametrize("name", ALGORITHMS)
@@ -146,8 +147,8 @@ def test_jobs_have_all_their_steps_or_were_interrupted(name: str) -> None:
     for own in variants(kind):
         for job in case(name, 6, 2, own=own, step_seconds=0.01).plan(40).jobs:
             assert isinstance(job, Job)
-            assert job.fate != "interrupted" or kind.client_policy(own).interruptible
-            assert job.steps == kind.steps_per_job(5) or job.fate == "interrupted"
+            assert job.outcome != "interrupted" or kind.client_policy(own).interruptible
+            assert job.steps == kind.steps_per_job(5) or job.outcome == "interrupted"
 
 
 def answers(server: ServerMachine, seed: int) -> list[Any]:

@@ -126,7 +126,7 @@ def test_overrides(tmp_path: Path) -> None:
         ("[clients]\nslowness = 'unifrom(1, 2)'", "did you mean 'uniform'"),
         ("[clients]\nslowness = 'uniform(5, 1)'", "out of range"),
         ("[clients]\navailability = 'often'", r"windows\(on_seconds, off_seconds\)"),
-        ("[clients]\ntrace = 'gone.csv'", "no trace file"),
+        ("[clients]\ntrace = 'gone.csv'", "gone.csv does not exist"),
         ("[stop]\ntarget_accuracy = 80", "a share"),
         ("[stop]\nmax_rounds = 0", "max_rounds is 0"),
         ("[defedavg-niid]\nmode = 'lazy'", "unknown mode"),

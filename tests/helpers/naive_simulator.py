@@ -28,7 +28,8 @@ from defedavg.algorithms.protocol import (
     Upload,
 )
 from defedavg.planning.devices import Fleet
-from defedavg.planning.plan import Job, JobOutcome, Plan
+from defedavg.planning.plan import Plan
+from defedavg.planning.records import Job, JobOutcome
 from helpers.strategies import Case
 
 ARRIVAL, DELIVERY, DISPATCH, TIMER = range(4)
@@ -189,7 +190,7 @@ class Naive:
 
 
 def finished(plan: Plan) -> list[Job]:
-    return sorted((job for job in plan.jobs if job.fate != "running"), key=lambda job: (job.client, job.index))
+    return sorted((job for job in plan.jobs if job.outcome != "running"), key=lambda job: (job.client, job.index))
 
 
 def agrees_with_twin(found: Case, rounds: int) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from defedavg.planning.plan import Record, Round
+from defedavg.planning.records import Record, Round
 from helpers.strategies import case
 
 GOOD = case("defedavg-iid", 5, 2, seed=1, step_seconds=0.05).plan(8)  # long jobs: some run while others are merged

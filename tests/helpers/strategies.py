@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
 from defedavg.planning.devices import Fleet, Slowness, Trace, Windows
-from defedavg.planning.plan import Plan, Record, Round
+from defedavg.planning.plan import Plan
+from defedavg.planning.records import Record, Round
 from defedavg.planning.simulator import Simulator
 
 SLOWNESS_TEXTS = (

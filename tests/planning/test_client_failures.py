@@ -14,7 +14,8 @@ from hypothesis import given
 from defedavg.algorithms import ALGORITHMS, Setup
 from defedavg.algorithms.protocol import Send, SetTimer
 from defedavg.planning.devices import Fleet, Trace
-from defedavg.planning.plan import Absence, Job, Plan, Replacement, Stall
+from defedavg.planning.plan import Plan
+from defedavg.planning.records import Absence, Job, Stall, Timeout
 from defedavg.planning.simulator import Simulator
 from helpers.naive_simulator import agrees_with_twin
 from helpers.strategies import Case, Guarded, bounded, case, cases, variants
@@ -86,7 +87,7 @@ def test_half_of_all_jobs_may_die(name: str, own: Any, return_seconds: float) ->
         found = case(name, 5, 3, own=own, seed=seed, timeout=5.0, failure_rate=0.5, return_seconds=return_seconds)
         plan = goes_on_or_stalls(found, 10)
         assert len(plan.rounds) == 10
-        assert {job.fate for job in plan.jobs} >= {"ended", "lost"} or ALGORITHMS[name].policy.interruptible
+        assert {job.outcome for job in plan.jobs} >= {"ended", "lost"} or ALGORITHMS[name].policy.interruptible
         plan.check()
 
 
@@ -159,7 +160,7 @@ def test_a_drawn_client_that_died_is_replaced(name: str) -> None:
             own = dataclasses.replace(own, concurrency=3)  # otherwise nobody is free to take a place
         found = case(name, 6, 3, own=own, timeout=11.0, **leaving(6, {1: (0.3, math.inf), 4: (0.3, math.inf)}))
         plan = goes_on_or_stalls(found, 30)
-        notes = [record for record in plan.records if isinstance(record, Replacement)]
+        notes = [record for record in plan.records if isinstance(record, Timeout)]
         assert notes
         assert {client for note in notes for client in note.missing} == {1, 4}
         assert any(note.drawn for note in notes)
@@ -172,7 +173,7 @@ def test_a_drawn_client_that_died_is_replaced(name: str) -> None:
 def test_an_open_round_that_cannot_be_filled_is_closed_with_fewer() -> None:
     found = case("defedavg-iid", 3, 3, timeout=11.0, **leaving(3, {2: (0.5, math.inf)}))
     plan = goes_on_or_stalls(found, 5)
-    assert next(record for record in plan.records if isinstance(record, Replacement)).drawn == ()
+    assert next(record for record in plan.records if isinstance(record, Timeout)).drawn == ()
     for record in plan.rounds:
         assert [(u.client, b) for u, b in record.merge.updates] == [(0, -0.5), (1, -0.5)]
 
@@ -245,7 +246,7 @@ def test_without_replacement_nobody_counts_twice_after_a_redraw() -> None:
     own = ALGORITHMS["fedavg"].settings_type(replacement=False)
     plan = Plan.collect(Simulator(ALGORITHMS["fedavg"](Setup(10, 4, 20, 1, timeout_seconds=1.0), own), fleet), 60)
     plan.check()
-    assert any(isinstance(record, Replacement) and record.drawn for record in plan.records)
+    assert any(isinstance(record, Timeout) and record.drawn for record in plan.records)
     full = [record for record in plan.rounds if len(record.merge.updates) == 4]
     assert len(full) > 40
     assert all(weight == -0.25 for record in full for _, weight in record.merge.updates)

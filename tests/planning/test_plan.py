@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from defedavg.algorithms.protocol import Merge, Update
 from defedavg.errors import UserError
-from defedavg.planning.plan import Absence, Job, Plan, Replacement, Round, Stall
+from defedavg.planning.plan import Plan
 from defedavg.planning.plan_io import encode
+from defedavg.planning.records import Absence, Job, Round, Stall, Timeout
 from helpers.plans import GOOD, rounds_of
 from helpers.strategies import Case, bounded, case, cases
 
-LOST = Plan(GOOD.header, (*GOOD.records, Absence(1, 99.0, math.inf), Replacement(99.5, (1, 2), (0,)), Stall(100.0)))
+LOST = Plan(GOOD.header, (*GOOD.records, Absence(1, 99.0, math.inf), Timeout(99.5, (1, 2), (0,)), Stall(100.0)))
 
 
 # Files.
@@ -279,7 +280,7 @@ def test_collecting_stops_after_the_last_merge() -> None:
     assert [record.merge.version for record in GOOD.rounds] == list(range(1, 9))
     assert list(rounds_of(GOOD.records)) == list(GOOD.rounds)
     last = GOOD.records.index(GOOD.rounds[-1])
-    assert {record.fate for record in GOOD.records[last + 1 :] if isinstance(record, Job)} == {"running"}
+    assert {record.outcome for record in GOOD.records[last + 1 :] if isinstance(record, Job)} == {"running"}
     assert all(isinstance(record, Job) for record in GOOD.records[last + 1 :])
     assert GOOD.seconds == GOOD.rounds[-1].time
     assert len(GOOD.jobs) + len(GOOD.uploads) + len(GOOD.rounds) < len(GOOD.records)

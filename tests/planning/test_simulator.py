@@ -19,7 +19,8 @@ from defedavg.algorithms.protocol import Merge
 from defedavg.config import study as config
 from defedavg.config.build import make_fleet, make_plan, make_simulator
 from defedavg.planning.devices import Fleet, Slowness, Windows
-from defedavg.planning.plan import Job, Plan, Round
+from defedavg.planning.plan import Plan
+from defedavg.planning.records import Job, Round
 from defedavg.planning.simulator import Simulator
 from helpers.naive_simulator import agrees_with_twin
 from helpers.strategies import Case, bounded, case, cases, equal_speeds, up_to, variants

@@ -23,21 +23,22 @@ from defedavg.config.study import study
 from defedavg.errors import UserError
 from defedavg.planning.devices import BLOCK, Fleet, Slowness, StepTimes, Windows
 from defedavg.planning.event_queue import Event, EventQueue
-from defedavg.planning.plan import Header, Job, Plan, Record, Round, Sent, Uploaded, records, uncollected
-from defedavg.planning.plan_checks import PlanError, check, checked
+from defedavg.planning.plan import Plan, records, without_gc
+from defedavg.planning.plan_checks import PlanError, checked
 from defedavg.planning.plan_io import Hashed, saved, stream
 from defedavg.planning.plan_stats import PlanStatsCollector, summarise
+from defedavg.planning.records import Header, Job, Record, Round, Sent, Uploaded
 from defedavg.planning.simulator import Simulator
-from defedavg.planning.sparse_simulator import FROM, SparseSimulator, choose
+from defedavg.planning.sparse_simulator import SPARSE_FROM_CLIENTS, SparseSimulator, make_simulator_for
 from defedavg.tasks.lazy_partition import Drawn, sampled, sampled_classes
 from helpers.strategies import SLOWNESS_TEXTS, Case, bounded, case, cases, variants
 
 ROUNDS = 12
 
 
-def lean(found: Case, rounds: int = ROUNDS) -> Plan:
+def sparse_plan(found: Case, rounds: int = ROUNDS) -> Plan:
     """The same plan by the clock for very many clients."""
-    return Plan.collect(choose(found.server(), found.fleet, "used"), rounds)
+    return Plan.collect(make_simulator_for(found.server(), found.fleet, "used"), rounds)
 
 
 def order(record: Any) -> Any:
@@ -46,8 +47,8 @@ def order(record: Any) -> Any:
 
 def same(found: Case) -> None:
     """Rounds are equal, and so are uploads and the jobs that were uploaded; nothing else is there."""
-    whole, part = found.plan(ROUNDS), lean(found)
-    assert part.header == dataclasses.replace(whole.header, lean=True)
+    whole, part = found.plan(ROUNDS), sparse_plan(found)
+    assert part.header == dataclasses.replace(whole.header, sparse=True)
     assert [(r.time, r.merge) for r in part.rounds] == [(r.time, r.merge) for r in whole.rounds]
     assert sorted(part.uploads, key=order) == sorted(whole.uploads, key=order)
     sent = {(upload.client, upload.index) for upload in whole.uploads}
@@ -80,7 +81,7 @@ def test_clients_are_sent_the_same_again_before_their_first_job_ends(name: str) 
 
 def test_jitter_of_eager_clients_is_the_same_up_to_rounding() -> None:
     found = case("defedavg-niid", 12, 4, step_seconds=0.02, jitter=0.4, seed=3)
-    for left, right in zip(lean(found, 40).rounds, found.plan(40).rounds, strict=True):
+    for left, right in zip(sparse_plan(found, 40).rounds, found.plan(40).rounds, strict=True):
         assert left.merge == right.merge
         assert math.isclose(left.time, right.time, rel_tol=1e-12)
 
@@ -97,7 +98,7 @@ def test_fifty_thousand_clients(name: str) -> None:
     """At a size at which unused jobs are left out by themselves: the plan is good, and nobody unneeded is followed."""
     for own in variants(ALGORITHMS[name])[:2]:
         found = case(name, 50_000, 40, steps=50, own=own)
-        timeline = choose(found.server(), found.fleet, "auto")
+        timeline = make_simulator_for(found.server(), found.fleet, "auto")
         assert isinstance(timeline, SparseSimulator)
         counting = PlanStatsCollector(timeline.header, found.fleet)
         for record in checked(timeline.header, records(timeline, 8)):
@@ -111,21 +112,21 @@ def test_fifty_thousand_clients(name: str) -> None:
 
 
 def test_what_is_followed_is_chosen_by_size_and_by_setting() -> None:
-    few, many, lossy = Fleet(FROM - 1), Fleet(FROM), Fleet(FROM, failure_rate=0.1)
+    few, many, lossy = Fleet(SPARSE_FROM_CLIENTS - 1), Fleet(SPARSE_FROM_CLIENTS), Fleet(SPARSE_FROM_CLIENTS, failure_rate=0.1)
     kinds = {
-        (fleet.num_clients, fleet.lossy, how): type(choose(case("fedavg", fleet.num_clients, 2).server(), fleet, how))
+        (fleet.num_clients, fleet.lossy, how): type(make_simulator_for(case("fedavg", fleet.num_clients, 2).server(), fleet, how))
         for fleet, how in itertools.product((few, many), ("auto", "all", "used"))
     }
-    assert kinds[FROM - 1, False, "auto"] is kinds[FROM, False, "all"] is Simulator
-    assert kinds[FROM, False, "auto"] is kinds[FROM - 1, False, "used"] is SparseSimulator
-    server = case("fedavg", FROM, 2).server()
-    assert type(choose(server, lossy, "auto")) is Simulator
+    assert kinds[SPARSE_FROM_CLIENTS - 1, False, "auto"] is kinds[SPARSE_FROM_CLIENTS, False, "all"] is Simulator
+    assert kinds[SPARSE_FROM_CLIENTS, False, "auto"] is kinds[SPARSE_FROM_CLIENTS - 1, False, "used"] is SparseSimulator
+    server = case("fedavg", SPARSE_FROM_CLIENTS, 2).server()
+    assert type(make_simulator_for(server, lossy, "auto")) is Simulator
     with pytest.raises(UserError, match="clients can be lost"):
-        choose(server, lossy, "used")
+        make_simulator_for(server, lossy, "used")
     with pytest.raises(UserError, match=r"plan_detail.*did you mean 'used'"):
         study({"clients": {"plan_detail": "usd"}})
     settings = study({"clients": {"plan_detail": "used"}}).points()[0].settings
-    assert make_simulator(settings, 0).header.lean
+    assert make_simulator(settings, 0).header.sparse
 
 
 # Profiles by key.
@@ -230,7 +231,7 @@ def test_cycles_are_searched_for_again_as_before(before: bool) -> None:
     was = gc.isenabled()
     try:
         gc.enable() if before else gc.disable()
-        with suppress(KeyError), uncollected():
+        with suppress(KeyError), without_gc():
             assert not gc.isenabled()
             raise KeyError
         assert gc.isenabled() == before
@@ -250,7 +251,7 @@ def test_a_plan_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_lean_plan_reads_back_and_says_what_it_is(tmp_path: Path) -> None:
-    plan = lean(case("defedavg-niid", 9, 3))
+    plan = sparse_plan(case("defedavg-niid", 9, 3))
     plan.save(tmp_path / "plan.jsonl")
     assert Plan.load(tmp_path / "plan.jsonl") == plan
     assert '"lean":true' in (tmp_path / "plan.jsonl").read_text().splitlines()[0]
@@ -258,11 +259,11 @@ def test_a_lean_plan_reads_back_and_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_lean_plan_is_checked_all_the_same() -> None:
-    plan = lean(case("defedavg-niid", 9, 3))
+    plan = sparse_plan(case("defedavg-niid", 9, 3))
 
     def broken(says: str, *items: Record) -> None:
         with pytest.raises(PlanError, match=says):
-            check(Plan(plan.header, items))
+            Plan(plan.header, items).check()
 
     uploads = [record for record in plan.records if isinstance(record, Uploaded)]
     late = [
@@ -271,9 +272,9 @@ def test_a_lean_plan_is_checked_all_the_same() -> None:
     ]
     broken("before its end", *late)
     broken("out of order", *(dataclasses.replace(r, index=0) if isinstance(r, Job) else r for r in plan.records))
-    broken("no finished job", *(r for r in plan.records if not isinstance(r, Job)))
+    broken("not a finished job", *(r for r in plan.records if not isinstance(r, Job)))
     with pytest.raises(PlanError, match="out of order"):  # what may be left out of a lean plan may not of a whole one
-        check(Plan(dataclasses.replace(plan.header, lean=False), _skipping()))
+        Plan(dataclasses.replace(plan.header, sparse=False), _skipping()).check()
 
 
 def _skipping() -> tuple[Record, ...]:
@@ -282,8 +283,8 @@ def _skipping() -> tuple[Record, ...]:
 
 
 def test_a_header_without_the_word_is_of_a_whole_plan() -> None:
-    assert Header("fedavg", 1, 1, 1, 0, False, False).lean is False
-    assert isinstance(lean(case("fedavg", 3, 2)).records[-1], Round)
+    assert Header("fedavg", 1, 1, 1, 0, False, False).sparse is False
+    assert isinstance(sparse_plan(case("fedavg", 3, 2)).records[-1], Round)
 
 
 # Shares by key.

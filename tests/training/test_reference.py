@@ -14,7 +14,7 @@ from defedavg.config.build import make_executor, make_plan
 from defedavg.config.study import Settings
 from defedavg.errors import UserError
 from defedavg.experiments.simulation import Simulation
-from defedavg.planning.plan import Round
+from defedavg.planning.records import Round
 from defedavg.tasks import Task, cross_entropy, least_squares, make_task
 from defedavg.training import LocalTraining, Reference, RunProgress, Status, StoppingRule, positions
 from defedavg.training.reference import FlatModel

@@ -17,10 +17,11 @@ from ..config.build import make_simulator
 from ..config.study import Study, SweepPoint
 from ..errors import UserError, unknown
 from ..fileio import writing
-from ..planning.plan import Plan, Record, Round, records, uncollected
+from ..planning.plan import Plan, records, without_gc
 from ..planning.plan_checks import checked
 from ..planning.plan_io import saved
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
+from ..planning.records import Record, Round
 from ..report import tables
 from .options import Json, Set, err, out, print_json
 
@@ -99,7 +100,7 @@ def _plan(
     held: list[Record] = []
     name, done = f"{point.label} seed {seed}", 0
     tell(name, 0)
-    with uncollected():
+    with without_gc():
         for record in stream:
             counting.add(record)
             if keep:

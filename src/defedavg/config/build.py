@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..planning.devices import Fleet, Slowness, Windows
 from ..planning.plan import Plan
 from ..planning.simulator import Simulator
-from ..planning.sparse_simulator import choose
+from ..planning.sparse_simulator import make_simulator_for
 from ..planning.traces import read_trace
 from .study import Settings
 
@@ -58,7 +58,7 @@ def make_simulator(settings: Settings, seed: int) -> Simulator:
         seed=seed,
         timeout_seconds=timeout,
     )
-    return choose(kind(setup, settings.algorithm_settings), fleet, settings.clients.plan_detail)
+    return make_simulator_for(kind(setup, settings.algorithm_settings), fleet, settings.clients.plan_detail)
 
 
 def make_plan(settings: Settings, seed: int, rounds: int) -> Plan:

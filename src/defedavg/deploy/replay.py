@@ -17,7 +17,8 @@ import numpy as np
 from ..algorithms.protocol import Drop, ProtocolError, Start, Upload
 from ..errors import UserError
 from ..planning.devices import Trace
-from ..planning.plan import Absence, Header, Job, JobOutcome, Plan, Record, Replacement, Round, Sent, Uploaded, moment
+from ..planning.plan import Plan
+from ..planning.records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Timeout, Uploaded, moment
 from .deploy_config import DeployConfig
 from .engine.engine import Engine
 from .engine.event_log import Log, Note
@@ -163,7 +164,7 @@ class _Writer:
             elif isinstance(order, ModelSent):
                 self._records.append(Sent(order.version, order.client, event.t))
             elif isinstance(order, Replaced):
-                self._records.append(Replacement(event.t, order.missing, order.drawn))
+                self._records.append(Timeout(event.t, order.missing, order.drawn))
             elif isinstance(order, Disconnected):
                 self._went(order)
             elif isinstance(order, Exchange) and not order.wanted:
@@ -220,7 +221,7 @@ class _Writer:
             updates_per_round=setup.updates_per_round,
             local_steps=engine.steps,
             seed=seed,
-            repeats=engine.policy.allow_same_version,
+            allow_same_version=engine.policy.allow_same_version,
             interruptible=engine.policy.interruptible,
         )
         running = [

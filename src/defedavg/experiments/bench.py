@@ -22,7 +22,7 @@ from ..config import study as config
 from ..config.build import make_executor, make_simulator
 from ..config.study import Settings
 from ..errors import UserError
-from ..planning.plan import Round
+from ..planning.records import Round
 from ..tasks import Data, Task, build, cross_entropy, iid
 from ..training import BatchedRun, CannotStack, RunProgress, StoppingRule, Trainer, drive_batched
 from ..training.precision import computing_in

@@ -10,7 +10,8 @@ from ..config import study as config
 from ..config.build import build_task, make_executor, make_plan, make_simulator, make_stopping_rule
 from ..config.study import Settings
 from ..errors import UserError, unknown
-from ..planning.plan import Plan, Record, records
+from ..planning.plan import Plan, records
+from ..planning.records import Record
 from ..planning.simulator import Simulator
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
-"""Clients that train on by themselves, brought up to date only when somebody asks, many at once.
+"""Eager clients that are advanced only when the server requests them, many at once.
 
-The law of this file: between two requests an eager client trains from the newest version that has reached it, again and
-again, and waits only where it has trained from that one already. So where it stands at any moment follows from its
-speed and from the times of the broadcasts, and a client that is never asked costs nothing. Jobs are counted and timed
-as by the plain clock, operation by operation, so that every number is the same.
+Between two requests an eager client trains from the newest version that has reached it, again and again, and waits only
+if it has already trained from that version. Its state at any time follows from its speed and the times of the
+broadcasts, so a client that is never requested costs nothing. Jobs are counted and timed with the same arithmetic
+operations as in ``Simulator``, so that every number is identical.
 """
 
 from __future__ import annotations
@@ -18,123 +18,118 @@ Ints = NDArray[np.int64]
 
 
 class LazyClients:
-    """What eager clients have done: by client, the job it is at or was last at, and the one before that."""
+    """The last job of every eager client, running or finished, and the job before it."""
 
     def __init__(self, fleet: Fleet, local_steps: int) -> None:
         self._fleet = fleet
         self._steps = local_steps
         self._jitter = key(fleet.seed, "jitter")
-        self._alike = fleet.trace is None  # all links are
+        self._equal_links = fleet.trace is None
         self._times = np.full(16, np.inf)
         self._count = 0
-        # Pages of zeros that nobody touches take no memory, hence numbers that begin at one.
+        # Pages of zeros that are never written take no memory, so versions and jobs are stored plus one.
         size = fleet.num_clients
-        self.jobs, self._trained, self._trained_before, self._sent = (np.zeros(size, np.int64) for _ in range(4))
+        self.jobs, self._trained, self._trained_before, self._uploaded = (np.zeros(size, np.int64) for _ in range(4))
         self.start, self.end, self._start_before, self._end_before = (np.zeros(size) for _ in range(4))
 
     def broadcast(self, time: float) -> None:
-        """The next version was sent to everyone."""
-        if self._count + 1 >= len(self._times):  # the last stays infinite: what has not been sent never arrives
+        """Record the broadcast of the next version."""
+        if self._count + 1 >= len(self._times):  # the last entry stays infinite: an unsent version never arrives
             self._times = np.concatenate([self._times, np.full(len(self._times), np.inf)])
         self._times[self._count] = time
         self._count += 1
 
     def advance(self, clients: Ints, now: float) -> None:
-        """Bring different clients to this moment: what ends at it has ended, what starts at it has not started."""
-        own = clients
-        jobs, trained, trained_before = self.jobs[own], self._trained[own], self._trained_before[own]
-        start, end = self.start[own], self.end[own]
-        start_before, end_before = self._start_before[own], self._end_before[own]
-        links, lengths = self._links(own), self._lengths(own)
-        while len(own):
-            coming = np.maximum(end, self._times[trained] + links)
+        """Advance distinct clients to ``now``: jobs that end now have ended, jobs that start now have not started."""
+        ids = clients
+        jobs, trained, trained_before = self.jobs[ids], self._trained[ids], self._trained_before[ids]
+        start, end = self.start[ids], self.end[ids]
+        start_before, end_before = self._start_before[ids], self._end_before[ids]
+        links, lengths = self._links(ids), self._lengths(ids)
+        while len(ids):
+            next_start = np.maximum(end, self._times[trained] + links)
             if self._fleet.availability is not None:
-                coming = self._open(own, end, trained, links)
-            goes = coming < now
-            if not goes.all():
-                stay = ~goes
-                done = own[stay]
-                self.jobs[done], self._trained[done] = jobs[stay], trained[stay]
-                self.start[done], self.end[done] = start[stay], end[stay]
-                self._trained_before[done] = trained_before[stay]
-                self._start_before[done], self._end_before[done] = start_before[stay], end_before[stay]
-                own, jobs, trained = own[goes], jobs[goes], trained[goes]
-                start, end, coming, lengths = start[goes], end[goes], coming[goes], lengths[goes]
-                links = links if self._alike else links[goes]
+                next_start = self._next_open_start(ids, end, trained, links)
+            starts = next_start < now
+            if not starts.all():
+                stays = ~starts
+                done = ids[stays]
+                self.jobs[done], self._trained[done] = jobs[stays], trained[stays]
+                self.start[done], self.end[done] = start[stays], end[stays]
+                self._trained_before[done] = trained_before[stays]
+                self._start_before[done], self._end_before[done] = start_before[stays], end_before[stays]
+                ids, jobs, trained = ids[starts], jobs[starts], trained[starts]
+                start, end, next_start, lengths = start[starts], end[starts], next_start[starts], lengths[starts]
+                links = links if self._equal_links else links[starts]
             trained_before, start_before, end_before = trained, start, end
-            trained, start = self._reached(coming, links), coming
-            end = start + (lengths if self._fleet.jitter == 0.0 else self._paced(own, jobs))
+            trained, start = self._arrived_count(next_start, links), next_start
+            end = start + (lengths if self._fleet.jitter == 0.0 else self._jittered_lengths(ids, jobs))
             jobs = jobs + 1
 
-    def outbox(self, client: int, now: float) -> tuple[int, int, float, float] | None:
-        """What is in the send buffer of a client that was advanced to now: (job, version, start, end)."""
+    def send_buffer(self, client: int, now: float) -> tuple[int, int, float, float] | None:
+        """Return (job, version, start, end) of the update that a client, advanced to ``now``, holds."""
         last = int(self.jobs[client]) - 1
         if last >= 0 and self.end[client] > now:
             last -= 1
-            found = (self._trained_before[client], self._start_before[client], self._end_before[client])
+            job = (self._trained_before[client], self._start_before[client], self._end_before[client])
         else:
-            found = (self._trained[client], self.start[client], self.end[client])
-        if last < self._sent[client]:
+            job = (self._trained[client], self.start[client], self.end[client])
+        if last < self._uploaded[client]:
             return None
-        return last, int(found[0]) - 1, float(found[1]), float(found[2])
+        return last, int(job[0]) - 1, float(job[1]), float(job[2])
 
     def trained(self, client: int) -> int:
-        """The version from which the last job was started, or −1."""
+        """Return the start version of the last job, or −1."""
         return int(self._trained[client]) - 1
 
-    def begin(self, client: int, version: int, start: float) -> float:
-        """Start a job; gives its end."""
+    def start_job(self, client: int, version: int, start: float) -> float:
+        """Start a job; return when it ends."""
         self._trained_before[client], self._start_before[client], self._end_before[client] = (
             self._trained[client],
             self.start[client],
             self.end[client],
         )
-        own = np.array([client])
-        lengths = self._lengths(own) if self._fleet.jitter == 0.0 else self._paced(own, self.jobs[own])
+        ids = np.array([client])
+        lengths = self._lengths(ids) if self._fleet.jitter == 0.0 else self._jittered_lengths(ids, self.jobs[ids])
         self._trained[client], self.start[client], self.end[client] = version + 1, start, start + lengths[0]
         self.jobs[client] += 1
         return float(self.end[client])
 
-    def sent(self, client: int, job: int) -> None:
-        """The update of a job was uploaded: it is in the send buffer no more."""
-        self._sent[client] = job + 1
-
-    # Pieces of the clock, for many clients.
+    def uploaded(self, client: int, job: int) -> None:
+        """Record that the update of a job has left the send buffer."""
+        self._uploaded[client] = job + 1
 
     def _links(self, clients: Ints) -> Floats:
-        return self._fleet.down_times[:1] if self._alike else self._fleet.down_times[clients]
-
-    def _usual(self, clients: Ints) -> Floats:
-        return self._fleet.step_times[clients]
+        return self._fleet.down_times[:1] if self._equal_links else self._fleet.down_times[clients]
 
     def _lengths(self, clients: Ints) -> Floats:
-        return self._usual(clients) * self._steps
+        return self._fleet.step_times[clients] * self._steps
 
-    def _paced(self, clients: Ints, jobs: Ints) -> Floats:
-        """Lengths with jitter, by the keys of the plain clock (NumPy's cosine may differ from C's in the last bit)."""
+    def _jittered_lengths(self, clients: Ints, jobs: Ints) -> Floats:
+        """Return job lengths with the keys of ``Simulator`` (NumPy's cosine may differ from C's in the last bit)."""
         sigma = self._fleet.jitter
         z = normal_all(extend_all(extend_all(self._jitter, clients), jobs))
-        return np.asarray(self._usual(clients) * np.exp(sigma * z - 0.5 * sigma**2) * self._steps)
+        return np.asarray(self._fleet.step_times[clients] * np.exp(sigma * z - 0.5 * sigma**2) * self._steps)
 
     def _arrival(self, version: Ints, links: Floats) -> Floats:
         return self._times[version] + links
 
-    def _reached(self, moments: Floats, links: Floats) -> Ints:
-        """How many broadcasts have arrived by then."""
+    def _arrived_count(self, moments: Floats, links: Floats) -> Ints:
+        """Return how many broadcasts have arrived by then."""
         times = self._times[: self._count]
-        if self._alike:
+        if self._equal_links:
             return (times + links).searchsorted(moments, "right").astype(np.int64)
         count = times.searchsorted(moments - links, "right").astype(np.int64)
-        while True:  # moments − links is rounded; arrival is time + link, as the clock computes it
+        while True:  # moments − links is rounded; an arrival is time + link, as ``Simulator`` computes it
             more = self._arrival(count, links) <= moments
             less = (count > 0) & (self._arrival(np.maximum(count - 1, 0), links) > moments)
             if not (more.any() or less.any()):
                 return count
             count = count + more - less
 
-    def _open(self, clients: Ints, free: Floats, trained: Ints, links: Floats) -> Floats:
-        """When clients that can be reached in their windows only start from something new, once they are free."""
+    def _next_open_start(self, clients: Ints, free: Floats, trained: Ints, links: Floats) -> Floats:
+        """Return when clients with availability windows, free at ``free``, start from a version that is new to them."""
         opening = self._fleet.opens_all(clients, free)
-        waits = self._reached(opening, links) <= trained
-        arrives = self._arrival(trained, links)
-        return np.where(waits, self._fleet.opens_all(clients, arrives), opening)
+        waits = self._arrived_count(opening, links) <= trained
+        arrival = self._arrival(trained, links)
+        return np.where(waits, self._fleet.opens_all(clients, arrival), opening)

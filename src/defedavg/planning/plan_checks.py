@@ -1,57 +1,49 @@
-"""Every invariant of a plan, checked on the records alone, one after the other.
+"""The invariants of a plan, checked record by record.
 
 1. An update is merged in at most one round, after it was uploaded and arrived.
-2. 0 ≤ start version ≤ the version merged into; no client starts two jobs from one version (unless its algorithm lets
-   it); a client does one job at a time, from a version that was there.
-3. Versions count 1, 2, 3, …; past coefficients sum to one; no update pushes away from its client's work; a round merges
-   as many updates as it should, fewer only where a wait ran out.
-4. Nothing later needs a version that was freed.
+2. 0 ≤ start version ≤ the version merged into. No client starts two jobs from one version (unless its policy allows
+   it). A client trains one job at a time, from a version that exists.
+3. Versions count 1, 2, 3, …; past coefficients sum to one; coefficients of updates are negative; a round merges n
+   updates, fewer only after a timeout.
+4. Nothing uses a version after it was freed.
 
-What is remembered is bounded by the clients and by the versions that are still needed, not by the length of the plan:
-whatever concerns a freed version is forgotten with it.
+Memory is bounded by the clients and the versions in use, not by the length of the plan: what concerns a freed version
+is forgotten with it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from .plan import Absence, Header, Job, Record, Replacement, Round, Sent, Uploaded
-
-if TYPE_CHECKING:
-    from .plan import Plan
+from ..algorithms.protocol import Merge, Update
+from .records import Absence, Header, Job, Record, Round, Sent, Timeout, Uploaded
 
 
 class PlanError(Exception):
-    """A plan that breaks an invariant."""
+    """A plan violates an invariant."""
 
 
-def _fail(what: str) -> NoReturn:
-    """For ``good or _fail(…)``: the words of a failure are made only when there is one, since plans are long."""
-    raise PlanError(what)
+def _fail(message: str) -> NoReturn:
+    """Raise ``PlanError``; after ``or``, the message is formatted only if it is needed."""
+    raise PlanError(message)
 
 
 def _name(job: Job) -> str:
     return f"job {job.index} of client {job.client}"
 
 
-def check(plan: Plan) -> None:
-    """Raise ``PlanError`` at the first invariant that does not hold."""
-    for _ in checked(plan.header, plan.records):
-        pass
-
-
 def checked(header: Header, records: Iterable[Record]) -> Iterator[Record]:
-    """The same records, each checked before it is given on; raises ``PlanError``."""
-    state = _Check(header)
+    """Yield the same records, each after its checks; raise ``PlanError`` at the first violation."""
+    state = _PlanState(header)
     for record in records:
-        state.take(record)
+        state.check(record)
         yield record
 
 
-class _FinishedJobs:
-    """What is known of the jobs that started from one version, by (client, index)."""
+class _JobsOfVersion:
+    """The jobs that started from one version, by (client, index)."""
 
     __slots__ = ("arrivals", "clients", "jobs", "merged")
 
@@ -62,128 +54,139 @@ class _FinishedJobs:
         self.merged: set[tuple[int, int]] = set()
 
 
-class _Check:
+class _PlanState:
     def __init__(self, header: Header) -> None:
         self.header = header
         self.now = 0.0
         self.version = 0
-        self.made = {0: 0.0}  # versions that exist, with the time they were made
-        self.done = {0: _FinishedJobs()}  # by start version, as long as it exists
-        self.last: dict[int, tuple[int, int, float]] = {}  # by client: index, version and end of the last job
-        self.short = False
+        self.created = {0: 0.0}  # versions that exist, with the time of their merge
+        self.jobs_of = {0: _JobsOfVersion()}  # by start version, while it exists
+        self.last: dict[int, tuple[int, int, float]] = {}  # client -> index, version and end of its last job
+        self.timed_out = False  # since the last merge
 
-    def take(self, record: Record) -> None:
+    def check(self, record: Record) -> None:
+        """Check a record and update the state."""
         if isinstance(record, Job):
             self._job(record)
         elif isinstance(record, Uploaded):
-            self._uploaded(record)
+            self._upload(record)
         elif isinstance(record, Round):
             self._round(record)
-        elif isinstance(record, Sent):
-            self._clock(record.time)
-            record.version in self.made or _fail(f"version {record.version} was sent, but is not there")
-        elif isinstance(record, Replacement):
-            self._clock(record.time)
-            self.short = True
-        elif isinstance(record, Absence):
-            self._clock(record.time)
-            self._absence(record)
         else:
             self._clock(record.time)
-
-    def _absence(self, record: Absence) -> None:
-        """What was lost with a client may be done again from the same version."""
-        record.back >= record.time or _fail(f"client {record.client} is back before it left")
-        index, version, _ = self.last.get(record.client, (-1, -1, 0.0))
-        own = self.done.get(version)
-        if own is not None and own.arrivals.get((record.client, index), math.inf) >= record.time:
-            own.clients.discard(record.client)
+            if isinstance(record, Sent):
+                record.version in self.created or _fail(f"version {record.version} was sent, but does not exist")
+            elif isinstance(record, Timeout):
+                self.timed_out = True
+            elif isinstance(record, Absence):
+                self._absence(record)
 
     def _clock(self, time: float) -> None:
-        (math.isfinite(time) and time >= self.now) or _fail(f"time runs backwards: {time} after {self.now}")
+        (math.isfinite(time) and time >= self.now) or _fail(f"the time {time} follows the time {self.now}")
         self.now = time
 
+    def _absence(self, record: Absence) -> None:
+        """Allow a client to repeat from the same version what it lost."""
+        record.back >= record.time or _fail(f"client {record.client} returns before it left")
+        index, version, _ = self.last.get(record.client, (-1, -1, 0.0))
+        same = self.jobs_of.get(version)
+        if same is not None and same.arrivals.get((record.client, index), math.inf) >= record.time:
+            same.clients.discard(record.client)
+
     def _job(self, job: Job) -> None:
-        0 <= job.client < self.header.num_clients or _fail(f"{_name(job)}: no such client")
-        if job.fate == "running":
-            job.end >= self.now or _fail(f"{_name(job)} still runs after its end")
-        elif self.header.lean:  # recorded with its upload, some time after its end
+        0 <= job.client < self.header.num_clients or _fail(f"{_name(job)}: the client is out of range")
+        if job.outcome == "running":
+            job.end >= self.now or _fail(f"{_name(job)} is running after its end")
+        elif self.header.sparse:  # recorded with its upload, some time after its end
             math.isfinite(job.end) or _fail(f"{_name(job)} ends at {job.end}")
         else:
             self._clock(job.end)
         job.start <= job.end or _fail(f"{_name(job)} ends before it starts")
-        job.version in self.made or _fail(f"{_name(job)} starts from version {job.version}, which is not there")
-        job.start >= self.made[job.version] or _fail(f"{_name(job)} starts before version {job.version} was made")
-        full = job.fate in ("ended", "running")
-        not full or job.steps == self.header.local_steps or _fail(f"{_name(job)} has {job.steps} steps")
+        job.version in self.created or _fail(f"{_name(job)} starts from version {job.version}, which does not exist")
+        job.start >= self.created[job.version] or _fail(f"{_name(job)} starts before version {job.version} exists")
+        self._job_steps(job)
+        self._job_order(job)
+
+    def _job_steps(self, job: Job) -> None:
+        complete = job.outcome in ("ended", "running")
+        not complete or job.steps == self.header.local_steps or _fail(f"{_name(job)} has {job.steps} steps")
         job.steps <= self.header.local_steps or _fail(f"{_name(job)} has more than {self.header.local_steps} steps")
-        job.fate != "interrupted" or self.header.interruptible or _fail(f"{_name(job)} was interrupted")
+        job.outcome != "interrupted" or self.header.interruptible or _fail(f"{_name(job)} was interrupted")
+
+    def _job_order(self, job: Job) -> None:
         index, _, end = self.last.get(job.client, (-1, -1, -math.inf))
-        job.index == index + 1 or (self.header.lean and job.index > index) or _fail(f"{_name(job)} is out of order")
-        job.start >= end or _fail(f"{_name(job)} starts while the one before is running")
-        own = self.done[job.version]
-        self.header.repeats or job.client not in own.clients or _fail(f"{_name(job)} repeats version {job.version}")
-        own.clients.add(job.client)
-        own.jobs[job.client, job.index] = job
+        job.index == index + 1 or (self.header.sparse and job.index > index) or _fail(f"{_name(job)} is out of order")
+        job.start >= end or _fail(f"{_name(job)} starts while the previous one is running")
+        same = self.jobs_of[job.version]
+        if not self.header.allow_same_version:
+            job.client not in same.clients or _fail(f"{_name(job)} repeats version {job.version}")
+        same.clients.add(job.client)
+        same.jobs[job.client, job.index] = job
         self.last[job.client] = (job.index, job.version, job.end)
 
-    def _uploaded(self, upload: Uploaded) -> None:
+    def _upload(self, upload: Uploaded) -> None:
         key = (upload.client, upload.index)
         self._clock(upload.start)
-        own = self._found(key)
-        if own is None:
+        same = self._jobs_with(key)
+        if same is None:
             known = upload.index <= self.last.get(upload.client, (-1, -1, 0.0))[0]
-            why = "a second upload, or one that nobody needs: its version was freed" if known else "no finished job"
-            raise PlanError(f"an upload of {key}, which is {why}")
-        job = own.jobs[key]
-        job.fate in ("ended", "interrupted") or _fail(f"an upload of {key}, which was lost")
+            why = "a second one, or its version was freed" if known else "it is not a finished job"
+            raise PlanError(f"an upload of {key}: {why}")
+        job = same.jobs[key]
+        job.outcome in ("ended", "interrupted") or _fail(f"an upload of {key}, which was lost")
         upload.start >= job.end or _fail(f"an upload of {key} before its end")
-        upload.end >= upload.start or _fail(f"an upload of {key} that arrives before it leaves")
-        key not in own.arrivals or _fail(f"a second upload of {key}")
-        own.arrivals[key] = upload.end
+        upload.end >= upload.start or _fail(f"an upload of {key} that ends before it starts")
+        key not in same.arrivals or _fail(f"a second upload of {key}")
+        same.arrivals[key] = upload.end
 
-    def _found(self, key: tuple[int, int]) -> _FinishedJobs | None:
-        """Where a job is remembered: mostly with its client's last."""
+    def _jobs_with(self, key: tuple[int, int]) -> _JobsOfVersion | None:
+        """Return the jobs among which a job is recorded: mostly those of its client's last version."""
         index, version, _ = self.last.get(key[0], (-1, -1, 0.0))
-        own = self.done.get(version) if index == key[1] else None
-        if own is not None:
-            return own
-        return next((own for own in self.done.values() if key in own.jobs), None)
+        same = self.jobs_of.get(version) if index == key[1] else None
+        if same is not None:
+            return same
+        return next((jobs for jobs in self.jobs_of.values() if key in jobs.jobs), None)
 
     def _round(self, record: Round) -> None:
         self._clock(record.time)
         merge = record.merge
+        merge.version == self.version + 1 or _fail(f"round {merge.version} follows round {self.version}")
         name = f"round {merge.version}"
-        merge.version == self.version + 1 or _fail(f"{name} follows round {self.version}")
         for version, _ in merge.past:
-            version in self.made or _fail(f"{name} needs version {version}, which is not there")
+            version in self.created or _fail(f"{name} uses version {version}, which does not exist")
         abs(math.fsum(a for _, a in merge.past) - 1.0) < 1e-9 or _fail(f"{name}: past coefficients do not sum to one")
         for update, weight in merge.updates:
-            key = (update.client, update.index)
-            own = self.done.get(update.version)
-            job = None if own is None else own.jobs.get(key)
-            if own is None or job is None:
-                self._found(key) is None or _fail(f"{name} merges {key} not as it was trained")
-                0 <= update.version <= self.version or _fail(f"{name}: start version {update.version} is out of range")
-                update.version in self.made or _fail(f"{name} needs version {update.version}, which was freed")
-                raise PlanError(f"{name} merges {key}, which is no finished job")
-            job.steps == update.steps or _fail(f"{name} merges {key} not as it was trained")
-            own.arrivals.get(key, math.inf) <= record.time or _fail(f"{name} merges {key} before it arrived")
-            key not in own.merged or _fail(f"{key} is merged twice")
-            (weight < 0.0 and math.isfinite(weight)) or _fail(f"{name}: coefficient {weight} of {key}")
-            own.merged.add(key)
+            self._merged_update(name, update, weight)
+        self._merge_size(name, merge)
+        self.timed_out = False
+        self.version = merge.version
+        self.created[merge.version] = record.time
+        self.jobs_of[merge.version] = _JobsOfVersion()
+        for version in record.freed:
+            (version in self.created and version != self.version) or _fail(f"{name} frees version {version}")
+            del self.created[version], self.jobs_of[version]
+
+    def _merged_update(self, name: str, update: Update, weight: float) -> None:
+        key = (update.client, update.index)
+        same = self.jobs_of.get(update.version)
+        job = None if same is None else same.jobs.get(key)
+        if same is None or job is None:
+            self._jobs_with(key) is None or _fail(f"{name} merges {key} not as it was trained")
+            0 <= update.version <= self.version or _fail(f"{name}: start version {update.version} is out of range")
+            update.version in self.created or _fail(f"{name} uses version {update.version}, which was freed")
+            raise PlanError(f"{name} merges {key}, which is not a finished job")
+        job.steps == update.steps or _fail(f"{name} merges {key} not as it was trained")
+        same.arrivals.get(key, math.inf) <= self.now or _fail(f"{name} merges {key} before it arrived")
+        key not in same.merged or _fail(f"{key} is merged twice")
+        (weight < 0.0 and math.isfinite(weight)) or _fail(f"{name}: coefficient {weight} of {key}")
+        same.merged.add(key)
+
+    def _merge_size(self, name: str, merge: Merge) -> None:
         limit = self.header.updates_per_round
-        len(merge.updates) <= limit or _fail(f"{name} merges {len(merge.updates)} updates; {limit} are asked for")
+        len(merge.updates) <= limit or _fail(f"{name} merges {len(merge.updates)} updates, more than {limit}")
         bool(merge.updates) or _fail(f"{name} merges nothing")
-        if not self.header.interruptible:  # there a weight also evens out unequal numbers of steps
+        if not self.header.interruptible:  # otherwise weights also compensate for unequal numbers of steps
             total = -math.fsum(weight for _, weight in merge.updates)
             total <= 1.0 + 1e-9 or _fail(f"{name}: the weights of its updates sum to {total}")
             full = len(merge.updates) == limit or abs(total - 1.0) < 1e-9
-            full or self.short or _fail(f"{name} merges fewer updates than it should")
-        self.short = False
-        self.version = merge.version
-        self.made[merge.version] = record.time
-        self.done[merge.version] = _FinishedJobs()
-        for version in record.freed:
-            (version in self.made and version != self.version) or _fail(f"{name} frees version {version}")
-            del self.made[version], self.done[version]
+            full or self.timed_out or _fail(f"{name} merges {len(merge.updates)} updates, fewer than {limit}")

@@ -1,9 +1,9 @@
-"""The plan's file format: lines of JSON, plain or gzip, written in one stroke and checked when read.
+"""The file format of plans: lines of JSON, plain or gzip, written atomically and checked when read.
 
 Line 1 is an object: ``{"format": "defedavg-plan", "format_version": 1, "algorithm": …, "num_clients": …, …}``.
-Every other line is an array whose first item says what it is:
+Every other line is an array whose first item names the kind of record:
 
-    ["job", client, index, version, steps, start, end, fate]        fate: ended, interrupted, lost, running
+    ["job", client, index, version, steps, start, end, outcome]     outcome: ended, interrupted, lost, running
     ["upload", client, index, start, end]
     ["sent", version, client or null, time]
     ["round", time, version, [[version, a], …], [[client, index, version, steps, b], …], [freed versions]]
@@ -11,7 +11,8 @@ Every other line is an array whose first item says what it is:
     ["replacement", time, [missing], [drawn]]
     ["stall", time]
 
-Times are seconds. Numbers are written so that they read back exactly.
+Times are in seconds. Numbers are written so that they read back exactly. In the header, "repeats" is the policy's
+``allow_same_version``, and "lean" (absent: false) marks a sparse plan.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -30,26 +30,39 @@ from typing import Any, TypeVar, get_args
 from ..algorithms.protocol import Merge, Update
 from ..errors import UserError
 from ..fileio import writing
-from .plan import Absence, Header, Job, JobOutcome, Record, Replacement, Round, Sent, Stall, Uploaded
+from .records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Stall, Timeout, Uploaded
 
 FORMAT = "defedavg-plan"
 VERSION = 1
 T = TypeVar("T")
 
 
+HEADER_KEYS = {
+    "algorithm": "algorithm",
+    "num_clients": "num_clients",
+    "updates_per_round": "updates_per_round",
+    "local_steps": "local_steps",
+    "seed": "seed",
+    "repeats": "allow_same_version",
+    "interruptible": "interruptible",
+    "lean": "sparse",
+}
+"""Keys of the file -> fields of ``Header``."""
+
+
 def encode(item: Header | Record) -> str:
-    """One line of the file."""
+    """Return the line of a header or a record."""
     return json.dumps(_plain(item), separators=(",", ":"), allow_nan=False)
 
 
 def _plain(item: Header | Record) -> Any:
     if isinstance(item, Header):
-        said = asdict(item)
-        if not item.lean:  # so that a plan that leaves nothing out has the lines and the hash it always had
-            del said["lean"]
-        return {"format": FORMAT, "format_version": VERSION, **said}
+        values = {key: getattr(item, field) for key, field in HEADER_KEYS.items()}
+        if not item.sparse:  # keeps the lines and the hash of complete plans independent of the later field
+            del values["lean"]
+        return {"format": FORMAT, "format_version": VERSION, **values}
     if isinstance(item, Job):
-        return ["job", item.client, item.index, item.version, item.steps, item.start, item.end, item.fate]
+        return ["job", item.client, item.index, item.version, item.steps, item.start, item.end, item.outcome]
     if isinstance(item, Uploaded):
         return ["upload", item.client, item.index, item.start, item.end]
     if isinstance(item, Sent):
@@ -59,24 +72,25 @@ def _plain(item: Header | Record) -> Any:
         return ["round", item.time, item.merge.version, item.merge.past, updates, item.freed]
     if isinstance(item, Absence):
         return ["absence", item.client, item.time, None if math.isinf(item.back) else item.back]
-    if isinstance(item, Replacement):
+    if isinstance(item, Timeout):
         return ["replacement", item.time, item.missing, item.drawn]
     return ["stall", item.time]
 
 
 class Hashed:
-    """``encode`` that also sums up its lines, for the hash of a plan that is not held."""
+    """``encode`` that also hashes its lines, for a plan that is not stored."""
 
     def __init__(self) -> None:
         self._digest = sha256()
 
     def __call__(self, item: Header | Record) -> str:
+        """Return the line of an item and add it to the hash."""
         line = encode(item)
         self._digest.update(line.encode() + b"\n")
         return line
 
     def hash(self) -> str:
-        """SHA-256 of the lines so far."""
+        """Return the SHA-256 of the lines so far."""
         return self._digest.hexdigest()
 
 
@@ -89,7 +103,7 @@ def write(path: str | Path, lines: Iterable[str]) -> None:
 def saved(
     path: str | Path, header: Header, records: Iterable[Record], line: Callable[[Header | Record], str] = encode
 ) -> Iterator[Record]:
-    """The same records, each written before it is given on; the file is in its place when the last one has been."""
+    """Yield the same records, each after writing it; the file appears under its name after the last one."""
     items = _written(Path(path), itertools.chain([header], records), line)
     next(items)
     for item in items:
@@ -98,11 +112,11 @@ def saved(
 
 
 def _written(path: Path, items: Iterable[T], line: Callable[[T], str]) -> Iterator[T]:
-    """Write line by line beside the path, then move there in one stroke; nothing is held."""
+    """Write line by line to a scratch file and rename it at the end; yield each item after writing it."""
     scratch = path.with_name(path.name + ".part")
     try:
         with writing(path), scratch.open("wb") as file:
-            # Without a name and a time in it, the same plan is the same file.
+            # Without a name and a time stamp, equal plans give equal files.
             packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else None
             for item in items:
                 (packed or file).write(line(item).encode() + b"\n")
@@ -122,12 +136,12 @@ def read(path: str | Path) -> tuple[Header, list[Record]]:
 
 
 def stream(path: str | Path) -> tuple[Header, Iterator[Record]]:
-    """The header of a plan file, and its records as they are read: nothing is held."""
+    """Return the header of a plan file and an iterator over its records, which reads as it goes."""
     path = Path(path)
     lines = _lines(path)
     first = next(lines, None)
     if first is None:
-        raise UserError(f"the plan {path} is empty")
+        raise UserError(f"the plan {path} is empty; plan again")
     try:
         header = read_header(json.loads(first))
     except (ValueError, TypeError, RecursionError) as error:
@@ -153,28 +167,28 @@ def _records(path: Path, lines: Iterator[str]) -> Iterator[Record]:
 
 
 def read_header(found: Any) -> Header:
-    """The first line of a file, checked."""
+    """Check the first line of a file and return its header."""
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
         raise ValueError("not a plan")
     version = found.pop("format_version", None)
     if type(version) is not int or version != VERSION:
         raise ValueError(f"format version {_short(version)}, but this program reads {VERSION}")
     found.setdefault("lean", False)
-    if set(found) != {f.name for f in fields(Header)}:
+    if set(found) != set(HEADER_KEYS):
         raise ValueError("wrong fields")
     if not isinstance(found["algorithm"], str):
-        raise TypeError("algorithm is not text")
+        raise TypeError("algorithm is not a string")
     for name in ("num_clients", "updates_per_round", "local_steps"):
         found[name] = _count(found[name])
     found["seed"] = _whole(found["seed"])
     for name in ("repeats", "interruptible", "lean"):
         if not isinstance(found[name], bool):
             raise TypeError(f"{name} is not true or false")
-    return Header(**found)
+    return Header(**{field: found[key] for key, field in HEADER_KEYS.items()})
 
 
 def _short(value: Any) -> str:
-    """A value from outside, fit for a message of one line."""
+    """Return an untrusted value, shortened for a message of one line."""
     return repr(value)[:40]
 
 
@@ -206,32 +220,34 @@ def _counts(values: Any) -> tuple[int, ...]:
     return tuple(_count(value) for value in _array(values))
 
 
-def _fate(value: Any) -> JobOutcome:
+def _outcome(value: Any) -> JobOutcome:
     if value not in get_args(JobOutcome):
-        raise ValueError(f"{_short(value)} is no fate of a job")
+        raise ValueError(f"{_short(value)} is not the outcome of a job")
     return value  # type: ignore[no-any-return]
 
 
+def _round(time: Any, version: Any, past: Any, updates: Any, freed: Any) -> Round:
+    terms = tuple((_count(v), _number(a)) for v, a in _array(past))
+    merged = tuple((Update(*_counts(ids)), _number(b)) for *ids, b in _array(updates))
+    return Round(_number(time), Merge(_count(version), terms, merged), _counts(freed))
+
+
 def _record(found: Any) -> Record:
-    if not isinstance(found, list) or not found:
-        raise TypeError("not an array")
-    kind, *rest = found
-    match kind, *rest:
-        case "job", client, index, version, steps, start, end, fate:
+    kind, *values = _array(found) or [None]
+    match kind, *values:
+        case "job", client, index, version, steps, start, end, outcome:
             ids = (_count(client), _count(index), _count(version), _count(steps))
-            return Job(*ids, _number(start), _number(end), _fate(fate))
+            return Job(*ids, _number(start), _number(end), _outcome(outcome))
         case "upload", client, index, start, end:
             return Uploaded(_count(client), _count(index), _number(start), _number(end))
         case "sent", version, client, time:
             return Sent(_count(version), None if client is None else _count(client), _number(time))
         case "round", time, version, past, updates, freed:
-            terms = tuple((_count(v), _number(a)) for v, a in _array(past))
-            merged = tuple((Update(*_counts(ids)), _number(b)) for *ids, b in _array(updates))
-            return Round(_number(time), Merge(_count(version), terms, merged), _counts(freed))
+            return _round(time, version, past, updates, freed)
         case "absence", client, time, back:
             return Absence(_count(client), _number(time), math.inf if back is None else _number(back))
         case "replacement", time, missing, drawn:
-            return Replacement(_number(time), _counts(missing), _counts(drawn))
+            return Timeout(_number(time), _counts(missing), _counts(drawn))
         case "stall", time:
             return Stall(_number(time))
-    raise ValueError(f"unknown or misshapen {_short(kind)}")
+    raise ValueError(f"{_short(kind)} is unknown or has the wrong number of values")

@@ -1,6 +1,6 @@
-"""What a plan says without training: speed, staleness, participation, idleness, bytes.
+"""Statistics of a plan, without training: speed, staleness, participation, idle time, bytes.
 
-Records are counted one after the other, so that a plan need not be held to be summed up.
+They are collected record by record, so that a plan need not be stored.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 
 from .devices import Fleet
-from .plan import Absence, Header, Job, Plan, Record, Replacement, Round, Sent, Stall, Uploaded
+from .plan import Plan
+from .records import Absence, Header, Job, Record, Round, Sent, Stall, Timeout, Uploaded
 
 QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PlanStats:
-    """The figures of one plan; ``participation`` is per quarter of the clients, fastest first, 1 an equal share.
+    """Statistics of one plan; ``participation`` is per quarter of the clients, fastest first; 1 is an equal share.
 
-    None is what a lean plan does not say, since it leaves out the jobs that no merge uses.
+    None marks what a sparse plan does not contain, since it omits the jobs that no merge uses. ``replacements`` counts
+    timeouts.
     """
 
     algorithm: str
@@ -47,15 +49,15 @@ class PlanStats:
 
 
 def summarise(plan: Plan, fleet: Fleet) -> PlanStats:
-    """The figures of a plan that this fleet carried out."""
-    counting = PlanStatsCollector(plan.header, fleet)
+    """Return the statistics of a plan that was made for this fleet."""
+    collector = PlanStatsCollector(plan.header, fleet)
     for record in plan.records:
-        counting.add(record)
-    return counting.stats()
+        collector.add(record)
+    return collector.stats()
 
 
 class PlanStatsCollector:
-    """Takes the records of a plan in their order; gives its figures at any time."""
+    """Collects the records of a plan in order; its statistics are available at any time."""
 
     def __init__(self, header: Header, fleet: Fleet) -> None:
         self._header = header
@@ -65,12 +67,12 @@ class PlanStatsCollector:
         self._staleness: Counter[int] = Counter()
         self._merged = np.zeros(fleet.num_clients, np.int64)
         self._sent = 0
-        self._seen: Counter[type[Record]] = Counter()
-        self._busy = None if header.lean else _Busy()
+        self._counts: Counter[type[Record]] = Counter()
+        self._busy = None if header.sparse else _BusyTime()
 
     def add(self, record: Record) -> None:
         """Count the next record."""
-        self._seen[type(record)] += 1
+        self._counts[type(record)] += 1
         if isinstance(record, Job | Uploaded):
             if self._busy is not None:
                 self._busy.add(record)
@@ -85,12 +87,12 @@ class PlanStatsCollector:
             self._sent += self._fleet.num_clients if record.client is None else 1
 
     def stats(self) -> PlanStats:
-        """The figures of what was counted so far."""
-        header, fleet, seen = self._header, self._fleet, self._seen
+        """Return the statistics of the records so far."""
+        header, fleet, seen = self._header, self._fleet, self._counts
         values = np.array(sorted(self._staleness), dtype=np.int64)
         counts = np.array([self._staleness[value] for value in values.tolist()], dtype=np.int64)
         merged = int(counts.sum())
-        started = None if header.lean else seen[Job]
+        started = None if header.sparse else seen[Job]
         size = fleet.model_megabytes * 1e6
         return PlanStats(
             algorithm=header.algorithm,
@@ -110,17 +112,17 @@ class PlanStatsCollector:
             uplink_bytes=seen[Uploaded] * size,
             downlink_bytes=self._sent * size,
             absences=seen[Absence],
-            replacements=seen[Replacement],
+            replacements=seen[Timeout],
             stalled=seen[Stall] > 0,
         )
 
 
 def _percentile(values: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], share: float) -> float:
-    """As NumPy's, of values that occur so many times each: linear between the two nearest."""
+    """Return NumPy's linear percentile of values that occur ``counts`` times each."""
     ends = np.cumsum(counts)
-    place = share / 100 * float(ends[-1] - 1)
-    low, high = (float(values[np.searchsorted(ends, i, "right")]) for i in (math.floor(place), math.ceil(place)))
-    return low + (high - low) * (place - math.floor(place))
+    position = share / 100 * float(ends[-1] - 1)
+    low, high = (float(values[np.searchsorted(ends, i, "right")]) for i in (math.floor(position), math.ceil(position)))
+    return low + (high - low) * (position - math.floor(position))
 
 
 def _participation(counts: np.ndarray[Any, Any], fleet: Fleet) -> tuple[float, ...]:
@@ -130,28 +132,28 @@ def _participation(counts: np.ndarray[Any, Any], fleet: Fleet) -> tuple[float, .
     return tuple(float(part.mean() / mean) if mean else 0.0 for part in parts)
 
 
-class _Busy:
-    """The time that clients spend training or sending; what overlaps counts once, what follows the last merge not."""
+class _BusyTime:
+    """The time that clients spend training or sending up to the last merge; overlaps count once."""
 
     def __init__(self) -> None:
         self._total = 0.0
-        self._reach: dict[int, float] = {}  # by client: up to when its time is counted
-        self._open: dict[int, list[tuple[float, float]]] = {}  # by client: uploads since its last job
+        self._reach: dict[int, float] = {}  # client -> time up to which it is counted
+        self._open: dict[int, list[tuple[float, float]]] = {}  # client -> uploads since its last job
         self._recent: list[Job | Uploaded] = []  # since the last merge
 
     def add(self, record: Job | Uploaded) -> None:
-        """A job or an upload."""
+        """Add a job or an upload."""
         self._recent.append(record)
 
     def merged(self) -> None:
-        """Another merge: what was before it is before the last."""
+        """Count the time of the records before this merge."""
         for record in self._recent:
-            own = self._open.setdefault(record.client, [])
-            own.append((record.start, record.end))
-            if isinstance(record, Job):  # whatever comes of its client now starts at its end or later
-                total, self._reach[record.client] = self._sum(record.client, own, record.end)
+            spans = self._open.setdefault(record.client, [])
+            spans.append((record.start, record.end))
+            if isinstance(record, Job):  # later records of its client start at its end or later
+                total, self._reach[record.client] = self._sum(record.client, spans, record.end)
                 self._total += total
-                self._open[record.client] = [(record.end, end) for _, end in own if end > record.end]
+                self._open[record.client] = [(record.end, end) for _, end in spans if end > record.end]
         self._recent.clear()
 
     def _sum(self, client: int, spans: list[tuple[float, float]], horizon: float) -> tuple[float, float]:
@@ -164,11 +166,11 @@ class _Busy:
         return total, reach
 
     def idle_share(self, horizon: float, clients: int) -> float:
-        """The share of the clients' time up to the horizon that is spent otherwise."""
+        """Return the share of the clients' time up to the horizon in which they neither train nor send."""
         if not horizon:
             return 0.0
-        spans = {client: list(own) for client, own in self._open.items()}
+        spans = {client: list(uploads) for client, uploads in self._open.items()}
         for record in self._recent:
             spans.setdefault(record.client, []).append((record.start, record.end))
-        rest = sum(self._sum(client, own, horizon)[0] for client, own in spans.items())
-        return 1.0 - (self._total + rest) / (horizon * clients)
+        recent = sum(self._sum(client, busy, horizon)[0] for client, busy in spans.items())
+        return 1.0 - (self._total + recent) / (horizon * clients)

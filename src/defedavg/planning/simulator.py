@@ -1,9 +1,9 @@
-"""The virtual clock: one server machine, N client machines and a fleet become a stream of records, the plan.
+"""The virtual clock: it drives one server machine and N client machines on a fleet and yields the records of a plan.
 
-Laws: events are handled in the total order (time, priority, client, sequence), arrivals before dispatches at equal
-times; durations are drawn when something begins; nothing depends on the order in which clients lie in memory. A
-broadcast costs the same at any N: which version a client has is looked up when it becomes free, and only clients that
-wait with an empty receive buffer are woken.
+Events are handled in the total order (time, priority, client, sequence), arrivals before dispatches at equal times.
+Durations are drawn when something begins. Nothing depends on the order of clients in memory. A broadcast costs the same
+at any N: the simulator looks up the version a client has when the client becomes free, and wakes only clients that wait
+with an empty receive buffer.
 """
 
 from __future__ import annotations
@@ -31,29 +31,14 @@ from ..algorithms.protocol import (
     Upload,
 )
 from .devices import Fleet, Floats, StepTimes
-from .event_queue import EventQueue
-from .plan import Absence, Header, Job, JobOutcome, Record, Replacement, Round, Sent, Stall, Uploaded
+from .event_queue import EventKind, EventQueue
+from .records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Stall, Timeout, Uploaded
 from .version_tracker import Broadcasts, Versions
 
 
-class Happens:
-    """What can happen; the tens are the priority: arrivals, deliveries, dispatches, timers."""
-
-    ENDED = 0
-    ARRIVED = 1
-    DIED = 2
-    RETURNED = 3
-    FIRST = 4
-    MODEL = 10
-    REQUEST = 11
-    GO = 20
-    SETTLED = 21
-    TIMER = 30
-
-
 @dataclass(slots=True)
-class Running:
-    """The job a client is at, or last was at."""
+class RunningJob:
+    """The job that a client is training, or trained last."""
 
     index: int
     version: int
@@ -62,48 +47,48 @@ class Running:
     step: float
 
 
-def _seconds(times: Floats) -> list[float]:
-    """As a list; where all are the same value it is there once."""
+def _as_list(times: Floats) -> list[float]:
+    """Return a list; a broadcast value is converted once."""
     return [float(times[0])] * len(times) if times.strides == (0,) else times.tolist()
 
 
 class Simulator:
-    """Iterate to plan: yields records in the order of events, for ever, or until every client is lost."""
+    """Iterate to plan: yields records in the order of events, without end or until every client is lost."""
 
-    lean = False  # whether jobs that no merge uses are left out
+    sparse = False  # whether jobs that no merge uses are omitted
 
     def __init__(self, server: ServerMachine, fleet: Fleet) -> None:
         if fleet.num_clients != server.setup.num_clients:
-            raise ValueError("the server and the fleet speak of different numbers of clients")
+            raise ValueError("the server and the fleet have different numbers of clients")
         self.server = server
         self.fleet = fleet
         self.policy = server.client_policy(server.settings)
         self.steps = server.steps_per_job(server.setup.local_steps)
         self.now = 0.0
-        self._agenda = EventQueue(self._span(fleet))
+        self._queue = EventQueue(self._span(fleet))
         self._sequence = 0
         self._clients: dict[int, ClientMachine] = {}
-        self._running: dict[int, Running] = {}
-        self._done: dict[tuple[int, int], Update] = {}  # finished, not yet arrived
+        self._running: dict[int, RunningJob] = {}
+        self._finished: dict[tuple[int, int], Update] = {}  # not yet arrived
         self._idle: dict[int, None] = {}
         self._out: list[Record] = []
-        self._steps_of = StepTimes(fleet)
-        self._up = _seconds(fleet.up_times)
-        self._down = _seconds(fleet.down_times)
+        self._step_times = StepTimes(fleet)
+        self._up = _as_list(fleet.up_times)
+        self._down = _as_list(fleet.down_times)
         self._broadcasts = Broadcasts(self._down)
         self._versions = Versions(self._broadcasts, server.broadcasts)
-        self._slack = 0.0  # how much longer than it takes to receive it a version may be started from
+        self._slack = 0.0  # seconds after its arrival in which a client may still start from a version
         self._lost_for_good = 0
-        self._away: dict[int, float] = {}  # until when clients are gone
-        # Nobody is sent a second model before it has answered, and nobody is asked.
-        waits_end = server.setup.timeout_seconds is not None
-        self._quiet = not (server.broadcasts or self.policy.hold_until_requested or fleet.lossy or waits_end)
-        self._begun = False
+        self._absent_until: dict[int, float] = {}
+        # Without these, no client receives a second model before it has answered, or a request.
+        has_timeout = server.setup.timeout_seconds is not None
+        self._one_message = not (server.broadcasts or self.policy.hold_until_requested or fleet.lossy or has_timeout)
+        self._started_iteration = False
         self.handled = 0  # events so far
 
     @property
     def header(self) -> Header:
-        """What a plan made here says of itself."""
+        """The header of the plan."""
         setup = self.server.setup
         return Header(
             algorithm=self.server.name,
@@ -111,20 +96,20 @@ class Simulator:
             updates_per_round=setup.updates_per_round,
             local_steps=self.steps,
             seed=setup.seed,
-            repeats=self.policy.allow_same_version,
+            allow_same_version=self.policy.allow_same_version,
             interruptible=self.policy.interruptible,
-            lean=self.lean,
+            sparse=self.sparse,
         )
 
     def __iter__(self) -> Iterator[Record]:
-        if self._begun:
-            raise ValueError("a timeline runs once; make another to plan again")
-        self._begun = True
+        if self._started_iteration:
+            raise ValueError("a simulator runs once; create another one to plan again")
+        self._started_iteration = True
         for client, (leaves, _) in sorted(self.fleet.absences.items()):
-            self._push(leaves, Happens.DIED, client)
+            self._push(leaves, EventKind.DIED, client)
         self._begin(self.server.start())
-        while self._agenda and self._lost_for_good < self.fleet.num_clients:
-            self.now, _, client, _, event, detail = self._agenda.pop()
+        while self._queue and self._lost_for_good < self.fleet.num_clients:
+            self.now, _, client, _, event, detail = self._queue.pop()
             self.handled += 1
             self._handle(event, client, detail)
             if self._out:
@@ -136,7 +121,7 @@ class Simulator:
         self._serve(actions)
 
     def unfinished(self) -> list[Job]:
-        """The jobs that are running now."""
+        """Return the jobs that are running now."""
         return [
             Job(client, job.index, job.version, self.steps, job.start, job.end, "running")
             for client, job in sorted(self._running.items())
@@ -146,12 +131,12 @@ class Simulator:
     # The clock.
 
     def _span(self, fleet: Fleet) -> float:
-        """The span of an agenda's bucket: a few hundred events, if every client is busy."""
+        """Return the time span of a bucket of the event queue: a few hundred events if every client is busy."""
         return fleet.step_range[2] * self.steps * 100.0 / fleet.num_clients
 
     def _push(self, time: float, event: int, client: int, detail: int = 0) -> None:
         self._sequence += 1
-        self._agenda.push((time, event // 10, client, self._sequence, event, detail))
+        self._queue.push((time, event // 10, client, self._sequence, event, detail))
 
     def _client(self, client: int) -> ClientMachine:
         found = self._clients.get(client)
@@ -160,27 +145,27 @@ class Simulator:
         return found
 
     def _handle(self, event: int, client: int, detail: int) -> None:
-        if event == Happens.ENDED:
+        if event == EventKind.ENDED:
             self._ended(client, detail)
-        elif event == Happens.ARRIVED:
+        elif event == EventKind.ARRIVED:
             self._arrived(client, detail)
-        elif event == Happens.GO:
+        elif event == EventKind.GO:
             self._go(client)
-        elif event == Happens.MODEL:
+        elif event == EventKind.MODEL:
             self._model(client, detail)
-        elif event == Happens.REQUEST:
+        elif event == EventKind.REQUEST:
             self._request(client)
-        elif event == Happens.TIMER:
+        elif event == EventKind.TIMER:
             self._serve(self.server.timer(detail))
-        elif event == Happens.SETTLED:
+        elif event == EventKind.END_OF_INSTANT:
             self._serve(self.server.end_of_instant())
-        elif event == Happens.DIED:
+        elif event == EventKind.DIED:
             self._died(client, detail)
         else:
             self._returned(client)
 
-    def _later(self, client: int, event: int) -> bool:
-        """Whether the client cannot be reached now; then the event comes again when it can."""
+    def _defer_until_open(self, client: int, event: int) -> bool:
+        """Return whether the client is unreachable now; if so, repeat the event when it is reachable."""
         opens = self.fleet.opens(client, self.now)
         if opens > self.now:
             self._push(opens, event, client)
@@ -190,9 +175,9 @@ class Simulator:
     # Client events.
 
     def _go(self, client: int) -> None:
-        """Let a client start if it can; otherwise see to it that it is woken."""
+        """Start a job if the client can; otherwise wake it when the next version arrives."""
         machine = self._client(client)
-        if machine.phase is not Phase.IDLE or self._later(client, Happens.GO):
+        if machine.phase is not Phase.IDLE or self._defer_until_open(client, EventKind.GO):
             return
         newest = self._broadcasts.newest(client, self.now)
         if newest >= 0:
@@ -201,78 +186,78 @@ class Simulator:
         if actions:
             self._act(client, actions)
         elif machine.receive_buffer is None:
-            coming = self._broadcasts.coming(client, self.now)
-            if coming is None:
+            arrival = self._broadcasts.next_arrival(client, self.now)
+            if arrival is None:
                 self._idle[client] = None
             else:
-                self._push(coming, Happens.GO, client)
+                self._push(arrival, EventKind.GO, client)
 
     def _model(self, client: int, version: int) -> None:
-        """A version sent to this client alone arrives."""
+        """Deliver a version that was sent to this client alone."""
         machine = self._client(client)
         if machine.phase is Phase.GONE or not machine.model(version):
             self._versions.release(version)
             return
-        self._versions.mailed(client, version)
-        if self._quiet and machine.phase is Phase.IDLE:
-            self._go(client)  # nothing else of this moment can concern it
+        self._versions.received(client, version)
+        if self._one_message and machine.phase is Phase.IDLE:
+            self._go(client)  # no other event of this instant concerns it
         else:
-            self._push(self.now, Happens.GO, client)
+            self._push(self.now, EventKind.GO, client)
 
     def _ended(self, client: int, index: int) -> None:
         machine, job = self._clients[client], self._running[client]
         if machine.phase is not Phase.TRAINING or job.index != index:
-            return  # it was interrupted, or died, before
+            return  # the job was interrupted or lost before
         self._finish(client, job, self.steps, "ended")
         self._act(client, machine.ended())
         if self.policy.hold_until_requested:
-            self._push(self.now, Happens.GO, client)
+            self._push(self.now, EventKind.GO, client)
 
     def _arrived(self, client: int, index: int) -> None:
-        update = self._done.pop((client, index), None)
+        update = self._finished.pop((client, index), None)
         if update is None:
-            return  # its client died while sending
+            return  # its client failed during the upload
         machine = self._clients[client]
         if machine.phase is Phase.SENDING:
             machine.sent()
             if self.server.broadcasts or machine.receive_buffer is not None:
-                self._push(self.now, Happens.GO, client)
+                self._push(self.now, EventKind.GO, client)
         self._serve(self.server.arrived(update))
 
     def _request(self, client: int) -> None:
         machine = self._client(client)
-        if machine.phase is Phase.GONE or self._later(client, Happens.REQUEST):
+        if machine.phase is Phase.GONE or self._defer_until_open(client, EventKind.REQUEST):
             return
         self._act(client, machine.request())
-        self._push(self.now, Happens.GO, client)
+        self._push(self.now, EventKind.GO, client)
 
     def _died(self, client: int, detail: int) -> None:
-        """A client is lost: at a time given for it (detail 0), or by chance in the middle of job ``detail − 1``."""
+        """Lose a client: at a time from its trace (detail 0), or by chance during job ``detail − 1``."""
         machine = self._client(client)
         by_chance = detail > 0
         if by_chance and (machine.phase is not Phase.TRAINING or self._running[client].index != detail - 1):
-            return  # the job was interrupted before it could die
+            return  # the job was interrupted before
         if machine.phase is not Phase.GONE:
             self._act(client, machine.died())
-            self._versions.lost(client)
+            self._versions.clear_buffer(client)
             self._idle.pop(client, None)
-        elif math.isinf(self._away[client]):
+        elif math.isinf(self._absent_until[client]):
             return
         back = self.now + self.fleet.return_seconds if by_chance else self.fleet.absences[client][1]
-        back = self._away[client] = max(back, self._away.get(client, 0.0))
+        back = self._absent_until[client] = max(back, self._absent_until.get(client, 0.0))
         self._out.append(Absence(client, self.now, back))
         if math.isinf(back):
             self._lost_for_good += 1
         else:
-            self._push(back, Happens.RETURNED, client)
+            self._push(back, EventKind.RETURNED, client)
 
     def _returned(self, client: int) -> None:
-        if self.now < self._away[client] or self._client(client).phase is not Phase.GONE:
-            return  # it left for longer meanwhile
+        if self.now < self._absent_until[client] or self._client(client).phase is not Phase.GONE:
+            return  # it left again for longer
         self._client(client).returned()
-        self._broadcasts.joined(client, self.now)
+        self._broadcasts.returned(client, self.now)
         self._serve(self.server.returned(client))
-        self._push(self.now, Happens.GO, client)
+        self._push(self.now, EventKind.GO, client)
 
     # Client actions.
 
@@ -287,32 +272,32 @@ class Simulator:
 
     def _start(self, client: int, action: Start) -> None:
         self._versions.started(client, action.version)
-        step = self._steps_of[client] * self.fleet.pace(client, action.index)
+        step = self._step_times[client] * self.fleet.pace(client, action.index)
         length = step * self.steps
-        self._running[client] = Running(action.index, action.version, self.now, self.now + length, step)
+        self._running[client] = RunningJob(action.index, action.version, self.now, self.now + length, step)
         death = self.fleet.dies_after(client, action.index)
         if death is not None:
-            self._push(self.now + death * length, Happens.DIED, client, action.index + 1)
-        self._started(client)
+            self._push(self.now + death * length, EventKind.DIED, client, action.index + 1)
+        self._schedule_end(client)
 
-    def _started(self, client: int) -> None:
-        self._push(self._running[client].end, Happens.ENDED, client, self._running[client].index)
+    def _schedule_end(self, client: int) -> None:
+        self._push(self._running[client].end, EventKind.ENDED, client, self._running[client].index)
 
-    def _finish(self, client: int, job: Running, steps: int, fate: JobOutcome) -> None:
-        self._done[client, job.index] = Update(client, job.index, job.version, steps)
-        self._out.append(Job(client, job.index, job.version, steps, job.start, self.now, fate))
+    def _finish(self, client: int, job: RunningJob, steps: int, outcome: JobOutcome) -> None:
+        self._finished[client, job.index] = Update(client, job.index, job.version, steps)
+        self._out.append(Job(client, job.index, job.version, steps, job.start, self.now, outcome))
 
     def _upload(self, client: int, index: int) -> None:
-        if (client, index) not in self._done:
+        if (client, index) not in self._finished:
             job = self._running[client]
-            done = int((self.now - job.start) / job.step + 1e-9)  # a step that ends now is done, whatever the rounding
-            self._finish(client, job, min(done, self.steps), "interrupted")
+            steps = int((self.now - job.start) / job.step + 1e-9)  # counts a step that ends now, despite rounding
+            self._finish(client, job, min(steps, self.steps), "interrupted")
         arrival = self.now + self._up[client]
         self._out.append(Uploaded(client, index, self.now, arrival))
-        self._push(arrival, Happens.ARRIVED, client, index)
+        self._push(arrival, EventKind.ARRIVED, client, index)
 
     def _drop(self, client: int, action: Drop) -> None:
-        update = self._done.pop((client, action.index), None)
+        update = self._finished.pop((client, action.index), None)
         if update is not None:
             self._versions.release(update.version)
             return
@@ -331,18 +316,18 @@ class Simulator:
             elif isinstance(action, Send):
                 self._versions.hold(action.version)
                 self._out.append(Sent(action.version, action.client, self.now))
-                self._push(self.now + self._down[action.client], Happens.MODEL, action.client, action.version)
+                self._push(self.now + self._down[action.client], EventKind.MODEL, action.client, action.version)
             elif isinstance(action, Request):
-                self._push(self.now + self.fleet.latency_seconds, Happens.REQUEST, action.client)
+                self._push(self.now + self.fleet.latency_seconds, EventKind.REQUEST, action.client)
             elif isinstance(action, SetTimer):
-                if math.isfinite(action.seconds):  # otherwise it never fires
-                    self._push(self.now + action.seconds, Happens.TIMER, -1, action.token)
+                if math.isfinite(action.seconds):  # otherwise it never expires
+                    self._push(self.now + action.seconds, EventKind.TIMER, -1, action.token)
             elif isinstance(action, EndOfInstant):
-                self._push(self.now, Happens.SETTLED, -1)
+                self._push(self.now, EventKind.END_OF_INSTANT, -1)
             elif isinstance(action, Discard):
                 self._versions.release(action.update.version)
             else:
-                self._out.append(Replacement(self.now, action.missing, action.drawn))
+                self._out.append(Timeout(self.now, action.missing, action.drawn))
 
     def _broadcast(self, version: int) -> None:
         self._broadcasts.add(version, self.now)
@@ -350,9 +335,9 @@ class Simulator:
         woken = range(self.fleet.num_clients) if version == 0 else list(self._idle)
         self._idle.clear()
         for client in woken:
-            self._push(self.now + self._down[client], Happens.GO, client)
+            self._push(self.now + self._down[client], EventKind.GO, client)
 
     def _merge(self, merge: Merge) -> None:
         for update, _ in merge.updates:
             self._versions.release(update.version)
-        self._out.append(Round(self.now, merge, self._versions.merged(merge.version, self.now - self._slack)))
+        self._out.append(Round(self.now, merge, self._versions.add(merge.version, self.now - self._slack)))

@@ -1,6 +1,6 @@
-"""Client traces from CSV: ``client,step_seconds,up_mbps,down_mbps`` and, where clients leave, ``leaves_at,returns_at``.
+"""Client traces from CSV: ``client,step_seconds,up_mbps,down_mbps`` and, if clients leave, ``leaves_at,returns_at``.
 
-A trace comes from outside: every value is checked, and an error names the file and the line.
+A trace is untrusted: every value is checked, and an error names the file and the line.
 """
 
 from __future__ import annotations
@@ -22,41 +22,47 @@ OPTIONAL = ("leaves_at", "returns_at")
 
 def read_trace(path: str | Path) -> Trace:
     """Read a trace; the order of its lines does not matter."""
+    clients: dict[int, dict[str, float]] = {}
+    for where, cells in _table(_text(path), path):
+        values = _numbers(cells, where)
+        client = _client_number(values.pop("client"), where)
+        _check_values(values, where)
+        if client in clients:
+            raise UserError(f"{where}: client {client} appears twice; remove one line")
+        clients[client] = values
+    if not clients:
+        raise UserError(f"{path} has no clients; add a line for each")
+    missing = next((i for i in range(len(clients)) if i not in clients), None)
+    if missing is not None:
+        raise UserError(f"{path}: clients must be numbered 0 to {len(clients) - 1}, but {missing} is missing")
+    ordered = [clients[i] for i in range(len(clients))]
+    step, up, down = (np.array([row[name] for row in ordered]) for name in REQUIRED[1:])
+    leaving = ((i, row) for i, row in enumerate(ordered) if math.isfinite(row["leaves_at"]))
+    return Trace(step, up, down, absences={i: (row["leaves_at"], row["returns_at"]) for i, row in leaving})
+
+
+def _text(path: str | Path) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise UserError(f"there is no trace file {path}") from None
+        raise UserError(f"the trace file {path} does not exist") from None
     except (OSError, ValueError) as error:
         raise UserError(f"the trace file {path} cannot be read: {error}") from None
+
+
+def _table(text: str, path: str | Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the file and line of every row that is not empty, and its cells by column."""
     rows = csv.reader(text.splitlines())
     header = [cell.strip() for cell in next(_rows(rows, path), [])]
-    if sorted(header) != sorted({*REQUIRED, *(h for h in header if h in OPTIONAL)}):
+    if sorted(header) != sorted({*REQUIRED, *(name for name in header if name in OPTIONAL)}):
         raise UserError(f"{path}, line 1: the columns must be {','.join(REQUIRED)} (and may be {','.join(OPTIONAL)})")
-    found: dict[int, dict[str, float]] = {}
     for row in _rows(rows, path):
-        if not row or not any(cell.strip() for cell in row):
+        where = f"{path}, line {rows.line_num}"
+        if not any(cell.strip() for cell in row):
             continue
-        client, values = _row(
-            dict(zip(header, row, strict=False)), len(row) == len(header), f"{path}, line {rows.line_num}"
-        )
-        if client in found:
-            raise UserError(f"{path}, line {rows.line_num}: client {client} stands there twice")
-        found[client] = values
-    if not found:
-        raise UserError(f"{path} has no clients; add a line for each")
-    missing = next((i for i in range(len(found)) if i not in found), None)
-    if missing is not None:
-        raise UserError(f"{path}: clients must be numbered 0 to {len(found) - 1}, but {missing} is missing")
-    ordered = [found[i] for i in range(len(found))]
-    step, up, down = (np.array([row[name] for row in ordered]) for name in REQUIRED[1:])
-    return Trace(
-        step,
-        up,
-        down,
-        absences={
-            i: (row["leaves_at"], row["returns_at"]) for i, row in enumerate(ordered) if math.isfinite(row["leaves_at"])
-        },
-    )
+        if len(row) != len(header):
+            raise UserError(f"{where}: {len(row)} cells, but the header has {len(header)}")
+        yield where, dict(zip(header, row, strict=True))
 
 
 def _rows(rows: Any, path: str | Path) -> Iterator[list[str]]:
@@ -66,10 +72,9 @@ def _rows(rows: Any, path: str | Path) -> Iterator[list[str]]:
         raise UserError(f"{path}, line {rows.line_num}: {error}") from None
 
 
-def _row(cells: dict[str, str], whole: bool, where: str) -> tuple[int, dict[str, float]]:
-    if not whole:
-        raise UserError(f"{where}: the number of cells differs from the header's")
-    values = {"leaves_at": math.inf, "returns_at": math.inf}
+def _numbers(cells: dict[str, str], where: str) -> dict[str, float]:
+    """Return the cells as numbers; empty optional ones as infinity."""
+    values = dict.fromkeys(OPTIONAL, math.inf)
     for name, cell in cells.items():
         if name in OPTIONAL and not cell.strip():
             continue
@@ -79,18 +84,25 @@ def _row(cells: dict[str, str], whole: bool, where: str) -> tuple[int, dict[str,
             raise UserError(f"{where}: {name} is {cell.strip()!r}, not a number") from None
         if math.isnan(values[name]):
             raise UserError(f"{where}: {name} is not a number")
-    client = values.pop("client")
-    if client != int(client) if math.isfinite(client) else True:
-        raise UserError(f"{where}: client is {client}, not a whole number")
-    if client < 0:
-        raise UserError(f"{where}: client is {int(client)}; clients are numbered from 0")
+    return values
+
+
+def _client_number(value: float, where: str) -> int:
+    if not math.isfinite(value) or value != int(value):
+        raise UserError(f"{where}: client is {value}, not a whole number")
+    if value < 0:
+        raise UserError(f"{where}: client is {int(value)}; clients are numbered from 0")
+    return int(value)
+
+
+def _check_values(values: dict[str, float], where: str) -> None:
     for name in REQUIRED[1:]:
         if values[name] <= 0:
             raise UserError(f"{where}: {name} is {values[name]}; it must be above zero")
     if math.isinf(values["step_seconds"]):
         raise UserError(f"{where}: step_seconds must be finite")
-    if math.isinf(values["leaves_at"]) and math.isfinite(values["returns_at"]):
+    leaves, returns = values["leaves_at"], values["returns_at"]
+    if math.isinf(leaves) and math.isfinite(returns):
         raise UserError(f"{where}: a client that returns must leave; give leaves_at, or leave returns_at empty")
-    if values["leaves_at"] < 0 or (math.isfinite(values["leaves_at"]) and values["returns_at"] < values["leaves_at"]):
-        raise UserError(f"{where}: a client leaves at zero or later and returns after that")
-    return int(client), values
+    if leaves < 0 or (math.isfinite(leaves) and returns < leaves):
+        raise UserError(f"{where}: leaves_at must be zero or more, and returns_at not before it")

@@ -1,6 +1,6 @@
-"""Which version has reached whom, and which versions somebody may still need.
+"""Which version has reached which client, and which versions are still needed.
 
-Both are bookkeeping of the timeline. A broadcast is one entry here, not N deliveries.
+The simulator looks both up here: a broadcast is one entry, not N deliveries.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from bisect import bisect_right
 
 
 class Broadcasts:
-    """When each version was broadcast; what has reached a client is looked up."""
+    """The time of each broadcast; from it follows which versions have reached a client."""
 
     def __init__(self, down: list[float]) -> None:
-        self._down = down  # by client
+        self._down = down  # seconds of a download, by client
         self._slowest = max(down)
         self._times: list[float] = []
-        self._joined: dict[int, float] = {}
-        self._passed = 0
+        self._returned: dict[int, float] = {}
+        self._oldest_startable = 0
 
     def add(self, version: int, time: float) -> None:
-        """Version ``version`` was sent to everyone."""
+        """Record that a version was broadcast."""
         if version != len(self._times):
             raise ValueError(f"version {version} was broadcast after {len(self._times)} others")
         self._times.append(time)
 
-    def joined(self, client: int, time: float) -> None:
-        """The client was away: nothing that was broadcast before reaches it."""
-        self._joined[client] = time
+    def returned(self, client: int, time: float) -> None:
+        """Record that a client was absent until ``time``: no earlier broadcast reaches it."""
+        self._returned[client] = time
 
-    def _reached(self, client: int, now: float) -> int:
-        """How many broadcasts have arrived at the client, or were missed, by now."""
+    def _count(self, client: int, now: float) -> int:
+        """Return how many broadcasts have arrived at the client by now, missed ones included."""
         times, down = self._times, self._down[client]
         count = bisect_right(times, now - down)
-        # now − down rounds; arrival is time + down, as the clock computes it.
+        # now − down is rounded; an arrival is time + down, as the simulator computes it.
         while count < len(times) and times[count] + down <= now:
             count += 1
         while count and times[count - 1] + down > now:
@@ -40,68 +40,72 @@ class Broadcasts:
         return count
 
     def newest(self, client: int, now: float) -> int:
-        """The newest version that has reached the client by broadcast, or −1."""
-        version = self._reached(client, now) - 1
-        if version >= 0 and client in self._joined and self._times[version] < self._joined[client]:
+        """Return the newest version that has reached the client by broadcast, or −1."""
+        version = self._count(client, now) - 1
+        if version >= 0 and client in self._returned and self._times[version] < self._returned[client]:
             return -1
         return version
 
-    def coming(self, client: int, now: float) -> float | None:
-        """When the next broadcast that is on its way arrives, or None."""
-        count = self._reached(client, now)
-        joined = self._joined.get(client, 0.0)
-        while count < len(self._times) and self._times[count] < joined:
+    def next_arrival(self, client: int, now: float) -> float | None:
+        """Return when the next broadcast arrives at the client, or None if none is in transit."""
+        count = self._count(client, now)
+        returned = self._returned.get(client, 0.0)
+        while count < len(self._times) and self._times[count] < returned:
             count += 1
         return self._times[count] + self._down[client] if count < len(self._times) else None
 
-    def passed(self, now: float) -> int:
-        """The oldest version that some client may still start from by broadcast."""
+    def oldest_startable(self, now: float) -> int:
+        """Return the oldest version that some client may still start from after a broadcast."""
         times = self._times
-        while self._passed + 1 < len(times) and times[self._passed + 1] + self._slowest <= now:
-            self._passed += 1
-        return self._passed
+        while self._oldest_startable + 1 < len(times) and times[self._oldest_startable + 1] + self._slowest <= now:
+            self._oldest_startable += 1
+        return self._oldest_startable
 
 
 class Versions:
-    """Counts who still needs a version: running jobs, updates not yet merged, models on their way to one client."""
+    """Reference counts of versions: running jobs, updates not yet merged, models sent to a single client."""
 
-    def __init__(self, broadcasts: Broadcasts, everyone: bool) -> None:
+    def __init__(self, broadcasts: Broadcasts, any_client_may_start: bool) -> None:
         self._broadcasts = broadcasts
-        self._everyone = everyone  # versions are broadcast, so any client may start from one that is on its way
+        self._any_client_may_start = any_client_may_start  # from a version that is in transit, since it was broadcast
         self._users: dict[int, int] = {0: 0}
-        self._mail: dict[int, int] = {}
+        self._received: dict[int, int] = {}  # client -> version in its receive buffer
         self._oldest = 0
         self._free: list[int] = []
 
+    def __contains__(self, version: int) -> bool:
+        """Whether the version exists and has not been freed."""
+        return version in self._users
+
     def hold(self, version: int, count: int = 1) -> None:
-        """Somebody needs it, or so many do."""
+        """Add references to a version."""
         self._users[version] += count
 
     def release(self, version: int) -> None:
-        """One of those who needed it does no longer."""
+        """Drop one reference to a version."""
         self._users[version] -= 1
         if self._users[version] == 0 and version < self._oldest:
             self._free.append(version)
 
-    def mailed(self, client: int, version: int) -> None:
-        """A version sent to one client is in its receive buffer, in the place of what was there."""
-        self.lost(client)
-        self._mail[client] = version
+    def received(self, client: int, version: int) -> None:
+        """Record that a version sent to one client replaced what its receive buffer held."""
+        self.clear_buffer(client)
+        self._received[client] = version
 
-    def lost(self, client: int) -> None:
-        """The client's receive buffer is empty."""
-        if client in self._mail:
-            self.release(self._mail.pop(client))
+    def clear_buffer(self, client: int) -> None:
+        """Record that the client's receive buffer is empty."""
+        if client in self._received:
+            self.release(self._received.pop(client))
 
     def started(self, client: int, version: int) -> None:
-        """A job started from what was in the receive buffer."""
+        """Record that a job started from the version in the receive buffer."""
         self.hold(version)
-        self.lost(client)
+        self.clear_buffer(client)
 
-    def merged(self, version: int, now: float) -> tuple[int, ...]:
-        """A version was made; gives those that nobody will need again."""
+    def add(self, version: int, now: float) -> tuple[int, ...]:
+        """Add a new version; return the versions that nothing will need again."""
         self._users[version] = 0
-        limit = self._broadcasts.passed(now) if self._everyone else version
+        limit = self._broadcasts.oldest_startable(now) if self._any_client_may_start else version
         while self._oldest < limit:
             if self._users[self._oldest] == 0:
                 self._free.append(self._oldest)

@@ -24,7 +24,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import UserError
-from ..planning.plan import Job, Plan, Round, Stall
+from ..planning.plan import Plan
+from ..planning.records import Job, Round, Stall
 from .plots import PALETTE, STYLE, tint
 
 # The page, in inches; margins are fixed so that what fits into a bar is known before anything is drawn.
@@ -101,7 +102,7 @@ def _panel(ax: Axes, title: str, plan: Plan, count: int, until: float, lane: flo
         found = []
         for item in items:
             low, high = item.client + 1 + middle - tall, item.client + 1 + middle + tall
-            stop = end if isinstance(item, Job) and item.fate == "running" else item.end
+            stop = end if isinstance(item, Job) and item.outcome == "running" else item.end
             found.append([(item.start, low), (stop, low), (stop, high), (item.start, high)])
         return found
 
@@ -124,7 +125,7 @@ def _panel(ax: Axes, title: str, plan: Plan, count: int, until: float, lane: flo
     lines = [] if faint else [done.time for done in rounds]
     plates, grounds = [], []
     for job in jobs:
-        text, stop = str(job.version), min(end if job.fate == "running" else job.end, until)
+        text, stop = str(job.version), min(end if job.outcome == "running" else job.end, until)
         width = (0.65 * len(text) + 0.3) * size / points
         if stop - job.start < 1.1 * width or lane < 0.14:
             continue
@@ -204,7 +205,7 @@ def _ink(colour: str) -> str:
 def _end(plan: Plan) -> float:
     """The last moment of which the plan knows."""
     times = [plan.seconds]
-    times += [job.start if job.fate == "running" else job.end for job in plan.jobs]
+    times += [job.start if job.outcome == "running" else job.end for job in plan.jobs]
     times += [record.time for record in plan.records if isinstance(record, Stall)]
     return max(times)
 

@@ -50,9 +50,9 @@ def digest(path: Path, *, bars: bool) -> Digest:
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
             head = read_header(json.loads(next(lines, "null")))
-            found = _digest(head.num_clients, _rows(lines, bars and not head.lean))
+            found = _digest(head.num_clients, _rows(lines, bars and not head.sparse))
         # A lean plan leaves out jobs and messages that no merge needs: what was sent cannot be counted from it.
-        return replace(found, traffic=[]) if head.lean else found
+        return replace(found, traffic=[]) if head.sparse else found
     except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise UserError(f"the plan {path.name} cannot be read: {first_line(error)}") from None
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.protocol import Update
-from ..planning.plan import Round
+from ..planning.records import Round
 from ..tasks import Task
 from ..training import LocalTraining, Reference
 from .objective import Norms

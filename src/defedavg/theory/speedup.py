@@ -17,7 +17,7 @@ from ..config import study as config
 from ..config.build import make_simulator
 from ..config.study import Settings
 from ..errors import UserError
-from ..planning.plan import Record, Round, Stall
+from ..planning.records import Record, Round, Stall
 from ..tasks import Task
 from ..training import BatchedRun, LocalTraining, RunProgress, Status, StoppingRule, Trainer, drive_batched
 from .estimates import Estimates

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..algorithms.protocol import Update
 from ..errors import UserError
-from ..planning.plan import Record, Round
+from ..planning.records import Record, Round
 from .evaluation import Evaluator
 from .reference import Reference
 from .stopping import (

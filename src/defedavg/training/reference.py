@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..algorithms.protocol import Update
 from ..errors import UserError, first_line
-from ..planning.plan import Round
+from ..planning.records import Round
 from ..rng import extend, key
 from ..tasks import Data, Task, seeded
 from .minibatches import positions

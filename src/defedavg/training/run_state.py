@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..algorithms.protocol import Update
 from ..errors import UserError
-from ..planning.plan import Record, Round
+from ..planning.records import Record, Round
 from .batched import BatchedRun
 from .reference import Reference
 from .stopping import EvalCounters, EvalSchedule, Evaluation, RunProgress

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..planning.plan import Record, Round, Stall, moment
+from ..planning.records import Record, Round, Stall, moment
 from ..rng import key, permutation
 from ..tasks import Data, Task
 from .reference import subset

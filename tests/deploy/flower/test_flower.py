@@ -79,7 +79,7 @@ def test_six_uneven_clients_of_two_classes_learn_digits_with_defedavg_niid(tmp_p
     assert entry["status"] == "target", entry
     assert entry["final_accuracy"] >= 0.8
     _, found = run.checked()
-    assert sum(job.fate == "ended" for job in found.plan.jobs) > 0
+    assert sum(job.outcome == "ended" for job in found.plan.jobs) > 0
 
 
 @deploy
@@ -92,7 +92,7 @@ def test_favano_interrupts_over_flower(tmp_path: Path) -> None:
         entry = run.finish()
     assert entry["status"] == "max_rounds"
     _, found = run.checked()
-    assert any(job.fate == "interrupted" for job in found.plan.jobs)
+    assert any(job.outcome == "interrupted" for job in found.plan.jobs)
 
 
 @deploy

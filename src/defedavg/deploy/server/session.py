@@ -24,7 +24,7 @@ from ...config.build import make_executor, make_stopping_rule
 from ...errors import UserError
 from ...fileio import write_whole, writing
 from ...jsonio import finite
-from ...planning.plan import Round, Sent, Stall
+from ...planning.records import Round, Sent, Stall
 from ...tasks import Task
 from ...training import Evaluation, RunProgress, Status
 from ...training.stopping import EvalResult, EvalSchedule, PendingEval, look

@@ -1,0 +1,108 @@
+"""The header and the records of a plan: what happens when, as data.
+
+Records hold no learning rates and no weights. Merges are linear with coefficients that are known when they are planned;
+the executor multiplies them by the rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ..algorithms.protocol import Merge
+
+JobOutcome: TypeAlias = Literal["ended", "interrupted", "lost", "running"]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a plan was made for.
+
+    ``allow_same_version`` and ``interruptible`` are those of the client policy. A ``sparse`` plan omits jobs that were
+    never uploaded, and records a job when it is uploaded.
+    """
+
+    algorithm: str
+    num_clients: int
+    updates_per_round: int
+    local_steps: int
+    seed: int
+    allow_same_version: bool
+    interruptible: bool
+    sparse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A client trained ``steps`` local steps from ``version``; recorded when it stopped, or at the end of the plan."""
+
+    client: int
+    index: int
+    version: int
+    steps: int
+    start: float
+    end: float
+    outcome: JobOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """The upload of a job's update lasted from ``start`` to ``end``; recorded when it started."""
+
+    client: int
+    index: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The server sent a version, to one client or (None) to all."""
+
+    version: int
+    client: int | None
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A merge, its time, and the versions that nothing later in the plan needs."""
+
+    time: float
+    merge: Merge
+    freed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A client failed or left at ``time`` and returns at ``back`` (inf: never)."""
+
+    client: int
+    time: float
+    back: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout:
+    """``missing`` clients timed out; ``drawn`` replace them (none: the round continues with fewer)."""
+
+    time: float
+    missing: tuple[int, ...]
+    drawn: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The plan ends here: no client has work, and none will return."""
+
+    time: float
+
+
+Record: TypeAlias = Job | Uploaded | Sent | Round | Absence | Timeout | Stall
+
+
+def moment(record: Record) -> float:
+    """Return the time at which a record was made."""
+    if isinstance(record, Job):
+        return record.end
+    return record.start if isinstance(record, Uploaded) else record.time

@@ -1,0 +1,305 @@
+"""Rehearse an algorithm: plan a few small rounds before a run starts, and report its first fault in one line.
+
+An algorithm from outside the package can break the rules that plans, executors and deployments rely on. The rehearsal
+drives its server machine with the virtual clock on a small fleet of uneven speeds, checks every action and every record
+of the plan, and compares the decisions of a second machine, of one that is saved and restored at every event, and of
+one whose clients fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar, cast
+
+from ..algorithms import ServerMachine, Setup
+from ..algorithms.protocol import (
+    Broadcast,
+    ClientPolicy,
+    Discard,
+    EndOfInstant,
+    Merge,
+    Request,
+    Resample,
+    Send,
+    ServerAction,
+    SetTimer,
+    Update,
+)
+from ..errors import UserError, first_line
+from .devices import Fleet
+from .plan import records
+from .plan_checks import PlanError, checked
+from .plan_io import encode
+from .records import Round
+from .simulator import Simulator
+
+ROUNDS = 5
+REHEARSAL_CLIENTS = 20
+MAX_EVENTS = 10_000  # without a merge: 20 clients need a few hundred
+JOB_SECONDS = 0.1  # of the fastest client
+
+T = TypeVar("T")
+Decisions = list[tuple[str, list[ServerAction]]]
+
+
+def rehearse(kind: type[ServerMachine], setup: Setup, settings: Any) -> None:
+    """Plan a few rounds on a small fleet; raise ``UserError`` that names the algorithm, its fault and the remedy."""
+    _call(kind, "its constructor", lambda: kind(setup, settings))
+    setup, settings = _small(kind, setup, settings)
+    steps = _call(kind, "steps_per_job()", lambda: kind.steps_per_job(setup.local_steps))
+    policy = _call(kind, "client_policy()", lambda: kind.client_policy(settings))
+    if not isinstance(steps, int) or steps < 1:
+        _fail(kind, f"steps_per_job() returns {steps!r}; return a whole number of at least 1")
+    if not isinstance(policy, ClientPolicy):
+        _fail(kind, f"client_policy() returns {policy!r}; return a ClientPolicy")
+    fleet = Fleet(setup.num_clients, setup.seed, step_seconds=JOB_SECONDS / steps)
+    timeout = 10.0 * fleet.round_trip(steps)
+    if setup.timeout_seconds is not None:
+        setup = dataclasses.replace(setup, timeout_seconds=timeout)
+
+    decisions = _plan(kind, setup, settings, fleet)
+    _plan(kind, setup, settings, fleet, expected=decisions)
+    _plan(kind, setup, settings, fleet, expected=decisions, restore=True)
+    failing = dataclasses.replace(fleet, failure_rate=0.3, return_seconds=0.5 * timeout)
+    _plan(kind, dataclasses.replace(setup, timeout_seconds=timeout), settings, failing)
+
+
+def _small(kind: type[ServerMachine], setup: Setup, settings: Any) -> tuple[Setup, Any]:
+    """Return a setup of few clients and settings that the algorithm accepts for it."""
+    clients = min(setup.num_clients, REHEARSAL_CLIENTS)
+    small = dataclasses.replace(
+        setup, num_clients=clients, updates_per_round=min(setup.updates_per_round, clients), timeout_seconds=None
+    )
+    if settings is None:
+        settings = kind.settings_type()
+    counts = {
+        field.name: clients
+        for field in dataclasses.fields(settings)
+        if type(getattr(settings, field.name)) is int and getattr(settings, field.name) > clients
+    }
+    for changes in ({}, counts):
+        try:
+            scaled = dataclasses.replace(settings, **changes)
+            kind(small, scaled)
+        except Exception:  # noqa: S112 (the algorithm may refuse a smaller setup; its own one has been accepted)
+            continue
+        return small, scaled
+    return setup, settings
+
+
+def _plan(
+    kind: type[ServerMachine],
+    setup: Setup,
+    settings: Any,
+    fleet: Fleet,
+    *,
+    expected: Decisions | None = None,
+    restore: bool = False,
+) -> Decisions:
+    """Plan a few rounds with all checks; return what the server machine decided at every event."""
+    server = _ObservedServer(kind, setup, settings, expected, restore=restore)
+    simulator = _RehearsalSimulator(server, fleet)
+    rounds = 0
+    try:
+        for record in checked(simulator.header, records(simulator, ROUNDS)):
+            encode(record)
+            rounds += isinstance(record, Round)
+    except UserError:
+        raise
+    except PlanError as error:
+        _fail(kind, f"the plan is not valid: {first_line(error)}; correct the merges that it returns")
+    except Exception as error:  # what an action causes later, such as numbers that are not Python's
+        _fail(kind, f"its actions cannot be planned: {type(error).__name__}: {first_line(error)}; correct them")
+    if kind.broadcasts and not simulator.broadcasts:
+        _fail(kind, "broadcasts is True, but it never broadcasts version 0; return Broadcast(0) from start()")
+    if rounds < ROUNDS:
+        failing = " after clients failed; send them a version in returned()" if fleet.lossy else ""
+        advice = failing or "; send a version, and request updates that clients hold, in start() and after every merge"
+        _fail(kind, f"no client has work after {rounds} merges{advice}")
+    return server.decisions
+
+
+def _fail(kind: type[ServerMachine], fault: str) -> NoReturn:
+    raise UserError(f"algorithm {kind.name!r}: {fault}") from None
+
+
+def _call(kind: type[ServerMachine], hook: str, function: Callable[[], T]) -> T:
+    """Call a hook; report what it raises."""
+    try:
+        return function()
+    except UserError as error:
+        if str(error).startswith(f"{kind.name}:"):
+            raise
+        _fail(kind, first_line(error))
+    except Exception as error:  # the algorithm is not part of this package
+        _fail(kind, f"{hook} raises {type(error).__name__}: {first_line(error)}; correct it")
+
+
+class _ObservedServer:
+    """Forward events to a server machine and log its decisions, which must be the expected ones, if there are any.
+
+    With ``restore``, a new machine is restored from the state of the last one before every event.
+    """
+
+    def __init__(
+        self, kind: type[ServerMachine], setup: Setup, settings: Any, expected: Decisions | None, *, restore: bool
+    ) -> None:
+        self.kind = kind
+        self.decisions: Decisions = []
+        self._expected = expected
+        self._restore = restore
+        self._new = lambda: _call(kind, "its constructor", lambda: kind(setup, settings))
+        self._machine = self._new()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._machine, name)
+
+    def _event(self, hook: str, *arguments: Any) -> list[ServerAction]:
+        number = len(self.decisions)
+        if self._restore and number:
+            state = _call(self.kind, "state()", lambda: json.dumps(self._machine.state()))
+            self._machine = self._new()
+            _call(self.kind, "restore()", lambda: self._machine.restore(json.loads(state)))
+        actions = _call(self.kind, f"{hook}()", lambda: getattr(self._machine, hook)(*arguments))
+        if not isinstance(actions, list):
+            _fail(self.kind, f"{hook}() returns {type(actions).__name__}; return a list of actions")
+        self.decisions.append((hook, list(actions)))
+        if self._expected is not None and self.decisions[-1:] != self._expected[number : number + 1]:
+            self._report_difference(hook)
+        return actions
+
+    def _report_difference(self, hook: str) -> NoReturn:
+        if self._restore:
+            _fail(
+                self.kind,
+                f"{hook}() makes another decision after restore(state()); list every attribute that decisions depend "
+                "on in state_attributes",
+            )
+        _fail(
+            self.kind,
+            f"{hook}() makes another decision in a second run with the same seed; draw random numbers with "
+            "defedavg.rng only",
+        )
+
+    def start(self) -> list[ServerAction]:
+        return self._event("start")
+
+    def arrived(self, update: Update) -> list[ServerAction]:
+        return self._event("arrived", update)
+
+    def timer(self, token: int) -> list[ServerAction]:
+        return self._event("timer", token)
+
+    def end_of_instant(self) -> list[ServerAction]:
+        return self._event("end_of_instant")
+
+    def returned(self, client: int) -> list[ServerAction]:
+        return self._event("returned", client)
+
+
+class _RehearsalSimulator(Simulator):
+    """A simulator that checks every action of the server before it carries it out, and notices a hang."""
+
+    def __init__(self, server: _ObservedServer, fleet: Fleet) -> None:
+        super().__init__(cast(ServerMachine, server), fleet)
+        self._kind = server.kind
+        self._newest = 0
+        self.broadcasts = 0
+        self._open: set[Update] = set()  # arrived, neither merged nor discarded
+        self._closed: set[Update] = set()
+        self._handled_at_merge = 0
+
+    def _handle(self, event: int, client: int, detail: int) -> None:
+        if self.handled - self._handled_at_merge > MAX_EVENTS:
+            failing = " while clients fail and time out" if self.fleet.lossy else ""
+            _fail(self._kind, f"{MAX_EVENTS:,} events pass without a merge{failing}; merge updates when they arrive")
+        super()._handle(event, client, detail)
+
+    def _arrived(self, client: int, index: int) -> None:
+        update = self._finished.get((client, index))
+        if update is not None:
+            self._open.add(update)
+        super()._arrived(client, index)
+
+    def _serve(self, actions: list[ServerAction]) -> None:
+        for action in actions:
+            self._check(action)
+            super()._serve([action])
+
+    def _check(self, action: ServerAction) -> None:
+        if isinstance(action, Merge):
+            self._check_merge(action)
+        elif isinstance(action, Broadcast):
+            self._check_broadcast(action)
+        elif isinstance(action, Send | Request):
+            self._check_message(action)
+        elif isinstance(action, SetTimer):
+            if not action.seconds >= 0.0:
+                _fail(self._kind, f"it sets a timer of {action.seconds} s; give zero seconds or more")
+        elif isinstance(action, Discard):
+            self._close(action.update, "discards")
+        elif not isinstance(action, Resample | EndOfInstant):
+            _fail(self._kind, f"it returns {action!r:.60}, which is not an action of a server")
+
+    def _check_broadcast(self, action: Broadcast) -> None:
+        if not self._kind.broadcasts:
+            _fail(self._kind, "it returns Broadcast, but broadcasts is False; set the class attribute to True")
+        if action.version != self.broadcasts or action.version != self._newest:
+            _fail(
+                self._kind,
+                f"it broadcasts version {action.version} after {self.broadcasts} broadcasts, and the newest version is "
+                f"{self._newest}; broadcast every version once, when it is new",
+            )
+        self.broadcasts += 1
+
+    def _check_message(self, action: Send | Request) -> None:
+        name, clients = type(action).__name__, self.fleet.num_clients
+        if not (isinstance(action.client, int) and 0 <= action.client < clients):
+            _fail(self._kind, f"{name} names client {action.client!r}; give one of 0 to {clients - 1}")
+        if isinstance(action, Send):
+            if action.version not in self._versions:
+                _fail(self._kind, f"it sends version {action.version}, which does not exist; send the newest version")
+        elif not self.policy.hold_until_requested:
+            _fail(
+                self._kind,
+                "it returns Request, but its clients send updates unrequested; set hold_until_requested=True in policy",
+            )
+
+    def _check_merge(self, merge: Merge) -> None:
+        if merge.version != self._newest + 1:
+            _fail(self._kind, f"version {merge.version} follows version {self._newest}; use self.merge() for merges")
+        name = f"the merge to version {merge.version}"
+        for update, weight in merge.updates:
+            self._close(update, f"{name} uses")
+            if not (weight < 0.0 and math.isfinite(weight)):
+                _fail(
+                    self._kind,
+                    f"{name} gives an update the coefficient {weight}; Δ points away from the client's model, so "
+                    "coefficients of updates must be below zero",
+                )
+        allowed = {self._newest, *(update.version for update, _ in merge.updates)}
+        for version, _ in merge.past:
+            if version not in allowed:
+                _fail(
+                    self._kind,
+                    f"{name} uses past version {version}; it may use the newest version and the start versions of its "
+                    f"updates, here {', '.join(map(str, sorted(allowed)))}",
+                )
+        total = math.fsum(weight for _, weight in merge.past)
+        if not abs(total - 1.0) < 1e-9:
+            _fail(self._kind, f"{name}: the coefficients of past versions sum to {total:g}; they must sum to one")
+        self._newest = merge.version
+        self._handled_at_merge = self.handled
+
+    def _close(self, update: Update, verb: str) -> None:
+        """Check that an update has arrived and is merged or discarded once."""
+        if update in self._closed:
+            job = f"job {update.index} of client {update.client}"
+            _fail(self._kind, f"{verb} {job} a second time; merge or discard every update at most once")
+        if update not in self._open:
+            _fail(self._kind, f"{verb} {update!r:.80}, which has not arrived; keep updates as they arrive")
+        self._open.remove(update)
+        self._closed.add(update)
