@@ -1,5 +1,4 @@
-"""One thread per worker, since two workers with two threads each would fight for two cores; in CI, the same examples
-every time, so that a red run can be repeated."""
+"""One thread per worker of pytest-xdist, because the workers share the cores; in CI the same examples every time."""
 
 from __future__ import annotations
 
@@ -7,13 +6,14 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import torch
 
-from defedavg.report.dashboard.http_server import DashboardServer, serve
-from defedavg.report.dashboard.run_index import Views
+if TYPE_CHECKING:
+    from defedavg.report.dashboard.http_server import DashboardServer
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -22,7 +22,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that start whole clusters run where they are asked for (``-m deploy``), and nowhere else."""
+    """Run tests with real Flower processes only on request (``-m deploy``)."""
     if "deploy" not in str(config.getoption("-m")):
         for item in items:
             if item.get_closest_marker("deploy"):
@@ -31,7 +31,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[DashboardServer]:
-    """A live view of tmp_path/runs."""
+    """A dashboard of tmp_path/runs."""
+    from defedavg.report.dashboard.http_server import serve
+    from defedavg.report.dashboard.run_index import Views
+
     (tmp_path / "runs").mkdir()
     with serve(Views(tmp_path / "runs"), "127.0.0.1", 0) as made:
         thread = threading.Thread(target=made.serve_forever, daemon=True)
@@ -43,9 +46,9 @@ def server(tmp_path: Path) -> Iterator[DashboardServer]:
 
 @pytest.fixture
 def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Deployments in memory: nothing survives a test, so nothing need be on the disk; what was opened is closed."""
+    """Deployments in memory: nothing needs to be flushed to disk, and everything that was opened is closed."""
     from helpers.deployments import World
 
-    monkeypatch.setattr("os.fsync", lambda place: None)
+    monkeypatch.setattr("os.fsync", lambda handle: None)
     yield
     World.close_all()

@@ -18,7 +18,7 @@ from helpers.strategies import Case, bounded, case, cases
 
 def recorded(found: Case, rounds: int, ahead: int, steps: list[int]) -> Plan:
     """The plan of some rounds, committed in several steps, with an executor that has read further."""
-    simulator = found.simulator()
+    simulator = found.timeline()
     records: list[Record] = []
     recorder = PlanRecorder(simulator, records.append)
     reader = (record for record in recorder if isinstance(record, Round))
@@ -30,7 +30,7 @@ def recorded(found: Case, rounds: int, ahead: int, steps: list[int]) -> Plan:
 
 
 @bounded(60)
-@given(cases(), st.integers(0, 9), st.integers(0, 6), st.lists(st.integers(0, 9), max_size=3))
+@given(st.booleans().flatmap(lambda lossy: cases(lossy=lossy)), st.integers(0, 9), st.integers(0, 6), st.lists(st.integers(0, 9), max_size=3))
 def test_reading_ahead_changes_no_plan(found: Case, rounds: int, ahead: int, steps: list[int]) -> None:
     whole = found.plan(rounds)
     if len(whole.rounds) == rounds:  # not every client is lost
@@ -39,7 +39,7 @@ def test_reading_ahead_changes_no_plan(found: Case, rounds: int, ahead: int, ste
 
 def test_a_plan_that_no_executor_reads_is_recorded_too() -> None:
     found = case("defedavg-iid", 5, 2, seed=1)
-    simulator = found.simulator()
+    simulator = found.timeline()
     records: list[Record] = []
     recorder = PlanRecorder(simulator, records.append)
     recorder.commit(8)

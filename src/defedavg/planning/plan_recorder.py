@@ -21,7 +21,8 @@ class PlanRecorder:
         self._pending: deque[Record | tuple[int, RunningJob]] = deque()  # records, and clients with jobs they started
         self._running: dict[int, RunningJob] = {}
         self._rounds = 0
-        simulator.on_start = lambda client, job: self._pending.append((client, job))
+        if not simulator.sparse:  # a sparse plan has no unfinished jobs
+            simulator.on_start = lambda client, job: self._pending.append((client, job))
         self._source = self._read()
 
     def __iter__(self) -> Iterator[Record]:
@@ -47,8 +48,6 @@ class PlanRecorder:
 
     def unfinished(self) -> list[Job]:
         """Return the jobs that were running after the last round that was passed on."""
-        if self._simulator.sparse:
-            return []
         return [
             Job(client, job.index, job.version, self._simulator.steps, job.start, job.end, "running")
             for client, job in sorted(self._running.items())

@@ -9,7 +9,7 @@ with an empty receive buffer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..algorithms import ServerMachine
@@ -85,6 +85,7 @@ class Simulator:
         self._one_message = not (server.broadcasts or self.policy.hold_until_requested or fleet.lossy or has_timeout)
         self._started_iteration = False
         self.handled = 0  # events so far
+        self.on_start: Callable[[int, RunningJob], None] | None = None
 
     @property
     def header(self) -> Header:
@@ -274,7 +275,9 @@ class Simulator:
         self._versions.started(client, action.version)
         step = self._step_times[client] * self.fleet.pace(client, action.index)
         length = step * self.steps
-        self._running[client] = RunningJob(action.index, action.version, self.now, self.now + length, step)
+        job = self._running[client] = RunningJob(action.index, action.version, self.now, self.now + length, step)
+        if self.on_start is not None:
+            self.on_start(client, job)
         death = self.fleet.dies_after(client, action.index)
         if death is not None:
             self._push(self.now + death * length, EventKind.DIED, client, action.index + 1)
