@@ -156,16 +156,16 @@ def test_updates_that_would_not_be_the_same_again_are_kept(tmp_path: Path) -> No
             break
     trainer, lane = sweep._trainer, sweep._lanes[item]
     assert trainer is not None
-    assert trainer.repeats
-    trainer.repeats = False
+    assert trainer.batch_invariant
+    trainer.batch_invariant = False
     marked = next(iter(lane.deltas))
     lane.deltas[marked] = torch.full_like(lane.deltas[marked], 7.0)
-    back = through_a_file(RunState.of_lane(lane, trainer))
+    back = through_a_file(RunState.of_batched_run(lane, trainer))
     trainer.train = None  # type: ignore[method-assign,assignment]
     kept, lane.deltas = dict(lane.deltas), {}
     with pytest.raises(TypeError):
-        replace(back, deltas={}).restore_lane(lane, trainer)
+        replace(back, deltas={}).restore_batched_run(lane, trainer)
     trainer.train = lambda jobs: [] if not jobs else pytest.fail("trained")  # type: ignore[method-assign]
-    back.restore_lane(lane, trainer)
+    back.restore_batched_run(lane, trainer)
     assert list(lane.deltas) == list(kept)
     assert all(torch.equal(lane.deltas[update], delta) for update, delta in kept.items())

@@ -163,7 +163,7 @@ def test_threads_and_width_are_taken_over_and_other_hardware_is_said(tmp_path: P
     assert "abacus" in hardware
     assert run.carry_out(quiet)
     assert run.sweep._trainer is not None
-    assert run.sweep._trainer.width == 5
+    assert run.sweep._trainer.max_batch_jobs == 5
 
 
 def test_a_plan_that_is_another_now_is_refused(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_plan_that_is_another_now_is_refused(tmp_path: Path) -> None:
     chosen = study(clients={"trace": str(trace)})
     folder = broken(tmp_path / "x", chosen, 12)
     write(0.11)
-    with pytest.raises(UserError, match="the plan is another"):
+    with pytest.raises(UserError, match="the plan differs"):
         StudyRun(chosen, folder, resume=True).carry_out(quiet)
 
 

@@ -24,7 +24,7 @@ from ..config.study import Settings
 from ..errors import UserError
 from ..planning.plan import Round
 from ..tasks import Data, Task, build, cross_entropy, iid
-from ..training import BatchedRun, CannotStack, RunProgress, StoppingRule, Trainer, drive_batched
+from ..training import BatchedRun, RunProgress, StackingError, StoppingRule, Trainer, run_batched
 from ..training.precision import computing_in
 from ..training.reference import sample_losses
 from ..training.threads import threads as using
@@ -86,7 +86,7 @@ def bench(load: Load, means: ComputeConfig, say: Say) -> dict[str, Any]:
     with computing_in(means.precision):
         try:
             batched = _Batched(load, settings, task, means)
-        except CannotStack as reason:
+        except StackingError as reason:
             raise UserError(f"{load.model} cannot be trained in batches: {reason}") from reason
         batched(min(load.updates, 10 * load.runs))  # compiles, captures, warms up
         batched.sizes.clear()
@@ -110,7 +110,7 @@ def bench(load: Load, means: ComputeConfig, say: Say) -> dict[str, Any]:
         "model": load.model,
         "image": list(load.image),
         "runs": load.runs,
-        "width": batched.trainer.width,
+        "width": batched.trainer.max_batch_jobs,
         "reference_threads": threads,
         "reference_updates_per_s": statistics.median(slow),
         "batched_updates_per_s": found,
@@ -121,7 +121,7 @@ def bench(load: Load, means: ComputeConfig, say: Say) -> dict[str, Any]:
         "bandwidth_share": found * traffic / bandwidth,
         "gflop_per_update": update / 1e9,
         "mean_batch": statistics.mean(batched.sizes),
-        "batch_fill": statistics.mean(batched.sizes) / batched.trainer.width,
+        "batch_fill": statistics.mean(batched.sizes) / batched.trainer.max_batch_jobs,
         "peak_memory_bytes": _peak(device),
     }
 
@@ -136,7 +136,7 @@ class _Batched:
             task,
             executor.module,
             batch_size=settings.training.batch_size,
-            width=means.width,
+            max_batch_jobs=means.width,
             memory=means.memory,
             precision=means.precision,
         )
@@ -160,7 +160,7 @@ class _Batched:
             executor = make_executor(self._settings, seed, self._task)
             lanes.append(BatchedRun(executor, iter(make_simulator(self._settings, seed)), goal, RunProgress()))
         began = _now(self._task)
-        for _ in drive_batched(lanes, self.trainer):
+        for _ in run_batched(lanes, self.trainer):
             pass
         spent = _now(self._task) - began
         return sum(lane.progress.evaluations[-1].updates for lane in lanes) / spent

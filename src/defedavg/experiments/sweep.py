@@ -15,14 +15,14 @@ from ..errors import UserError, unknown
 from ..tasks import Data, Task
 from ..training import (
     BatchedRun,
-    CannotStack,
     CheckpointHook,
     Evaluation,
     RunProgress,
     RunState,
+    StackingError,
     Status,
     Trainer,
-    drive_batched,
+    run_batched,
 )
 from ..training.memory import parse_memory
 from ..training.precision import DEFAULT, check_precision, computing_in
@@ -92,8 +92,8 @@ class ComputeConfig:
         return Trainer(
             run.task,
             run.executor.module,
-            batch_size=run.executor.recipe.batch_size,
-            width=self.width,
+            batch_size=run.executor.local_training.batch_size,
+            max_batch_jobs=self.width,
             memory=self.memory,
             precision=self.precision,
         )
@@ -219,7 +219,7 @@ class Sweep:
             if self._crew is not None:
                 found[item] = self._crew.stood[item]
             elif item in self._lanes and self._trainer is not None:
-                found[item] = RunState.of_lane(self._lanes[item], self._trainer)
+                found[item] = RunState.of_batched_run(self._lanes[item], self._trainer)
             elif run.meter is not None:
                 found[item] = RunState.of(run.executor, run.meter, run.progress)
         return found
@@ -227,7 +227,8 @@ class Sweep:
     @property
     def fit(self) -> tuple[int, int] | None:
         """Jobs in a batch, and trained updates that may wait, of the runs under way."""
-        return (self._trainer.width, self._trainer.room) if self._trainer and self._lanes else None
+        trainer = self._trainer if self._lanes else None
+        return (trainer.max_batch_jobs, trainer.max_pending_updates) if trainer else None
 
     def interrupt(self) -> list[RunFinished]:
         """Break off what is under way; gives it as it stands."""
@@ -244,7 +245,7 @@ class Sweep:
             if item in self._resumed:
                 standing, evaluations = self._resumed[item]
                 run.resume(standing, evaluations)
-                before = standing.tally.wall_seconds
+                before = standing.counters.wall_seconds
             self._open[item] = run, time.perf_counter() - before
         return self._open[item][0]
 
@@ -267,7 +268,7 @@ class Sweep:
         if self.means.executor == "batched":
             try:
                 trainer = self.means.trainer(self._begin(group[0]))
-            except CannotStack as reason:
+            except StackingError as reason:
                 self.notes.append(f"the model is trained one client at a time: {reason}")
             else:
                 yield from self._together(group, trainer)
@@ -289,11 +290,11 @@ class Sweep:
 
         resumed = [begin(item) for item in self._resumed if item in group]
         if resumed and self._fit is not None:
-            trainer.width, trainer.room = self._fit
+            trainer.max_batch_jobs, trainer.max_pending_updates = self._fit
         for lane in resumed:
-            self._resumed[begun[lane]][0].restore_lane(lane, trainer)
+            self._resumed[begun[lane]][0].restore_batched_run(lane, trainer)
         others = (begin(item) for item in group if item not in self._resumed)
-        for lane, evaluation in drive_batched(others, trainer, resumed, self._rest):
+        for lane, evaluation in run_batched(others, trainer, resumed, self._rest):
             item = begun[lane]
             if evaluation is not None:
                 yield RunEvaluated(item, self._open[item][0], evaluation, lane)

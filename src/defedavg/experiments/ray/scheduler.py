@@ -219,7 +219,7 @@ class RayScheduler:
         if mirror.progress.status is Status.DROPPED:
             mirror.passed -= 1  # its next worker is to be told, too
         standing = self.stood[item]
-        known = tuple(e for e in mirror.progress.evaluations if e.round <= standing.tally.newest[0])
+        known = tuple(e for e in mirror.progress.evaluations if e.round <= standing.counters.newest[0])
         task = self._task(mirror.run.task)
         group = self._group_of(item.settings)
         hand.handle.give.remote(
@@ -270,7 +270,7 @@ class RayScheduler:
         if what == "stands":
             (standing,) = rest
             self.stood[item] = standing
-            newest = standing.tally.newest[0]
+            newest = standing.counters.newest[0]
             executor.versions = {newest: standing.versions[newest]}
         elif what == "measured":
             evaluation, (progress.first_hit_seconds, progress.sustained_seconds) = rest

@@ -55,7 +55,7 @@ class Shared(Trainer):
 
     def _ask(self, helper: Any, part: Sequence[TrainingJob]) -> Any:
         order = self.orders[id(part[0].task)]
-        share = [(job.recipe, self.orders[id(job.task)].task, self._put(job.start), job.update) for job in part]
+        share = [(job.local_training, self.orders[id(job.task)].task, self._put(job.start), job.update) for job in part]
         return helper.train.remote(order, share)
 
     def _answer(self, answer: Any) -> list[Tensor] | None:

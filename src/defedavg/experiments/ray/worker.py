@@ -22,7 +22,7 @@ from ...algorithms.protocol import Update
 from ...config.study import Settings
 from ...errors import UserError, first_line
 from ...tasks import Data, Task
-from ...training import BatchedRun, CannotStack, Evaluation, LocalTraining, Reference, RunState, Status, drive_batched
+from ...training import BatchedRun, Evaluation, LocalTraining, Reference, RunState, StackingError, Status, run_batched
 from ...training.precision import computing_in
 from ...training.trainer import TrainingJob
 from ..simulation import Simulation
@@ -174,7 +174,7 @@ class RayWorker:
                 task,
                 module,
                 batch_size=size,
-                width=terms.width,
+                max_batch_jobs=terms.width,
                 memory=terms.memory,
                 precision=terms.precision,
             )
@@ -196,7 +196,7 @@ class RayWorker:
                         with self._busy:
                             trainer = self._trainer(order)
                             trainer.helpers = list(self._helpers)
-                    except CannotStack as reason:
+                    except StackingError as reason:
                         self._say("note", f"the model is trained one client at a time: {reason}")
                         self._alone(order.group)
                     else:
@@ -225,7 +225,7 @@ class RayWorker:
         run, before = Simulation(order.settings, order.seed, self._task(order.task)), 0.0
         if order.standing is not None:
             run.resume(order.standing, order.evaluations)
-            before = order.standing.tally.wall_seconds
+            before = order.standing.counters.wall_seconds
         return _Work(order, run, time.perf_counter() - before, order.passed)
 
     def _measured(self, work: _Work, evaluation: Evaluation) -> None:
@@ -268,21 +268,21 @@ class RayWorker:
             with self._busy:
                 self._trainer(order)
             work.lane = lane = work.run.lane()
-            lane.exact = True  # how far ahead it is when it has to wait depends on what else is computed here
+            lane.defer_results = True  # how far ahead it is when it has to wait depends on what else is computed here
             under_way[lane] = work
             if order.standing is not None:
-                order.standing.restore_lane(lane, trainer)
+                order.standing.restore_batched_run(lane, trainer)
             return lane
 
         def where() -> None:
             for lane, work in under_way.items():
-                if lane.meter.begun and not lane.later:
-                    self._stands(work, RunState.of_lane(lane, trainer))
+                if lane.schedule.started and not lane.unreported:
+                    self._stands(work, RunState.of_batched_run(lane, trainer))
 
         rest = _Seldom(self._terms.every, where)
         while under_way or self._waiting(group):
             queue = _Queue(lambda: self._next(group), begin)
-            for lane, evaluation in drive_batched(queue, trainer, list(under_way), rest):
+            for lane, evaluation in run_batched(queue, trainer, list(under_way), rest):
                 if evaluation is not None:
                     self._measured(under_way[lane], evaluation)
                     self._pause(under_way[lane], evaluation)
