@@ -77,7 +77,7 @@ def main(grid, context):
 
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=total, min_available_nodes=total)
     first = ArrayRecord({"weights": Array(executor.versions[0].numpy())})
-    recipe = executor.recipe
+    recipe = executor.local_training
     told = ConfigRecord(
         {"seed": recipe.seed, "batch_size": recipe.batch_size, "local_lr": recipe.local_lr, "sampling": recipe.sampling,
          "steps": orders.settings.training.local_steps}

@@ -1,4 +1,4 @@
-"""Modules of many kinds, by name, each with the form in which it is stacked."""
+"""Modules of many kinds, by name, each with its stacked form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTER = 64
 
 
 class Residual(nn.Module):
-    """Functions between layers, dropout, and parameters of its own."""
+    """Functions between layers, dropout, and parameters outside of layers."""
 
     def __init__(self, p: float = 0.3) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Residual(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Layers in sequences inside, as most people write them."""
+    """Layers in nested sequences."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Convolutions(nn.Module):
 
 
 class Language(nn.Module):
-    """Attention by hand, with a mask of infinities and a table of positions."""
+    """Attention in plain operations, with an infinite mask and a table of positions."""
 
     mask: Tensor
 
@@ -68,7 +68,7 @@ class Language(nn.Module):
 
 
 class Tied(Language):
-    """Two layers that share a matrix."""
+    """Two layers with one weight matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,14 +88,14 @@ class Encoder(nn.Module):
         self.words, self.places = nn.Embedding(7, 8), nn.Parameter(torch.zeros(1, 5, 8))
         self.token = nn.Parameter(torch.zeros(1, 1, 8))
         layer = nn.TransformerEncoderLayer(8, 2, 16, **{"batch_first": True, **options})
-        self.turned = not layer.self_attn.batch_first
+        self.samples_second = not layer.self_attn.batch_first
         self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.last = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = torch.cat([self.token.expand(len(x), -1, -1), self.words(x)], dim=1)
         tokens = tokens + self.places
-        tokens = self.body(tokens.transpose(0, 1)).transpose(0, 1) if self.turned else self.body(tokens)
+        tokens = self.body(tokens.transpose(0, 1)).transpose(0, 1) if self.samples_second else self.body(tokens)
         out: Tensor = self.last(tokens[:, 0])
         return out
 
@@ -106,17 +106,17 @@ class Cross(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.first, self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-        self.look = nn.MultiheadAttention(8, 2, batch_first=True, **options)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        asks, knows = self.first(x[:, 0]), self.second(x[:, 0, :5])
+        queries, keys = self.first(x[:, 0]), self.second(x[:, 0, :5])
         padding = x[:, 0, :5, 0] > 1.0
-        out: Tensor = self.last(self.look(asks, knows, value=knows, key_padding_mask=padding)[0].mean(1))
+        out: Tensor = self.last(self.attend(queries, keys, value=keys, key_padding_mask=padding)[0].mean(1))
         return out
 
 
 class Around(nn.Module):
-    """A chain with something else done to what enters it."""
+    """A chain whose inputs are changed by a function."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -133,15 +133,15 @@ class Again(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.enter, self.turn = nn.Linear(ENTER, 3), nn.Linear(3, 3)
+        self.enter, self.twice = nn.Linear(ENTER, 3), nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.turn(torch.tanh(self.turn(self.enter(x.flatten(1)))))
+        out: Tensor = self.twice(torch.tanh(self.twice(self.enter(x.flatten(1)))))
         return out
 
 
 class Backwards(nn.Sequential):
-    """A sequence in name only."""
+    """A subclass of Sequential that calls its layers in reverse order."""
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in reversed(self):
@@ -193,18 +193,13 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "softmax over samples": ("mapped", lambda: nn.Sequential(nn.Flatten(), nn.Linear(ENTER, 3), nn.Softmax(0))),
 }  # fmt: skip
 
-
 RANDOM = np.random.default_rng(1)
-
-
 X, Y = RANDOM.normal(size=(60, 1, 8, 8)), RANDOM.integers(0, 3, 60)
-
-
 WORDS = RANDOM.integers(0, 7, size=(60, 4))
 
 
 def task_of(model: Callable[[], nn.Module], inputs: Any = X) -> Task:
-    """A float64 task for six clients."""
+    """Return a float64 task for six clients."""
     parts = [np.arange(i, 60, CLIENTS) for i in range(CLIENTS)]
     data = (inputs, Y)
     return make_task(model=lambda: model().double(), train=data, test=data, clients=parts, keep_dtype=True)

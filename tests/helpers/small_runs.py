@@ -12,23 +12,18 @@ from torch import Tensor, nn
 from defedavg.config.build import make_executor, make_plan, make_simulator
 from defedavg.config.study import Settings
 from defedavg.tasks import Task, make_task
-from defedavg.training import BatchedRun, RunProgress, StoppingRule, Trainer, drive_batched
+from defedavg.training import BatchedRun, RunProgress, StoppingRule, Trainer, run_batched
 from helpers.settings_tables import settings
 
 CLIENTS = 6
 
-
 RANDOM = np.random.default_rng(0)
-
-
 X, Y = RANDOM.normal(size=(60, 1, 6, 6)), RANDOM.integers(0, 3, 60)
-
-
 WORDS = RANDOM.integers(0, 7, size=(60, 4))
 
 
 class Residual(nn.Module):
-    """Something that is no chain of layers."""
+    """A module that is not a chain of layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,34 +66,34 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def task_of(model: str) -> Task:
-    """A float64 task for six clients."""
+    """Return a float64 task for six clients."""
     data = (WORDS if model in ("words", "attention") else X, Y)
     parts = [np.arange(i, 60, CLIENTS) for i in range(CLIENTS)]
     return make_task(model=lambda: MODELS[model]().double(), train=data, test=data, clients=parts, keep_dtype=True)
 
 
 def how(algorithm: str, **training: Any) -> Settings:
-    """Settings for six clients."""
+    """Return settings for six clients."""
     base = {"updates_per_round": 3, "local_steps": 4, "batch_size": 4, "global_lr": 0.5, "local_lr": 0.1}
     return settings(algorithm, clients={"num_clients": CLIENTS}, training={**base, **training})
 
 
-def lane_of(chosen: Settings, task: Task, rounds: int, seed: int = 0) -> BatchedRun:
-    """A run of so many rounds, measured at its ends only."""
-    goal = StoppingRule(max_rounds=rounds, every_rounds=2**31)
-    return BatchedRun(make_executor(chosen, seed, task), iter(make_simulator(chosen, seed)), goal, RunProgress())
+def batched_run(chosen: Settings, task: Task, rounds: int, seed: int = 0) -> BatchedRun:
+    """Return a run of ``rounds`` rounds that is evaluated at its start and its end only."""
+    rule = StoppingRule(max_rounds=rounds, every_rounds=2**31)
+    return BatchedRun(make_executor(chosen, seed, task), iter(make_simulator(chosen, seed)), rule, RunProgress())
 
 
-def batched(lanes: list[BatchedRun], task: Task, width: int) -> list[Tensor]:
-    """The last versions of runs that share batches."""
-    trainer = Trainer(task, lanes[0].reference.module, width=width)
-    for _ in drive_batched(lanes, trainer):
+def final_versions(runs: list[BatchedRun], task: Task, max_batch_jobs: int) -> list[Tensor]:
+    """Return the last versions of runs that share batches."""
+    trainer = Trainer(task, runs[0].reference.module, max_batch_jobs=max_batch_jobs)
+    for _ in run_batched(runs, trainer):
         pass
-    return [lane.reference.versions[lane.newest] for lane in lanes]
+    return [run.reference.versions[run.newest] for run in runs]
 
 
 def reference(chosen: Settings, task: Task, rounds: int, seed: int = 0) -> Tensor:
-    """The same by the plain loop."""
+    """Return the last version of a run of the reference executor."""
     executor = make_executor(chosen, seed, task)
     for record in make_plan(chosen, seed, rounds).rounds:
         executor.apply(record)

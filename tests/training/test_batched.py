@@ -1,4 +1,4 @@
-"""The batched executor agrees with the reference, whatever shares a batch with what."""
+"""The batched executor agrees with the reference, whichever jobs share a batch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from defedavg.algorithms import ALGORITHMS
 from defedavg.errors import UserError
 from defedavg.experiments.simulation import Simulation
 from defedavg.tasks import make_task
-from defedavg.training import Trainer, drive_batched
+from defedavg.training import Trainer, run_batched
 from helpers.settings_tables import settings
-from helpers.small_runs import MODELS, batched, how, lane_of, reference, task_of
+from helpers.small_runs import MODELS, batched_run, final_versions, how, reference, task_of
 
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 @pytest.mark.parametrize("model", list(MODELS))
 def test_fifty_merges_agree_with_the_reference(model: str, algorithm: str) -> None:
     task, chosen = task_of(model), how(algorithm)
-    truth = reference(chosen, task, 50)
-    (found,) = batched([lane_of(chosen, task, 50)], task, 64)
-    assert float((found - truth).norm() / truth.norm()) < 1e-10
+    expected = reference(chosen, task, 50)
+    (found,) = final_versions([batched_run(chosen, task, 50)], task, 64)
+    assert float((found - expected).norm() / expected.norm()) < 1e-10
 
 
 @examples(max_examples=15)
@@ -39,39 +39,41 @@ def test_fifty_merges_agree_with_the_reference(model: str, algorithm: str) -> No
         min_size=1,
         max_size=4,
     ),
-    width=st.integers(1, 40),
+    max_batch_jobs=st.integers(1, 40),
 )
-def test_no_mixture_of_runs_and_no_width_changes_a_result(runs: list[tuple[str, int, float, int]], width: int) -> None:
+def test_results_do_not_depend_on_the_runs_or_the_size_of_a_batch(
+    runs: list[tuple[str, int, float, int]], max_batch_jobs: int
+) -> None:
     task = task_of("cnn")
     chosen = [(how(name, local_lr=rate, local_steps=steps), seed) for name, seed, rate, steps in runs]
-    together = batched([lane_of(s, task, 8, seed) for s, seed in chosen], task, width)
+    together = final_versions([batched_run(s, task, 8, seed) for s, seed in chosen], task, max_batch_jobs)
     for (s, seed), found in zip(chosen, together, strict=True):
-        (alone,) = batched([lane_of(s, task, 8, seed)], task, 64)
+        (alone,) = final_versions([batched_run(s, task, 8, seed)], task, 64)
         assert torch.equal(found, alone)
-        truth = reference(s, task, 8, seed)
-        assert float((found - truth).norm() / truth.norm()) < 1e-12
+        expected = reference(s, task, 8, seed)
+        assert float((found - expected).norm() / expected.norm()) < 1e-12
 
 
 def test_the_look_ahead_fills_batches() -> None:
-    """N = 100, n = 10: one run of DeFedAvg-IID gives batches of at least 35 jobs on average."""
+    """With N = 100 and n = 10, one run of DeFedAvg-IID fills batches with at least 35 jobs on average."""
     chosen = settings("defedavg-iid", training={"local_steps": 50})
     data = (np.zeros((100, 2), np.float32), np.arange(100) % 2)
     task = make_task(model=lambda: nn.Linear(2, 2), train=data, test=data, clients=[np.array([i]) for i in range(100)])
     sizes = []
-    lane = lane_of(chosen, task, 200)
-    trainer = Trainer(task, lane.reference.module, width=128)
+    run = batched_run(chosen, task, 200)
+    trainer = Trainer(task, run.reference.module, max_batch_jobs=128)
 
     def pretend(jobs: list[Any]) -> list[Tensor]:
         sizes.append(len(jobs))
         return [torch.zeros_like(job.start) for job in jobs]
 
     trainer.train = pretend  # type: ignore[method-assign,assignment]
-    for _ in drive_batched([lane], trainer):
+    for _ in run_batched([run], trainer):
         pass
     assert sum(sizes) == 2000
     assert np.mean(sizes) >= 35
-    assert len(lane.reference.versions) < 60
-    assert not lane.deltas
+    assert len(run.reference.versions) < 60
+    assert not run.deltas
 
 
 def test_a_run_ends_as_the_reference_ends_it() -> None:
@@ -80,15 +82,15 @@ def test_a_run_ends_as_the_reference_ends_it() -> None:
     for stop in ({"target_accuracy": 0.6}, {"max_seconds": 1.5}, {"max_rounds": 7}):
         chosen = settings("defedavg-niid", **base, training=training, stop=stop)
         plain, fast = Simulation(chosen, 0), Simulation(chosen, 0)
-        truth = list(plain)
-        lane = fast.lane()
-        found = [e for _, e in drive_batched([lane], Trainer(fast.task, fast.executor.module, width=16)) if e]
-        assert [(e.round, e.seconds, e.accuracy) for e in found] == [(e.round, e.seconds, e.accuracy) for e in truth]
+        expected = list(plain)
+        trainer = Trainer(fast.task, fast.executor.module, max_batch_jobs=16)
+        found = [e for _, e in run_batched([fast.lane()], trainer) if e]
+        assert [(e.round, e.seconds, e.accuracy) for e in found] == [(e.round, e.seconds, e.accuracy) for e in expected]
         assert fast.progress.status == plain.progress.status
         assert fast.plan.hash() == plain.plan.hash()
 
 
-def test_a_batch_has_room_for_at_least_one_job() -> None:
+def test_a_batch_of_no_jobs_is_refused() -> None:
     task = task_of("mlp")
-    with pytest.raises(UserError, match="width"):
-        batched([lane_of(how("fedavg"), task, 1)], task, 0)
+    with pytest.raises(UserError, match="max_batch_jobs is 0"):
+        final_versions([batched_run(how("fedavg"), task, 1)], task, 0)

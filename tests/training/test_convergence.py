@@ -18,7 +18,7 @@ from helpers.settings_tables import settings, small
 
 
 def tail(problem: LeastSquares, how: Settings, rounds: int, skip: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    """The versions from ``skip`` to ``rounds``, one per row."""
+    """Return the versions from ``skip`` to ``rounds``, one per row."""
     executor = make_executor(how, seed, problem.task)
     kept = []
     for record in rounds_of(make_simulator(how, seed)):
@@ -31,12 +31,12 @@ def tail(problem: LeastSquares, how: Settings, rounds: int, skip: int, seed: int
 
 
 def excess(problem: LeastSquares, versions: np.ndarray[Any, Any]) -> float:
-    """Mean of F − F* over versions."""
+    """Return the mean of F − F* over versions."""
     return float(np.mean([problem.value(w) for w in versions]) - problem.minimum)
 
 
 @pytest.mark.parametrize(("clients", "rate"), [(1, 0.1), (1, 0.4), (4, 0.3)])
-def test_sgd_settles_in_the_neighbourhood_that_theory_gives(clients: int, rate: float) -> None:
+def test_sgd_reaches_the_neighbourhood_that_theory_predicts(clients: int, rate: float) -> None:
     """For w ← w − ηD(w − z̄) + noise of variance v per coordinate: E[F − F*] = Σ ½ D · η²v / (1 − (1 − ηD)²)."""
     problem = least_squares(clients, dimension=6, samples_per_client=50, seed=1)
     how = settings(
@@ -51,7 +51,7 @@ def test_sgd_settles_in_the_neighbourhood_that_theory_gives(clients: int, rate: 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_every_algorithm_reaches_a_neighbourhood_in_proportion_to_its_rate(name: str) -> None:
-    """The stationary excess of constant-rate SGD grows in proportion to the rate: a quarter of one, of the other."""
+    """The stationary excess of SGD is proportional to its rate: a quarter of the rate gives a quarter of the excess."""
     kind = ALGORITHMS[name]
     problem = least_squares(8, dimension=4, samples_per_client=30, seed=2, start=3.0)
     first = problem.value(np.full(4, 3.0)) - problem.minimum
@@ -69,7 +69,7 @@ def test_every_algorithm_reaches_a_neighbourhood_in_proportion_to_its_rate(name:
 
 @pytest.fixture
 def unequal(tmp_path: Path) -> tuple[LeastSquares, dict[str, Any]]:
-    """Five fast clients that pull towards +1 and five that are five times slower and pull towards −1."""
+    """Return five fast clients with optimum +1 and five clients with optimum −1 that are five times slower."""
     lines = ["client,step_seconds,up_mbps,down_mbps"]
     lines += [f"{i},{0.001 if i < 5 else 0.005},inf,inf" for i in range(10)]
     path = tmp_path / "fleet.csv"
@@ -87,7 +87,7 @@ def test_fedbuff_is_biased_towards_fast_clients_and_defedavg_niid_is_not(
     for name in ("fedbuff", "defedavg-niid", "fedavg"):
         versions = tail(problem, settings(name, **shape), rounds=1500, skip=300)
         means[name] = versions.mean(axis=0) - problem.optimum
-    # Fast clients deliver five updates for each of the slow ones': 5/6 · (+1) + 1/6 · (−1) = 2/3.
+    # Fast clients send five updates for each update of the slow ones: 5/6 · (+1) + 1/6 · (−1) = 2/3.
     assert means["fedbuff"] == pytest.approx(np.full(3, 2 / 3), abs=0.08)
     assert np.abs(means["defedavg-niid"]).max() < 0.08
     assert np.abs(means["fedavg"]).max() < 0.08

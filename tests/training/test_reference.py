@@ -16,14 +16,23 @@ from defedavg.errors import UserError
 from defedavg.experiments.simulation import Simulation
 from defedavg.planning.records import Round
 from defedavg.tasks import Task, cross_entropy, least_squares, make_task
-from defedavg.training import LocalTraining, Reference, RunProgress, Status, StoppingRule, positions
+from defedavg.training import (
+    EvalResult,
+    EvalSchedule,
+    LocalTraining,
+    PendingEval,
+    Reference,
+    RunProgress,
+    Status,
+    StoppingRule,
+    positions,
+)
 from defedavg.training.reference import FlatModel
-from defedavg.training.stopping import EvalResult, EvalSchedule, PendingEval
 from helpers.settings_tables import settings, small
 
 
 def weights_after(task: Task, how: Settings, rounds: int, seed: int = 0) -> Tensor:
-    """The version after so many rounds."""
+    """Return the version after ``rounds`` rounds."""
     executor = make_executor(how, seed, task)
     for record in make_plan(how, seed, rounds).rounds:
         executor.apply(record)
@@ -59,7 +68,7 @@ def test_one_local_step_is_asysg() -> None:
 
 
 def test_merges_are_the_equations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every algorithm's step, computed by hand from its updates."""
+    """Every algorithm's merge equals its equation, computed from the updates."""
     problem = least_squares(6, heterogeneity=1.0)
     for name in ALGORITHMS:
         how = settings(name, **small(6, 3, steps=4, global_lr=0.5))
@@ -119,12 +128,12 @@ def test_same_seed_same_numbers_bit_for_bit(name: str) -> None:
         stop={"max_rounds": 4, "train_samples": 50},
     )
     runs = [Simulation(how, 5) for _ in range(2)]
-    measured = [[(e.accuracy, e.loss, e.train_loss) for e in run] for run in runs]
-    assert measured[0] == measured[1]
+    evaluations = [[(e.accuracy, e.loss, e.train_loss) for e in run] for run in runs]
+    assert evaluations[0] == evaluations[1]
     assert torch.equal(runs[0].weights, runs[1].weights)
     assert runs[0].plan.hash() == runs[1].plan.hash()
     other = Simulation(how, 6)
-    assert [(e.accuracy, e.loss, e.train_loss) for e in other] != measured[0]
+    assert [(e.accuracy, e.loss, e.train_loss) for e in other] != evaluations[0]
 
 
 def test_order_of_updates_in_a_merge_is_canonical() -> None:
@@ -134,7 +143,7 @@ def test_order_of_updates_in_a_merge_is_canonical() -> None:
         assert clients == sorted(clients)
 
 
-def test_measuring_changes_no_run() -> None:
+def test_evaluation_changes_no_run() -> None:
     base: dict[str, Any] = {**small(10, 3), "task": {"model": "softmax"}}
     often = Simulation(settings("fedbuff", **base, stop={"max_rounds": 6, "eval_every_rounds": 1}), 0)
     seldom = Simulation(settings("fedbuff", **base, stop={"max_rounds": 6, "eval_every_rounds": 6}), 0)
@@ -144,7 +153,7 @@ def test_measuring_changes_no_run() -> None:
 
 
 class Noisy(nn.Module):
-    """Layers that draw for themselves, a buffer that moves, and a frozen parameter."""
+    """Random layers, a buffer that training updates, and a frozen parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +165,7 @@ class Noisy(nn.Module):
         return out
 
 
-def test_any_module_trains_and_leaves_the_global_state_alone() -> None:
+def test_any_module_trains_and_does_not_change_the_global_generator() -> None:
     x = np.random.default_rng(0).normal(size=(40, 4))
     y = (x[:, 0] > 0).astype(np.int64)
     task = make_task(model=Noisy, train=(x, y), test=(x, y), clients=[np.arange(i, 40, 4) for i in range(4)])
@@ -231,7 +240,7 @@ def test_positions_are_keyed_and_within_range() -> None:
     assert ((counts - 2000) ** 2 / 2000).sum() < 25
 
 
-def test_recipe_needs_a_model_with_parameters() -> None:
+def test_a_model_without_parameters_is_refused() -> None:
     x = torch.zeros(2, 3)
     task = make_task(model=nn.Flatten, train=(x, x), test=(x, x), clients=[np.arange(2)], classes=None)
     with pytest.raises(UserError, match="no parameters"):
@@ -243,8 +252,8 @@ def test_rounds_hold_their_times() -> None:
     assert all(isinstance(record, Round) and record.time > 0 for record in plan.rounds)
 
 
-def test_counters_and_the_callers_module_stay_as_they_were() -> None:
-    """A buffer that counts batches must not carry over from one job to the next."""
+def test_counters_and_the_callers_module_do_not_change() -> None:
+    """A buffer that counts batches is reset before each job."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None))
     before = {name: value.clone() for name, value in net.state_dict().items()}
     x, y = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3
@@ -270,10 +279,10 @@ def test_a_model_that_does_not_fit_is_one_line(model: Any, target: Tensor, class
     target[0] = classes - 1
     task = make_task(model=model, train=(x, target), test=(x, target), clients=[np.arange(6)])
     with pytest.raises(UserError, match=words):
-        Reference(task, LocalTraining(seed=0)).measure(torch.zeros(1), task.test)
+        Reference(task, LocalTraining(seed=0)).evaluate(torch.zeros(1), task.test)
 
 
-def test_accuracy_is_refused_where_it_has_no_meaning() -> None:
+def test_accuracy_is_refused_for_outputs_that_are_not_classes() -> None:
     x, y = torch.zeros(6, 4), torch.tensor([0, 1] * 3)
     task = make_task(
         model=lambda: nn.Linear(4, 1), loss=lambda out, target: (out[:, 0] - target) ** 2, train=(x, y), test=(x, y),
@@ -281,10 +290,10 @@ def test_accuracy_is_refused_where_it_has_no_meaning() -> None:
     )  # fmt: skip
     executor = Reference(task, LocalTraining(seed=0))
     with pytest.raises(UserError, match="classes=None"):
-        executor.measure(executor.versions[0], task.test)
+        executor.evaluate(executor.versions[0], task.test)
 
 
-def test_the_last_version_is_measured_whatever_ends_the_run() -> None:
+def test_the_last_version_is_evaluated_whatever_ends_the_run() -> None:
     problem = least_squares(4)
     how = settings("fedavg", **small(4, 2), stop={"max_seconds": 3.0, "eval_every_seconds": 100.0})
     run = Simulation(how, 0, problem.task)
@@ -307,13 +316,13 @@ def test_the_last_version_is_measured_whatever_ends_the_run() -> None:
 def test_first_and_sustained_hits(
     accuracies: list[float], hits: int, first: float, sustained: float | None, ends: int | None
 ) -> None:
-    """A sustained hit is five measurements in a row at the target; its time is that of the first of them."""
+    """A sustained hit is five evaluations in a row at the target; its time is that of the first of them."""
     task = least_squares(2).task
     progress = RunProgress()
-    meter = EvalSchedule(task, StoppingRule(target_accuracy=0.8, consecutive_hits=hits), progress)
+    schedule = EvalSchedule(task, StoppingRule(target_accuracy=0.8, consecutive_hits=hits), progress)
     for number, accuracy in enumerate(accuracies):
-        due = PendingEval(number, float(number), torch.zeros(1), True, 0.0, 0, None)
-        meter.settle(due, EvalResult(True, 0.5, accuracy))
+        pending = PendingEval(number, float(number), torch.zeros(1), True, 0.0, 0, None)
+        schedule.record(pending, EvalResult(True, 0.5, accuracy))
         if progress.status is not Status.RUNNING:
             assert number == ends
             break

@@ -56,16 +56,16 @@ class Simulation:
         from ..training import EvalCounters
 
         stream = iter(self.timeline)
-        return (stream, EvalCounters()) if self._from is None else (self._from.skip(stream), self._from.tally)
+        return (stream, EvalCounters()) if self._from is None else (self._from.skip(stream), self._from.counters)
 
     def drive(self, rest: CheckpointHook = lambda: None) -> Iterator[Evaluation]:
         """The measurements from the reference executor."""
-        from ..training import EvalSchedule, drive
+        from ..training import EvalSchedule, run_reference
 
         records, tally = self._taken_up()
         goal = make_stopping_rule(self.settings)
         self.meter = EvalSchedule(self.task, goal, self.progress, tally)
-        return drive(records, self.executor, goal, self.meter, rest)
+        return run_reference(records, self.executor, goal, self.meter, rest)
 
     def __iter__(self) -> Iterator[Evaluation]:
         return self.drive()
@@ -75,18 +75,18 @@ class Simulation:
         from ..training import BatchedRun
 
         records, tally = self._taken_up()
-        return BatchedRun(self.executor, records, make_stopping_rule(self.settings), self.progress, tally=tally)
+        return BatchedRun(self.executor, records, make_stopping_rule(self.settings), self.progress, counters=tally)
 
     def batched(self) -> Iterator[Evaluation]:
         """The same measurements from the batched executor; from the reference, if the model cannot be stacked."""
-        from ..training import CannotStack, Trainer, drive_batched
+        from ..training import StackingError, Trainer, run_batched
 
         try:
-            trainer = Trainer(self.task, self.executor.module, batch_size=self.executor.recipe.batch_size)
-        except CannotStack:
+            trainer = Trainer(self.task, self.executor.module, batch_size=self.executor.local_training.batch_size)
+        except StackingError:
             yield from self
             return
-        for _, evaluation in drive_batched([self.lane()], trainer):
+        for _, evaluation in run_batched([self.lane()], trainer):
             if evaluation is not None:
                 yield evaluation
 

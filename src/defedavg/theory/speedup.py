@@ -19,7 +19,7 @@ from ..config.study import Settings
 from ..errors import UserError
 from ..planning.records import Record, Round, Stall
 from ..tasks import Task
-from ..training import BatchedRun, LocalTraining, RunProgress, Status, StoppingRule, Trainer, drive_batched
+from ..training import BatchedRun, LocalTraining, RunProgress, Status, StoppingRule, Trainer, run_batched
 from .estimates import Estimates
 from .formulas import Constants, rounds_to_reach, theorem
 from .gradient_recorder import GradientRecorder
@@ -230,7 +230,7 @@ def check_lists(ns: Sequence[int], seeds: Sequence[int]) -> None:
 
 def _trainer(case: Case) -> Trainer:
     executor = GradientRecorder(case.task, LocalTraining(0, case.estimates.batch_size), case.norms, 1)
-    return Trainer(case.task, executor.module, batch_size=case.estimates.batch_size, width=WIDTH)
+    return Trainer(case.task, executor.module, batch_size=case.estimates.batch_size, max_batch_jobs=WIDTH)
 
 
 def _settle(quests: Sequence[_Quest], trainer: Trainer, tell: Tell | None) -> None:
@@ -251,7 +251,7 @@ def _settle(quests: Sequence[_Quest], trainer: Trainer, tell: Tell | None) -> No
 def _turn(pending: Iterable[_Quest], trainer: Trainer) -> Iterator[SpeedupTrial]:
     """One run for every search; each is given as it ends."""
     quests = {id(lane): (lane, quest) for lane, quest in ((quest.lane(), quest) for quest in pending)}
-    for lane, _ in drive_batched([lane for lane, _ in quests.values()], trainer):
+    for lane, _ in run_batched([lane for lane, _ in quests.values()], trainer):
         if not lane.running:
             _, quest = quests.pop(id(lane))
             yield quest.finished(lane)

@@ -1,28 +1,42 @@
-"""Executors compute a plan: they train the jobs that some merge uses, and apply the merges. They know no algorithm."""
+"""Executors compute a plan: they train the jobs that merges use, and apply the merges. They know no algorithm."""
 
-from .batched import BatchedRun, drive_batched
+from .batched import BatchedRun, run_batched
+from .eval_schedule import EvalCounters, EvalResult, EvalSchedule, PendingEval
+from .evaluation import evaluate_version
+from .local_training import LocalTraining, TrainingJob
 from .minibatches import positions
-from .reference import LocalTraining, Reference
+from .reference import Reference
+from .reference_run import CheckpointHook, run_reference
 from .run_state import RunState
-from .stacking.layers import CannotStack
-from .stopping import CheckpointHook, EvalCounters, EvalSchedule, Evaluation, RunProgress, Status, StoppingRule, drive
+from .stacking.layer_registry import LayerSite, samplewise, stacked_layer
+from .stacking.stacked_types import StackedLayer, StackedPass, StackingError
+from .stopping import Evaluation, RunProgress, Status, StoppingRule
 from .trainer import Trainer
 
 __all__ = [
     "BatchedRun",
-    "CannotStack",
     "CheckpointHook",
     "EvalCounters",
+    "EvalResult",
     "EvalSchedule",
     "Evaluation",
+    "LayerSite",
     "LocalTraining",
+    "PendingEval",
     "Reference",
     "RunProgress",
     "RunState",
+    "StackedLayer",
+    "StackedPass",
+    "StackingError",
     "Status",
     "StoppingRule",
     "Trainer",
-    "drive",
-    "drive_batched",
+    "TrainingJob",
+    "evaluate_version",
     "positions",
+    "run_batched",
+    "run_reference",
+    "samplewise",
+    "stacked_layer",
 ]

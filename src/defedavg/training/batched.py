@@ -1,9 +1,9 @@
-"""The batched executor: jobs of many clients, rounds, seeds and rates in one stacked step.
+"""The batched executor: trains jobs of many clients, rounds, seeds and learning rates in one stacked step.
 
-A job is ready as soon as its start version is there. So the executor looks ahead in every run's plan, trains ready jobs
-together, merges every round whose jobs are trained, and looks ahead again. Which jobs share a batch changes no result
-but for rounding: every job has its own weights, samples, rate and number of steps. Versions are measured in batches,
-while the device trains on.
+A job is ready as soon as its start version exists. The executor therefore reads ahead in every run's plan, trains ready
+jobs together, merges every round whose jobs are trained, and repeats. Which jobs share a batch changes results by
+rounding at most, because every job has its own weights, samples, learning rate and number of steps. Versions are
+evaluated in batches, while the device trains the next jobs.
 """
 
 from __future__ import annotations
@@ -17,101 +17,100 @@ from torch import Tensor
 from ..algorithms.protocol import Update
 from ..errors import UserError
 from ..planning.records import Record, Round
+from .eval_schedule import EvalCounters, EvalResult, EvalSchedule, PendingEval
 from .evaluation import Evaluator
+from .local_training import TrainingJob
 from .reference import Reference
-from .stopping import (
-    CheckpointHook,
-    EvalCounters,
-    EvalResult,
-    EvalSchedule,
-    Evaluation,
-    PendingEval,
-    RunProgress,
-    StoppingRule,
-)
-from .trainer import Trainer, TrainingJob
+from .reference_run import CheckpointHook
+from .stopping import Evaluation, RunProgress, StoppingRule
+from .trainer import Trainer
 
 LOOK_AHEAD = 256  # rounds read ahead at most
-BARREN = 32  # rounds without a job that is ready, and those behind them are not looked at either
-AT_ONCE = 64  # versions of a run that may wait to be measured
+MAX_ROUNDS_WITHOUT_READY_JOBS = 32  # in a row; later rounds are not searched
+MAX_PENDING_EVALS = 64  # of one run
 
 
 @dataclass(eq=False)
 class BatchedRun:
-    """One run under the executor: its stream, what was read of it, and what was computed."""
+    """One run of the batched executor: its stream of records, the rounds read ahead, and the results."""
 
     reference: Reference
     records: Iterator[Record]
-    goal: StoppingRule
+    rule: StoppingRule
     progress: RunProgress
     rounds: deque[Round] = field(default_factory=deque)
-    deltas: dict[Update, Tensor] = field(default_factory=dict)
-    tally: EvalCounters = field(default_factory=EvalCounters)
-    last: Record | None = None  # the record that ends the run before its rounds are full
+    deltas: dict[Update, Tensor] = field(default_factory=dict)  # trained updates that wait for their round
+    counters: EvalCounters = field(default_factory=EvalCounters)
+    final_record: Record | None = None  # ends the run before it reaches its number of rounds
     ended: bool = False
-    held: bool = False  # whoever reads the measurements may let a run wait for others
-    exact: bool = False  # while it waits nothing is told of it, though it may have been computed further
-    later: deque[tuple[PendingEval, EvalResult]] = field(default_factory=deque)  # so this was seen meanwhile
+    held: bool = False  # the caller pauses a run by setting this
+    defer_results: bool = False  # report no result while the run is held, even where it was computed before
+    unreported: deque[tuple[PendingEval, EvalResult]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.meter = EvalSchedule(self.reference.task, self.goal, self.progress, self.tally)
-        self.newest = self.tally.newest[0]
+        self.schedule = EvalSchedule(self.reference.task, self.rule, self.progress, self.counters)
+        self.newest = self.counters.newest[0]
 
     @property
     def running(self) -> bool:
-        """Whether there is more to compute, as far as is known."""
-        return self.meter.running
+        """Whether the run continues, according to the results known so far."""
+        return self.schedule.running
 
-    def ready(self, wanted: int, room: int) -> list[Update]:
-        """Jobs that can be trained now, the soonest needed first; reads ahead until there are ``wanted``.
+    def ready(self, wanted: int, max_pending_updates: int) -> list[Update]:
+        """Return up to ``wanted`` jobs that can be trained now, those needed soonest first.
 
-        ``room`` is how many trained updates may wait for their rounds: those of the next round always may.
+        At most ``max_pending_updates`` trained updates may wait for their rounds, except those of the next round.
         """
         if self.ended or self.held:
             return []
-        found: list[Update] = []
-        barren = 0  # rounds in a row without a job that is ready
+        jobs: list[Update] = []
+        rounds_without_ready_jobs = 0
         for number in range(LOOK_AHEAD):
-            if barren == BARREN or (number >= len(self.rounds) and not self._read()):
+            if rounds_without_ready_jobs == MAX_ROUNDS_WITHOUT_READY_JOBS:
                 break
-            free = wanted if number == 0 else min(wanted, room - len(self.deltas))
-            if len(found) >= free:
+            if number >= len(self.rounds) and not self._read():
+                break
+            limit = wanted if number == 0 else min(wanted, max_pending_updates - len(self.deltas))
+            if len(jobs) >= limit:
                 break
             more = self._untrained(self.rounds[number])
-            barren = 0 if more else barren + 1
-            found.extend(more[: free - len(found)])
-        return found
+            rounds_without_ready_jobs = 0 if more else rounds_without_ready_jobs + 1
+            jobs.extend(more[: limit - len(jobs)])
+        return jobs
 
     def advance(self) -> Iterator[PendingEval]:
-        """Merge every round whose jobs are trained; yields the versions as they come."""
-        for _ in range(AT_ONCE):
-            if self.ended or self.held or not (self.rounds or self._read()):
+        """Merge every round whose jobs are trained, and yield the new versions."""
+        for _ in range(MAX_PENDING_EVALS):
+            if self.ended or self.held or not (self.rounds or self._read()) or not self._is_trained(self.rounds[0]):
                 break
-            merge = self.rounds[0].merge
-            if any(update.steps and update not in self.deltas for update, _ in merge.updates):
-                return
-            record = self.rounds.popleft()
-            trained = {update: self.deltas.pop(update) for update, _ in merge.updates if update.steps}
-            self.newest = merge.version
-            due = self.meter.round(record, self.reference.merge(record, trained))
-            self.ended = due.ends is not None
-            yield due
-        if self.last is not None and not self.rounds and not self.ended and not self.held:
+            yield self._merge(self.rounds.popleft())
+        if self.final_record is not None and not self.rounds and not self.ended and not self.held:
             self.ended = True
-            yield self.meter.ended(self.last, self.reference.versions[self.newest])
+            yield self.schedule.ended(self.final_record, self.reference.versions[self.newest])
 
     def job(self, update: Update) -> TrainingJob:
-        """The work of an update whose start version is there."""
-        return TrainingJob(self.reference.recipe, self.reference.task, self.reference.versions[update.version], update)
+        """Return the job of an update whose start version exists."""
+        reference = self.reference
+        return TrainingJob(reference.local_training, reference.task, reference.versions[update.version], update)
 
-    def settle(self, due: PendingEval, outcome: EvalResult) -> Evaluation | None:
-        """Take in what was seen of a version; where the run is over, what was computed beyond is forgotten."""
-        found = self.meter.settle(due, outcome)
+    def record(self, pending: PendingEval, result: EvalResult) -> Evaluation | None:
+        """Update the progress from a result; where it ends the run, discard the speculative work past that version."""
+        evaluation = self.schedule.record(pending, result)
         if not self.running:
-            self.reference.versions = {due.round: due.weights}
-            self.newest = due.round
+            self.reference.versions = {pending.round: pending.weights}
+            self.newest = pending.round
             self.deltas.clear()
-        return found
+        return evaluation
+
+    def _is_trained(self, record: Round) -> bool:
+        return not any(update.steps and update not in self.deltas for update, _ in record.merge.updates)
+
+    def _merge(self, record: Round) -> PendingEval:
+        trained = {update: self.deltas.pop(update) for update, _ in record.merge.updates if update.steps}
+        self.newest = record.merge.version
+        pending = self.schedule.round(record, self.reference.merge(record, trained))
+        self.ended = pending.ends is not None
+        return pending
 
     def _untrained(self, record: Round) -> list[Update]:
         return [
@@ -121,90 +120,124 @@ class BatchedRun:
         ]
 
     def _read(self) -> bool:
-        """Read one more round; False where the run ends."""
+        """Read one more round, and return False where the run ends."""
         planned = self.rounds[-1].merge.version if self.rounds else self.newest
-        while self.last is None and planned < self.goal.max_rounds:
+        while self.final_record is None and planned < self.rule.max_rounds:
             record = next(self.records)
-            if self.goal.ended_by(record):
-                self.last = record
+            if self.rule.ended_by(record):
+                self.final_record = record
             elif isinstance(record, Round):
                 self.rounds.append(record)
                 return True
         return False
 
 
-def drive_batched(
-    lanes: Iterable[BatchedRun],
+Batch = list[tuple[BatchedRun, Update]]
+
+
+class _ActiveRuns:
+    """The runs in progress; starts queued runs when the active ones cannot fill a batch."""
+
+    def __init__(self, trainer: Trainer, queued: Iterator[BatchedRun], resumed: Sequence[BatchedRun]) -> None:
+        self._trainer = trainer
+        self._queued = queued
+        self._runs = list(resumed)
+        self._started = self._version_0(self._runs)
+
+    def released(self) -> list[BatchedRun]:
+        """Return the runs whose deferred results can be reported now."""
+        return [run for run in self._runs if run.unreported and not run.held]
+
+    def advance(self) -> list[tuple[BatchedRun, PendingEval]]:
+        """Merge what can be merged, and return all new versions, those of started runs first."""
+        return self._started + [(run, pending) for run in self._runs if run.running for pending in run.advance()]
+
+    def next_batch(self) -> Batch:
+        """Return the jobs to train next; drops ended runs, and starts queued ones while the batch has free slots."""
+        trainer = self._trainer
+        self._runs = [run for run in self._runs if run.running]
+        self._started = []
+        batch = _gather(self._runs, trainer.max_batch_jobs, trainer.max_pending_updates)
+        while len(batch) < trainer.max_batch_jobs and (run := next(self._queued, None)) is not None:
+            if not trainer.accepts(run.reference.module):
+                raise UserError(
+                    "the model differs each time it is built; only its initial weights may differ, so build the same "
+                    "layers and constants for every seed"
+                )
+            self._runs.append(run)
+            self._started += self._version_0([run])
+            batch += _gather([run], trainer.max_batch_jobs - len(batch), trainer.max_pending_updates)
+        return batch
+
+    @staticmethod
+    def _version_0(runs: Sequence[BatchedRun]) -> list[tuple[BatchedRun, PendingEval]]:
+        return [(run, run.schedule.start(run.reference.versions[0])) for run in runs if not run.schedule.started]
+
+
+def run_batched(
+    runs: Iterable[BatchedRun],
     trainer: Trainer,
     resumed: Sequence[BatchedRun] = (),
-    rest: CheckpointHook = lambda: None,
+    checkpoint_hook: CheckpointHook = lambda: None,
 ) -> Iterator[tuple[BatchedRun, Evaluation | None]]:
-    """Compute many runs together until each has reached its goal; yields every measurement with its run.
+    """Compute many runs together until the rule of each stops it, and yield every evaluation with its run.
 
-    A run that ends without one, because its weights are no numbers any more, is yielded with None.
+    A run whose weights are no longer finite ends without an evaluation, and is yielded with None.
 
-    A run is begun when those before it cannot fill a batch, so that a long sweep needs no more memory than a short one.
-    ``resumed`` are runs that were under way at a rest of an earlier call, in their order.
+    A run is started when those before it cannot fill a batch, so that a long sweep needs no more memory than a short
+    one. ``resumed`` are the runs that were in progress when an earlier call was checkpointed, in their order.
     """
-    judge, waiting = Evaluator(trainer), iter(lanes)
-    running = list(resumed)
-    begun = [(lane, lane.meter.start(lane.reference.versions[0])) for lane in running if not lane.meter.begun]
-    batch: list[tuple[BatchedRun, Update]] | None = None
+    evaluator, active = Evaluator(trainer), _ActiveRuns(trainer, iter(runs), resumed)
+    batch: Batch | None = None
     while True:
-        rest()
-        for waited in [lane for lane in running if lane.later and not lane.held]:
-            batch = None  # whoever hears of it may let others go on
-            yield from _catch_up(waited)
-        fresh = begun + [(lane, due) for lane in running if lane.running for due in lane.advance()]
-        if batch == [] and not fresh:
+        checkpoint_hook()
+        for run in active.released():
+            batch = None  # the caller may release further runs when it receives these results
+            yield from _report(run)
+        pending = active.advance()
+        if batch == [] and not pending:
             return
-        verdict = judge.look(fresh)
+        results = evaluator.start(pending)
         if not trainer.asynchronous:
-            yield from _settle(fresh, verdict())
-            fresh, verdict = [], judge.look([])
-        running = [lane for lane in running if lane.running]
-        batch = _gather(running, trainer.width, trainer.room)
-        begun = []
-        while len(batch) < trainer.width and (lane := next(waiting, None)) is not None:
-            if not trainer.accepts(lane.reference.module):
-                raise UserError("the model is another each time it is built; only its first weights may differ")
-            running.append(lane)
-            if not lane.meter.begun:
-                begun.append((lane, lane.meter.start(lane.reference.versions[0])))
-            batch += _gather([lane], trainer.width - len(batch), trainer.room)
-        # On a device the next batch is under way before anyone waits for what is known of the last one.
-        for (lane, update), delta in zip(
-            batch, trainer.train([lane.job(update) for lane, update in batch]), strict=True
-        ):
-            lane.deltas[update] = delta
-            lane.reference.updates_trained += 1
-        yield from _settle(fresh, verdict())
+            yield from _record(pending, results())
+            pending, results = [], evaluator.start([])
+        batch = active.next_batch()
+        # A CUDA device trains this batch while the host waits for the results of the last one.
+        _train(batch, trainer)
+        yield from _record(pending, results())
 
 
-def _settle(
-    fresh: Sequence[tuple[BatchedRun, PendingEval]], outcomes: Sequence[EvalResult]
+def _train(batch: Batch, trainer: Trainer) -> None:
+    deltas = trainer.train([run.job(update) for run, update in batch])
+    for (run, update), delta in zip(batch, deltas, strict=True):
+        run.deltas[update] = delta
+        run.reference.updates_trained += 1
+
+
+def _record(
+    pending: Sequence[tuple[BatchedRun, PendingEval]], results: Sequence[EvalResult]
 ) -> Iterator[tuple[BatchedRun, Evaluation | None]]:
-    for (lane, due), outcome in zip(fresh, outcomes, strict=True):
-        lane.later.append((due, outcome))
-        yield from _catch_up(lane)
+    for (run, one), result in zip(pending, results, strict=True):
+        run.unreported.append((one, result))
+        yield from _report(run)
 
 
-def _catch_up(lane: BatchedRun) -> Iterator[tuple[BatchedRun, Evaluation | None]]:
-    """Take in what was seen of a run."""
-    while lane.later and lane.running and not (lane.held and lane.exact):
-        found = lane.settle(*lane.later.popleft())
-        if found is not None or not lane.running:
-            yield lane, found
+def _report(run: BatchedRun) -> Iterator[tuple[BatchedRun, Evaluation | None]]:
+    """Record the unreported results of a run, and yield its evaluations."""
+    while run.unreported and run.running and not (run.held and run.defer_results):
+        evaluation = run.record(*run.unreported.popleft())
+        if evaluation is not None or not run.running:
+            yield run, evaluation
 
 
-def _gather(lanes: Sequence[BatchedRun], width: int, room: int) -> list[tuple[BatchedRun, Update]]:
-    """Ready jobs of all runs, an equal share of the batch for each; what one does not need goes to the others."""
-    each = max(1, room // max(1, len(lanes)))
-    queues = deque((lane, deque(lane.ready(width, each))) for lane in lanes)
-    batch: list[tuple[BatchedRun, Update]] = []
-    while queues and len(batch) < width:
-        lane, queue = queues.popleft()
+def _gather(runs: Sequence[BatchedRun], max_batch_jobs: int, max_pending_updates: int) -> Batch:
+    """Return ready jobs of all runs, with an equal share of the batch for each; unused shares go to other runs."""
+    share = max(1, max_pending_updates // max(1, len(runs)))
+    queues = deque((run, deque(run.ready(max_batch_jobs, share))) for run in runs)
+    batch: Batch = []
+    while queues and len(batch) < max_batch_jobs:
+        run, queue = queues.popleft()
         if queue:
-            batch.append((lane, queue.popleft()))
-            queues.append((lane, queue))
+            batch.append((run, queue.popleft()))
+            queues.append((run, queue))
     return batch

@@ -1,4 +1,4 @@
-"""How wide a batch may be: what one client needs is measured once, and what may be used is given or looked up."""
+"""The limits of a batch: measures the memory that one client needs, and divides what may be used."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from torch import Tensor
 
 from ..errors import UserError
 
-SHARE = {"cpu": 0.5, "cuda": 0.8}  # of what is free, where nothing is said
-MOST_WAITING = 4096  # trained updates, however much memory there is
-VECTORS = 5  # a job's start, its weights at work, its end, its difference, and one in passing
+SHARE = {"cpu": 0.5, "cuda": 0.8}  # of the free memory, unless a limit is given
+MAX_PENDING_UPDATES = 4096  # however much memory is available
+VECTORS = 5  # of one job: its start, its current weights, its end, its difference, and a temporary one
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def parse_memory(text: str) -> int:
-    """Bytes from "800M", "12G", "1.5 GiB"."""
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE)
-    size = float(found[1]) * UNITS[found[2].lower()] if found else 0.0
+    """Return the bytes of "800M", "12G" or "1.5 GiB"."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE)
+    size = float(match[1]) * UNITS[match[2].lower()] if match else 0.0
     if not 1 <= size < 2**60:
-        raise UserError(f"--memory {text!r} is no size; write it as 800M or 12G")
+        raise UserError(f"--memory {text!r} is not a size; write it as 800M or 12G")
     return int(size)
 
 
 def readable(size: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes with a binary unit."""
     power = min(4, max(0, int(math.log2(max(size, 1)) // 10)))
     return f"{size / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def free(device: torch.device) -> int:
-    """Bytes that can still be had on a device; of a container no more than its limit leaves."""
+    """Return the free bytes of a device, in a container at most those within its limit."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
     lines = _read("/proc/meminfo").splitlines()
-    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    limits = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit():
-        found.append(max(0, int(limit) - int(used)))
-    return min(found, default=4 << 30)
+        limits.append(max(0, int(limit) - int(used)))
+    return min(limits, default=4 << 30)
 
 
 def _read(path: str) -> str:
@@ -55,25 +55,25 @@ def _read(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFit:
-    """What a memory allows."""
+class BatchLimits:
+    """The limits that an amount of memory allows."""
 
-    width: int  # jobs in a batch
-    room: int  # trained updates that may wait for their rounds
-    at_once: int  # jobs under way at the same moment
-    samples: int  # samples of all versions together, when they are measured
+    max_batch_jobs: int
+    max_pending_updates: int  # trained updates that may wait for their rounds
+    concurrent_jobs: int  # jobs of a batch that are computed at the same moment
+    eval_samples: int  # samples of all versions together in one evaluation step
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """What one job takes: its vector of parameters, and all that a step makes on the way."""
+class JobMemory:
+    """The bytes that one job needs: its vector of parameters, and the temporary tensors of a step."""
 
     vector: int
     step: int
     samples: int  # in a step
 
-    def fit(self, width: int, at_once: int, allowed: int) -> BatchFit:
-        """The widest batch, up to ``width``; half of what is allowed is for it, the rest for versions and updates."""
+    def limits(self, max_batch_jobs: int, concurrent_jobs: int, allowed: int) -> BatchLimits:
+        """Return the largest limits up to those given; half of ``allowed`` is for versions and pending updates."""
         one = self.step + VECTORS * self.vector
         if allowed < 2 * one:
             raise UserError(
@@ -81,39 +81,39 @@ class Need:
                 "give more with --memory, or use a smaller model or batch_size"
             )
         half = allowed // 2
-        at_once = max(1, min(at_once, width, half // one))
-        waiting = (half - at_once * one) // (VECTORS * self.vector)
-        return BatchFit(
-            width=max(1, min(width, at_once + waiting)),
-            room=max(1, min(MOST_WAITING, half // (2 * self.vector))),
-            at_once=at_once,
-            samples=max(1, half // 4 * self.samples // max(1, self.step)),
+        concurrent_jobs = max(1, min(concurrent_jobs, max_batch_jobs, half // one))
+        waiting = (half - concurrent_jobs * one) // (VECTORS * self.vector)
+        return BatchLimits(
+            max_batch_jobs=max(1, min(max_batch_jobs, concurrent_jobs + waiting)),
+            max_pending_updates=max(1, min(MAX_PENDING_UPDATES, half // (2 * self.vector))),
+            concurrent_jobs=concurrent_jobs,
+            eval_samples=max(1, half // 4 * self.samples // max(1, self.step)),
         )
 
 
 def allowed(memory: int | None, device: torch.device) -> int:
-    """Bytes to use: what was asked for, or a share of what is free."""
+    """Return the bytes to use: those that were asked for, or a share of the free ones."""
     return int(SHARE[device.type] * free(device)) if memory is None else memory
 
 
 def step_bytes(step: Callable[[int], None], device: torch.device) -> int:
-    """What a step takes for each client besides its parameters; ``step`` runs one at a width."""
+    """Measure the bytes of a step per client, without its parameters; ``step(clients)`` runs one step."""
     if device.type == "cuda":
-        step(1)  # compiles, and makes what is made once
+        step(1)  # compiles kernels, and allocates what is allocated once
         peaks = []
-        for width in (1, 5):
+        for clients in (1, 5):
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-            step(width)
+            step(clients)
             peaks.append(torch.cuda.max_memory_allocated(device) - before)
         return max(1, (peaks[1] - peaks[0]) // 4)
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         step(1)
-    return max(1, 2 * sum(kept.values()))  # what is kept for the way back, and as much again on it
+    return max(1, 2 * sum(saved.values()))  # the tensors saved for the backward pass, and as much for its gradients

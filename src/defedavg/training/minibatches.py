@@ -1,4 +1,4 @@
-"""Which samples a job sees: a pure function of (seed, client, job), whatever else runs."""
+"""The mini-batches of a job: a pure function of (seed, client, job), whatever else is computed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..rng import extend, extend_all, key, permutation
 
 
 def batch_key(seed: int, client: int, index: int) -> int:
-    """The key of all that a job draws from its client's samples."""
+    """Return the key from which a job draws its mini-batches."""
     return extend(extend(key(seed, "batch"), client), index)
 
 
 def positions(
     seed: int, client: int, index: int, *, steps: int, batch_size: int, size: int, sampling: str = "replacement"
 ) -> NDArray[np.int64]:
-    """For every step of a job, the positions in the client's own samples: shape (steps, batch_size).
+    """Return the positions of every step's mini-batch in the client's samples, (steps, batch_size).
 
-    ``replacement`` draws every position on its own; ``shuffle`` goes through the samples in an order drawn anew for
-    each pass, a batch running on into the next pass where a pass ends.
+    ``replacement`` draws every position independently; ``shuffle`` draws a new order of the samples for each epoch, and
+    a mini-batch at the end of an epoch continues into the next one.
     """
     start = batch_key(seed, client, index)
     count = steps * batch_size
@@ -27,6 +27,6 @@ def positions(
         keys = extend_all(start, np.arange(count))
         drawn = (((keys >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32)).astype(np.int64)
     else:
-        passes = [permutation(extend(start, turn), size) for turn in range(-(-count // size))]
-        drawn = np.concatenate([np.zeros(0, np.int64), *passes])[:count]
+        epochs = [permutation(extend(start, epoch), size) for epoch in range(-(-count // size))]
+        drawn = np.concatenate([np.zeros(0, np.int64), *epochs])[:count]
     return drawn.reshape(steps, batch_size)

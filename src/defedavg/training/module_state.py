@@ -1,4 +1,4 @@
-"""What a module holds besides its parameters: layers that draw, buffers that move, and constants."""
+"""The state of a module besides its parameters: random layers, buffers that training updates, and constants."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from .stacking.attention import KeyedAttention, is_usual
+from .stacking.attention import KeyedAttention, is_standard
 from .stacking.dropout import KEYED, Draws, KeyedDropout
 
 
 def keyed_copy(module: nn.Module) -> tuple[nn.Module, Draws]:
-    """A copy whose layers with dropout take their masks from keys, and the place to put these keys."""
+    """Return a copy whose dropout layers draw their masks from keys, and the object that holds the key."""
     module, draws = copy.deepcopy(module), Draws()
     number = 0
     for inner in module.modules():
         kind: type[nn.Module] | None = KEYED.get(type(inner))
-        if type(inner) is nn.MultiheadAttention and inner.dropout > 0 and is_usual(inner):
+        if type(inner) is nn.MultiheadAttention and inner.dropout > 0 and is_standard(inner):
             kind = KeyedAttention
         if kind is not None:
-            inner.__class__ = kind  # in place, since several modules may hold this one
+            inner.__class__ = kind  # in place, because several modules may hold this one
         if isinstance(inner, KeyedDropout | KeyedAttention):
             inner.number, inner.draws = number, draws
             number += 1
@@ -29,25 +29,25 @@ def keyed_copy(module: nn.Module) -> tuple[nn.Module, Draws]:
     return module, draws
 
 
-def moving_buffers(module: nn.Module, inputs: Tensor) -> frozenset[str]:
-    """The buffers that a training pass over these inputs changes, with all others of the same layer."""
+def updated_buffers(module: nn.Module, inputs: Tensor) -> frozenset[str]:
+    """Return the buffers that a forward pass in training mode changes, with all other buffers of the same layer."""
     before = dict(module.named_buffers())
     if not before:
         return frozenset()
-    trial, draws = keyed_copy(module)
+    copied, draws = keyed_copy(module)
     draws.key = torch.zeros((), dtype=torch.int64, device=inputs.device)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            trial.train()(inputs)
-    except Exception:  # what cannot be seen to stand still may move
+            copied.train()(inputs)
+    except Exception:  # without a forward pass, any buffer may be one that training updates
         return frozenset(before)
-    after = dict(trial.named_buffers())
-    moved = {name.rpartition(".")[0] for name, value in before.items() if not _same(value, after.get(name))}
-    return frozenset(name for name in before if name.rpartition(".")[0] in moved)
+    after = dict(copied.named_buffers())
+    layers = {name.rpartition(".")[0] for name, value in before.items() if not _same(value, after.get(name))}
+    return frozenset(name for name in before if name.rpartition(".")[0] in layers)
 
 
 def same_constants(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules of one kind agree in all tensors but their parameters, so that they can share a batch."""
+    """Return whether two modules agree in all tensors except their parameters, so that they can share a batch."""
     first, second = dict(_constants(one)), dict(_constants(other))
     return first.keys() == second.keys() and all(_same(value, second[name]) for name, value in first.items())
 
@@ -55,9 +55,9 @@ def same_constants(one: nn.Module, other: nn.Module) -> bool:
 def _constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers()
     for name, inner in module.named_modules():
-        for own, value in vars(inner).items():
-            if isinstance(value, Tensor) and value.grad_fn is None:  # else it was kept from a pass
-                yield f"{name}.{own}", value
+        for attribute, value in vars(inner).items():
+            if isinstance(value, Tensor) and value.grad_fn is None:  # otherwise it is a cached activation
+                yield f"{name}.{attribute}", value
 
 
 def _same(one: Tensor, other: Tensor | None) -> bool:

@@ -1,4 +1,4 @@
-"""In which precision products are computed on a CUDA device. Weights and activations are float32 all the same."""
+"""The precision of matrix products on a CUDA device. Weights and activations are float32 in each of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT: Final = {"cpu": "float32", "cuda": "tf32"}
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Refuse a precision that is unknown, or that the device does not have."""
+    """Refuse a precision that is unknown or that the device does not support."""
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
     if device == "cpu" and precision != "float32":
@@ -24,11 +24,11 @@ def check_precision(precision: str, device: str) -> None:
 
 @contextmanager
 def computing_in(precision: str) -> Iterator[None]:
-    """PyTorch's own products in this precision: TF32 for all but float32. The caller's settings come back."""
+    """Let PyTorch's own products use TF32 unless the precision is float32; restore its settings afterwards."""
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
-    kept = matmul.allow_tf32, convolution.allow_tf32
+    previous = matmul.allow_tf32, convolution.allow_tf32
     matmul.allow_tf32 = convolution.allow_tf32 = precision != "float32"
     try:
         yield
     finally:
-        matmul.allow_tf32, convolution.allow_tf32 = kept
+        matmul.allow_tf32, convolution.allow_tf32 = previous

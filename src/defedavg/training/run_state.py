@@ -1,13 +1,13 @@
-"""Where a run stands between two rounds: all that is needed to go on later, elsewhere, to the same bits.
+"""The state of a run between two rounds: what a checkpoint needs to resume it, with bit-identical results.
 
-The plan is not in it, since it can be made again. Updates that wait for their round are named; those that would not be
-the same bit for bit if they were trained again are in it, too.
+The state does not contain the plan, which can be made again. It names the trained updates that wait for their round,
+and contains those that would not be bit-identical if they were trained again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -16,18 +16,29 @@ from ..algorithms.protocol import Update
 from ..errors import UserError
 from ..planning.records import Record, Round
 from .batched import BatchedRun
+from .eval_schedule import EvalCounters, EvalSchedule
 from .reference import Reference
-from .stopping import EvalCounters, EvalSchedule, Evaluation, RunProgress
+from .stopping import Evaluation, RunProgress
 from .trainer import Trainer
 
 VERSION, UPDATE = "version", "update"
+COUNTER_KEYS = {
+    "staleness": "staleness",
+    "updates": "updates",
+    "consecutive_hits": "hits",
+    "hits_since": "since",
+    "newest": "newest",
+    "evaluated": "measured",
+    "wall_seconds": "wall_seconds",
+}
+"""Field of ``EvalCounters`` -> its key in the ``tally`` of a checkpoint, which is a file format."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunState:
     """A run between two rounds."""
 
-    tally: EvalCounters
+    counters: EvalCounters
     updates_trained: int
     first_hit_seconds: float | None
     sustained_seconds: float | None
@@ -36,25 +47,24 @@ class RunState:
     deltas: Mapping[Update, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, reference: Reference, meter: EvalSchedule, progress: RunProgress) -> RunState:
-        """Of a run computed one job after the other."""
-        tally = meter.tally
-        kept = EvalCounters(**{**asdict(tally), "staleness": list(tally.staleness), "wall_seconds": meter.wall_seconds})
+    def of(cls, reference: Reference, schedule: EvalSchedule, progress: RunProgress) -> RunState:
+        """Return the state of a run of the reference executor."""
+        counters = schedule.counters
+        copied = replace(counters, staleness=list(counters.staleness), wall_seconds=schedule.wall_seconds)
         hits = progress.first_hit_seconds, progress.sustained_seconds
-        return cls(kept, reference.updates_trained, *hits, dict(reference.versions))
+        return cls(copied, reference.updates_trained, *hits, dict(reference.versions))
 
     @classmethod
-    def of_lane(cls, lane: BatchedRun, trainer: Trainer) -> RunState:
-        """Of a run that shares batches."""
-        plain = cls.of(lane.reference, lane.meter, lane.progress)
-        kept = {} if trainer.repeats else dict(lane.deltas)
-        hits = plain.first_hit_seconds, plain.sustained_seconds
-        return cls(plain.tally, plain.updates_trained, *hits, plain.versions, tuple(lane.deltas), kept)
+    def of_batched_run(cls, run: BatchedRun, trainer: Trainer) -> RunState:
+        """Return the state of a run of the batched executor."""
+        state = cls.of(run.reference, run.schedule, run.progress)
+        kept = {} if trainer.batch_invariant else dict(run.deltas)
+        return replace(state, waiting=tuple(run.deltas), deltas=kept)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the tensors."""
+        """Return everything except the tensors."""
         return {
-            "tally": asdict(self.tally),
+            "tally": {stored: getattr(self.counters, name) for name, stored in COUNTER_KEYS.items()},
             "updates_trained": self.updates_trained,
             "first_hit_seconds": self.first_hit_seconds,
             "sustained_seconds": self.sustained_seconds,
@@ -63,52 +73,48 @@ class RunState:
         }
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors by name."""
+        """Yield the tensors by name."""
         for version, weights in self.versions.items():
             yield f"{VERSION}.{version}", weights
         for update, delta in self.deltas.items():
             yield f"{UPDATE}.{update.client}.{update.index}", delta
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RunState:
-        """Put together again; what is no standing raises KeyError, TypeError or ValueError."""
-        tally = found["tally"]
-        if set(tally) != {f.name for f in fields(EvalCounters)}:
-            raise ValueError("wrong fields")
-        (newest, now), (measured, then) = tally["newest"], tally["measured"]
-        waiting = {Update(*map(int, ids)): kept for *ids, kept in found["waiting"]}
+    def from_json(cls, stored: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RunState:
+        """Return the stored state, or raise KeyError, TypeError or ValueError if this is not one."""
+        waiting = {Update(*map(int, ids)): kept for *ids, kept in stored["waiting"]}
         return cls(
-            EvalCounters(**{**tally, "newest": (int(newest), float(now)), "measured": (int(measured), float(then))}),
-            int(found["updates_trained"]),
-            found["first_hit_seconds"],
-            found["sustained_seconds"],
-            {int(version): tensors[f"{VERSION}.{version}"] for version in found["versions"]},
+            _counters(stored["tally"]),
+            int(stored["updates_trained"]),
+            stored["first_hit_seconds"],
+            stored["sustained_seconds"],
+            {int(version): tensors[f"{VERSION}.{version}"] for version in stored["versions"]},
             tuple(waiting),
             {u: tensors[f"{UPDATE}.{u.client}.{u.index}"] for u, kept in waiting.items() if kept},
         )
 
     def restore(self, reference: Reference, progress: RunProgress, evaluations: Iterable[Evaluation]) -> None:
-        """Let a fresh run stand here, with what it measured until now."""
-        first = reference.versions[0]
+        """Bring a new run to this state, with the evaluations that it had yielded before."""
+        initial = reference.versions[0]
         for weights in self.versions.values():
-            if weights.shape != first.shape or weights.dtype != first.dtype:
-                raise UserError("the checkpoint is of another model; was the program or the model changed?")
-        reference.versions = {version: weights.to(first.device) for version, weights in self.versions.items()}
+            if weights.shape != initial.shape or weights.dtype != initial.dtype:
+                raise UserError("the checkpoint belongs to a different model; restore the program and the model")
+        reference.versions = {version: weights.to(initial.device) for version, weights in self.versions.items()}
         reference.updates_trained = self.updates_trained
-        progress.rounds, progress.seconds = self.tally.newest
+        progress.rounds, progress.seconds = self.counters.newest
         progress.first_hit_seconds, progress.sustained_seconds = self.first_hit_seconds, self.sustained_seconds
         progress.evaluations = list(evaluations)
 
-    def restore_lane(self, lane: BatchedRun, trainer: Trainer) -> None:
-        """Give a lane the updates that wait for their round; those that were not kept are trained again."""
-        device = lane.reference.versions[lane.newest].device
+    def restore_batched_run(self, run: BatchedRun, trainer: Trainer) -> None:
+        """Give a restored run the updates that wait for their round; train again those that were not stored."""
+        device = run.reference.versions[run.newest].device
         missing = [update for update in self.waiting if update not in self.deltas]
-        again = dict(zip(missing, trainer.train([lane.job(update) for update in missing]), strict=True))
-        lane.deltas = {u: self.deltas[u].to(device) if u in self.deltas else again[u] for u in self.waiting}
+        retrained = dict(zip(missing, trainer.train([run.job(update) for update in missing]), strict=True))
+        run.deltas = {u: self.deltas[u].to(device) if u in self.deltas else retrained[u] for u in self.waiting}
 
     def skip(self, records: Iterator[Record]) -> Iterator[Record]:
-        """What is left of a plan behind here; refuses a plan that did not lead here."""
-        newest, seconds = self.tally.newest
+        """Advance a plan to this state and return the rest of it; refuse a plan that does not lead to this state."""
+        newest, seconds = self.counters.newest
         live = {0}
         last = None
         while newest > 0 and (last is None or last.merge.version < newest):
@@ -117,5 +123,15 @@ class RunState:
                 break
             live = (live | {last.merge.version}) - set(last.freed)
         if live != set(self.versions) or (newest > 0 and (last is None or last.time != seconds)):
-            raise UserError("the plan is another than the one that was begun; was the trace or the program changed?")
+            raise UserError("the plan differs from the one in the checkpoint; restore the program and the trace file")
         return records
+
+
+def _counters(stored: Mapping[str, Any]) -> EvalCounters:
+    if set(stored) != set(COUNTER_KEYS.values()):
+        raise ValueError("wrong fields")
+    fields = {name: stored[key] for name, key in COUNTER_KEYS.items()}
+    for name in ("newest", "evaluated"):
+        number, seconds = fields[name]
+        fields[name] = (int(number), float(seconds))
+    return EvalCounters(**fields)

@@ -1,4 +1,4 @@
-"""How many threads PyTorch computes with."""
+"""The number of threads that PyTorch computes with."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads for this thread's operations, and for MKL as a whole; the caller's number comes back."""
-    kept = torch.get_num_threads()
+    """Use ``count`` threads for this thread's operations, and for MKL as a whole; restore the number afterwards."""
+    previous = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(kept)
+        torch.set_num_threads(previous)

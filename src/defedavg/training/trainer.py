@@ -1,51 +1,45 @@
-"""Trains batches of jobs as one stacked model: in threads on the CPU, with the step captured as a graph on CUDA."""
+"""Trains batches of jobs as one stacked model: in threads on the CPU, by replaying a CUDA graph on a CUDA device."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..algorithms.protocol import Update
 from ..errors import UserError
 from ..tasks import Data, Task
-from .device_minibatches import Shares, host_samples
-from .kernels.cuda_graph import Captured
+from .device_minibatches import DeviceMinibatches, host_minibatches
+from .kernels.cuda_graph import StepGraph
 from .kernels.plain import CpuLayerKernels, LayerKernels
-from .memory import Need, allowed, step_bytes
+from .local_training import TrainingJob
+from .memory import JobMemory, allowed, step_bytes
 from .module_state import same_constants
 from .precision import DEFAULT, check_precision
-from .reference import LocalTraining, sample_losses
-from .stacking.layers import CHANNELS_LAST, Step
+from .reference import sample_losses
 from .stacking.stacked_model import stack
+from .stacking.stacked_types import CHANNELS_LAST, StackedPass
 from .tensor_rng import extend_all, signed
 from .threads import threads
 
-WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-WIDTH = {"cpu": 64, "cuda": 192}
-GROUP_BYTES = 8 << 20  # of parameters that one thread works on at once: what its cache still holds (measured)
-SMALL_GROUP = 4  # jobs; those of larger groups are so short that nobody waits long for the last
-SAMPLES_AT_ONCE = 20_000  # when versions are measured on a device
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainingJob:
-    """One client's work: how and on what it trains, where it starts, and which update it makes."""
-
-    recipe: LocalTraining
-    task: Task
-    start: Tensor
-    update: Update
+GRAPH_SLOTS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+DEFAULT_MAX_BATCH_JOBS = {"cpu": 64, "cuda": 192}
+GROUP_BYTES = 8 << 20  # of parameters in one thread's group of jobs: what its cache still holds (measured)
+SMALL_GROUP = 4  # jobs; the jobs of larger groups are so short that an uneven end costs little
+SAMPLES_AT_ONCE = 20_000  # when versions are evaluated on a device
 
 
 class Trainer:
-    """Trains jobs that share a model, a loss and training data; raises ``CannotStack`` where that is not possible."""
+    """Trains jobs that share a model, a loss and training data; refuses a model that cannot be stacked.
+
+    The constructor raises ``StackingError`` for such a model. ``max_batch_jobs`` limits the jobs in a batch,
+    ``max_pending_updates`` the trained updates that wait for their rounds. If ``batch_invariant`` is True, a job's
+    update is bit-identical in every batch.
+    """
 
     def __init__(
         self,
@@ -53,13 +47,14 @@ class Trainer:
         module: nn.Module,
         *,
         batch_size: int = 10,
-        width: int | None = None,
+        max_batch_jobs: int | None = None,
         memory: int | None = None,
         precision: str | None = None,
     ) -> None:
-        width = WIDTH[task.train.inputs.device.type] if width is None else width
-        if width < 1:
-            raise UserError(f"the batch width is {width}; it must be at least 1")
+        if max_batch_jobs is None:
+            max_batch_jobs = DEFAULT_MAX_BATCH_JOBS[task.train.inputs.device.type]
+        if max_batch_jobs < 1:
+            raise UserError(f"max_batch_jobs is {max_batch_jobs}; it must be at least 1")
         self._task = task
         self._module = module
         self._data = task.train
@@ -68,59 +63,62 @@ class Trainer:
         self._device = task.train.inputs.device
         dtype = next(module.parameters()).dtype
         self.asynchronous = self._device.type == "cuda"
-        self._products = _products(self._device, dtype, precision)
-        self._stacked = stack(module, self._products, task.train.inputs[:3])
-        self._shares = Shares(self._device)
-        self._graphs: dict[tuple[int, int, int], Captured] = {}
+        self._kernels = _kernels(self._device, dtype, precision)
+        self._stacked = stack(module, self._kernels, task.train.inputs[:3])
+        self._minibatches = DeviceMinibatches(self._device)
+        self._graphs: dict[tuple[int, int, int], StepGraph] = {}
         self.pool: Any = torch.cuda.graph_pool_handle() if self.asynchronous else None
         self._threads: ThreadPoolExecutor | None = None
         self._stopped = False
-        size = sum(count for *_, count in self._shapes) * dtype.itemsize
-        group = max(1, min(32, GROUP_BYTES // size))
-        at_once = width if self.asynchronous else group * torch.get_num_threads()
-        need = Need(size, step_bytes(partial(self._try, module, batch_size), self._device), batch_size)
-        fit = need.fit(width, at_once, allowed(memory, self._device))
-        self.width, self.room = fit.width, fit.room
-        self._group = min(group, fit.at_once)
-        self._at_once = max(1, fit.at_once // self._group)
-        self._samples_at_once = min(SAMPLES_AT_ONCE, fit.samples)
-        # Whether a job has the same bits in whatever batch it is trained.
-        alike = self._products.skips and isinstance(module, nn.Sequential)
-        self.repeats = not self.asynchronous or (alike and self._stacked.moved >= set(self._trainable))
+        self._set_limits(dtype.itemsize, batch_size, max_batch_jobs, memory)
+        same_in_any_batch = self._kernels.skips_zero_rates and isinstance(module, nn.Sequential)
+        fully_fused = self._stacked.self_updating >= set(self._trainable)
+        self.batch_invariant = not self.asynchronous or (same_in_any_batch and fully_fused)
 
-    def _try(self, module: nn.Module, batch_size: int, clients: int) -> None:
-        """A step that counts for nothing."""
-        vector = torch.cat([p.detach().reshape(1, -1) for p in module.parameters()], dim=1)
-        none = torch.zeros((clients, batch_size), dtype=torch.int64, device=self._device)
+    def _set_limits(self, itemsize: int, batch_size: int, max_batch_jobs: int, memory: int | None) -> None:
+        size = sum(count for *_, count in self._shapes) * itemsize
+        group = max(1, min(32, GROUP_BYTES // size))
+        concurrent = max_batch_jobs if self.asynchronous else group * torch.get_num_threads()
+        one = JobMemory(size, step_bytes(partial(self._discarded_step, batch_size), self._device), batch_size)
+        limits = one.limits(max_batch_jobs, concurrent, allowed(memory, self._device))
+        self.max_batch_jobs, self.max_pending_updates = limits.max_batch_jobs, limits.max_pending_updates
+        self._group_jobs = min(group, limits.concurrent_jobs)
+        self._concurrent_groups = max(1, limits.concurrent_jobs // self._group_jobs)
+        self._samples_at_once = min(SAMPLES_AT_ONCE, limits.eval_samples)
+
+    def _discarded_step(self, batch_size: int, clients: int) -> None:
+        """Run one step on copies of the weights."""
+        vector = torch.cat([p.detach().reshape(1, -1) for p in self._module.parameters()], dim=1)
+        zeros = torch.zeros((clients, batch_size), dtype=torch.int64, device=self._device)
         self.step(
-            self.split(vector.expand(clients, -1)), none, torch.ones_like(vector[0, :1]).expand(clients), none[:, 0]
+            self.split(vector.expand(clients, -1)), zeros, torch.ones_like(vector[0, :1]).expand(clients), zeros[:, 0]
         )
 
     def accepts(self, module: nn.Module) -> bool:
-        """Whether a model has the same parameters and constants as the one this was made for."""
+        """Return whether a model has the same parameters and constants as the one of this trainer."""
         shapes = [(name, p.shape, p.numel()) for name, p in module.named_parameters()]
         return self._shapes == shapes and same_constants(self._module, module)
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
-        """Δ of every job, in their order; where memory runs out, in smaller batches from then on."""
-        found: list[Tensor] = []
-        while len(found) < len(jobs):
-            part = jobs[len(found) : len(found) + self.width]
+        """Return Δ of every job, in their order; after running out of memory, continue with smaller batches."""
+        deltas: list[Tensor] = []
+        while len(deltas) < len(jobs):
+            batch = jobs[len(deltas) : len(deltas) + self.max_batch_jobs]
             try:
-                found.extend(self._train(part))
+                deltas.extend(self._train(batch))
                 continue
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _out_of_memory(error):
                     raise
-            # Only here, where the error and all that it held are gone, can their memory be had again.
-            self._shrink(len(part))
-        return found
+            # Outside the handler, because the error keeps the tensors of its frames alive.
+            self._shrink(len(batch))
+        return deltas
 
     def _shrink(self, tried: int) -> None:
-        """Half the width from now on."""
-        if min(self.width, tried) == 1:
+        """Halve the number of jobs in a batch from now on."""
+        if min(self.max_batch_jobs, tried) == 1:
             raise UserError("there is not enough memory to train even one client; use a smaller model or batch_size")
-        self.width = min(self.width, tried) // 2
+        self.max_batch_jobs = min(self.max_batch_jobs, tried) // 2
         self._graphs.clear()
         gc.collect()
         if self.asynchronous:
@@ -128,51 +126,54 @@ class Trainer:
             torch.cuda.empty_cache()
 
     def _train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
-        order = sorted(range(len(jobs)), key=lambda i: -jobs[i].update.steps)  # those with fewer steps leave first
-        chosen = [jobs[i] for i in order]
-        deltas = self._on_device(chosen) if self.asynchronous else self._in_threads(chosen)
-        found: list[Tensor] = [deltas[0]] * len(jobs)
-        for place, delta in zip(order, deltas, strict=True):
-            found[place] = delta
-        return found
+        order = sorted(range(len(jobs)), key=lambda i: -jobs[i].update.steps)  # jobs with fewer steps end first
+        ordered = [jobs[i] for i in order]
+        deltas = self._train_on_device(ordered) if self.asynchronous else self._train_in_threads(ordered)
+        by_job: list[Tensor] = [deltas[0]] * len(jobs)
+        for i, delta in zip(order, deltas, strict=True):
+            by_job[i] = delta
+        return by_job
 
-    def _in_threads(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
-        """Groups of jobs, one thread for each core: every product is small, so none is worth sharing."""
+    def _train_in_threads(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
+        """Train groups of jobs, one thread for each core: no product is large enough for several threads."""
         groups = self._groups(jobs)
-        with threads(1):  # a sum is then done in the same order whatever runs beside it
-            if self._at_once == 1 or len(groups) == 1:
-                return [delta for group in groups for delta in self._group_deltas(group)]
+        with threads(1):  # so that the order of a sum does not depend on other work
+            if self._concurrent_groups == 1 or len(groups) == 1:
+                return [delta for group in groups for delta in self._train_group(group)]
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._at_once, "trainer", torch.set_num_threads, (1,))
-            work: list[Future[list[Tensor]]] = []
+                self._threads = ThreadPoolExecutor(self._concurrent_groups, "trainer", torch.set_num_threads, (1,))
+            futures: list[Future[list[Tensor]]] = []
             try:
-                work.extend(self._threads.submit(self._group_deltas, group) for group in groups)
-                return [delta for part in work for delta in part.result()]
-            except BaseException:  # Ctrl-C, too: no thread may go on with what nobody waits for
+                futures.extend(self._threads.submit(self._train_group, group) for group in groups)
+                return [delta for future in futures for delta in future.result()]
+            except BaseException:  # also Ctrl-C: no thread may continue to train jobs whose results are discarded
                 self._stopped = True
-                for part in work:
-                    part.cancel()
-                wait(work)
+                for future in futures:
+                    future.cancel()
+                wait(futures)
                 self._stopped = False
                 raise
 
     def _groups(self, jobs: Sequence[TrainingJob]) -> list[Sequence[TrainingJob]]:
-        """Jobs for one thread at a time; few are shared out, too, and the last of large ones singly, so that all end
-        together."""
-        size = min(self._group, -(-len(jobs) // self._at_once))
+        """Return groups of jobs, one for a thread at a time, such that all threads end at about the same time.
+
+        Few jobs are divided among all threads, and the last jobs of large models form groups of one.
+        """
+        size = min(self._group_jobs, -(-len(jobs) // self._concurrent_groups))
         groups = []
         while jobs:
-            fair = size if self._group > SMALL_GROUP else min(size, -(-len(jobs) // (2 * self._at_once)))
-            groups.append(jobs[:fair])
-            jobs = jobs[fair:]
+            fair = -(-len(jobs) // (2 * self._concurrent_groups))
+            count = size if self._group_jobs > SMALL_GROUP else min(size, fair)
+            groups.append(jobs[:count])
+            jobs = jobs[count:]
         return groups
 
-    def _group_deltas(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
+    def _train_group(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
         steps = [job.update.steps for job in jobs]
-        samples = torch.from_numpy(host_samples(jobs, steps[0]))
-        rates = torch.tensor([job.recipe.local_lr for job in jobs], dtype=starts.dtype)
-        keys = torch.tensor([signed(job.recipe.layer_key(job.update)) for job in jobs])
+        samples = torch.from_numpy(host_minibatches(jobs, steps[0]))
+        rates = torch.tensor([job.local_training.local_lr for job in jobs], dtype=starts.dtype)
+        keys = torch.tensor([signed(job.local_training.layer_key(job.update)) for job in jobs])
         weights = self.split(starts)
         active = len(jobs)
         for step in range(steps[0]):
@@ -180,35 +181,35 @@ class Trainer:
                 break
             while steps[active - 1] <= step:
                 active -= 1
-            own = {name: w[:active] for name, w in weights.items()} if active < len(jobs) else weights
-            now = extend_all(keys[:active], torch.tensor(step))
-            self.step(own, samples[:active, step], rates[:active], now)
+            remaining = {name: w[:active] for name, w in weights.items()} if active < len(jobs) else weights
+            step_keys = extend_all(keys[:active], torch.tensor(step))
+            self.step(remaining, samples[:active, step], rates[:active], step_keys)
         return list((starts - self.join(weights)).unbind())
 
-    def _on_device(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
+    def _train_on_device(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
-        size, longest = jobs[0].recipe.batch_size, jobs[0].update.steps
-        steps, keys = self._shares.send(
-            [[job.update.steps, signed(job.recipe.layer_key(job.update))] for job in jobs]
+        size, longest = jobs[0].local_training.batch_size, jobs[0].update.steps
+        steps, keys = self._minibatches.send(
+            [[job.update.steps, signed(job.local_training.layer_key(job.update))] for job in jobs]
         ).unbind(1)
-        rates = self._shares.send([job.recipe.local_lr for job in jobs], starts.dtype)
-        samples = self._shares.samples(jobs, longest)
-        graph = self._captured(len(jobs), size, longest, starts[:1])
+        rates = self._minibatches.send([job.local_training.local_lr for job in jobs], starts.dtype)
+        samples = self._minibatches.draw(jobs, longest)
+        graph = self._graph(len(jobs), size, longest, starts[:1])
         ends = graph.run(starts, samples, rates, steps, keys, longest)
-        # Each with memory of its own: one that waits long for its round must not keep a whole batch alive.
+        # Each difference has its own memory: one that waits long for its round must not keep a whole batch alive.
         return list(torch._foreach_sub(list(starts.unbind()), list(ends.unbind())))
 
-    def _captured(self, count: int, size: int, steps: int, like: Tensor) -> Captured:
-        # Where places that are not used cost nothing, two graphs do for all.
-        widths = (16, self.width) if self._products.skips else WIDTHS
-        width = next(w for w in (*widths, count) if w >= count)
+    def _graph(self, count: int, size: int, steps: int, like: Tensor) -> StepGraph:
+        # Where unused slots cost nothing, two graphs are enough.
+        sizes = (16, self.max_batch_jobs) if self._kernels.skips_zero_rates else GRAPH_SLOTS
+        slots = next(n for n in (*sizes, count) if n >= count)
         steps = 1 << (steps - 1).bit_length()
-        if (width, size, steps) not in self._graphs:
-            self._graphs[width, size, steps] = Captured(self, width, size, steps, like)
-        return self._graphs[width, size, steps]
+        if (slots, size, steps) not in self._graphs:
+            self._graphs[slots, size, steps] = StepGraph(self, slots, size, steps, like)
+        return self._graphs[slots, size, steps]
 
     def step(self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor) -> None:
-        """One step of SGD for every client, in place: (C, …) weights, (C, B) samples, (C,) rates and keys."""
+        """Do one SGD step for every client, in place: (C, …) weights, (C, B) samples, (C,) rates and keys."""
         clients, size = samples.shape
         flat = samples.reshape(-1)
         targets = self._data.targets[flat]
@@ -216,45 +217,46 @@ class Trainer:
         def loss(outputs: Tensor) -> Tensor:
             return sample_losses(self._task, outputs, targets).view(clients, size).mean(dim=1).sum()
 
-        self._stacked.learn(weights, self._trainable, rates, keys, self._data.inputs[flat], loss)
+        self._stacked.sgd_step(weights, self._trainable, rates, keys, self._data.inputs[flat], loss)
 
-    def measure(self, versions: Sequence[Tensor], data: Data) -> Tensor:
-        """Mean loss and accuracy of every version, (V, 2) in float64; not a number where there are no classes."""
-        found = [self._measure(torch.stack(list(versions[i : i + 32])), data) for i in range(0, len(versions), 32)]
-        return torch.cat(found)
+    def evaluate(self, versions: Sequence[Tensor], data: Data) -> Tensor:
+        """Return mean loss and accuracy of every version, (V, 2) in float64; the accuracy is NaN without classes."""
+        rows = [self._evaluate(torch.stack(list(versions[i : i + 32])), data) for i in range(0, len(versions), 32)]
+        return torch.cat(rows)
 
     @torch.no_grad()
-    def _measure(self, vectors: Tensor, data: Data) -> Tensor:
+    def _evaluate(self, vectors: Tensor, data: Data) -> Tensor:
         count = len(vectors)
-        step = Step(self.split(vectors))
+        context = StackedPass(self.split(vectors))
         losses = torch.zeros(count, dtype=torch.float64, device=vectors.device)
-        hits = torch.zeros_like(losses)
+        correct = torch.zeros_like(losses)
         chunk = max(1, self._samples_at_once // count)
         for first in range(0, len(data), chunk):
             inputs, targets = data.inputs[first : first + chunk], data.targets[first : first + chunk]
             all_inputs = inputs.expand(count, *inputs.shape).flatten(0, 1)
             all_targets = targets.expand(count, *targets.shape).flatten(0, 1)
-            outputs = self._stacked.run(step, all_inputs)
+            outputs = self._stacked.run(context, all_inputs)
             losses += sample_losses(self._task, outputs, all_targets).double().view(count, -1).sum(1)
             if self._task.classes is not None:
-                hits += (outputs.argmax(dim=1) == all_targets).view(count, -1).sum(1)
-        share = hits / len(data) if self._task.classes is not None else torch.full_like(hits, torch.nan)
-        return torch.stack([losses / len(data), share], dim=1)
+                correct += (outputs.argmax(dim=1) == all_targets).view(count, -1).sum(1)
+        accuracy = correct / len(data) if self._task.classes is not None else torch.full_like(correct, torch.nan)
+        return torch.stack([losses / len(data), accuracy], dim=1)
 
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
-        """The parameters in vectors (C, …), in the order in which they are kept."""
-        parts = torch.split(vectors, [count for *_, count in self._shapes], dim=1)
-        whole = (
-            (name, part.view(len(vectors), *shape)) for (name, shape, _), part in zip(self._shapes, parts, strict=True)
+        """Return the parameters in vectors (C, …) as views, with the dimensions in the order of the stacked layers."""
+        slices = torch.split(vectors, [count for *_, count in self._shapes], dim=1)
+        shaped = (
+            (name, part.view(len(vectors), *shape)) for (name, shape, _), part in zip(self._shapes, slices, strict=True)
         )
-        return {name: part.permute(CHANNELS_LAST) if name in self._stacked.turned else part for name, part in whole}
+        channels_last = self._stacked.channels_last
+        return {name: part.permute(CHANNELS_LAST) if name in channels_last else part for name, part in shaped}
 
     def split(self, vectors: Tensor) -> dict[str, Tensor]:
-        """The parameters in vectors, each with memory of its own."""
+        """Return contiguous copies of the parameters in vectors."""
         return {name: w.clone(memory_format=torch.contiguous_format) for name, w in self.views(vectors).items()}
 
     def join(self, weights: dict[str, Tensor]) -> Tensor:
-        """The vectors of parameters, (C, …)."""
+        """Return the vectors of parameters, (C, …)."""
         first = next(iter(weights.values()))
         vectors = first.new_empty((len(first), sum(count for *_, count in self._shapes)))
         for name, view in self.views(vectors).items():
@@ -262,7 +264,7 @@ class Trainer:
         return vectors
 
 
-def _products(device: torch.device, dtype: torch.dtype, precision: str | None) -> LayerKernels:
+def _kernels(device: torch.device, dtype: torch.dtype, precision: str | None) -> LayerKernels:
     precision = precision or DEFAULT[device.type]
     check_precision(precision, device.type)
     if device.type == "cpu":
@@ -272,7 +274,7 @@ def _products(device: torch.device, dtype: torch.dtype, precision: str | None) -
             from .kernels.triton_layers import TritonLayerKernels
 
             return TritonLayerKernels(precision)
-        except ImportError:  # no Triton: the same results, to rounding, from plain operations
+        except ImportError:  # without Triton, plain operations give the same results up to rounding
             pass
     return LayerKernels(half=precision == "bf16")
 

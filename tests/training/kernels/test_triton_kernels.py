@@ -1,4 +1,4 @@
-"""The Triton kernels against plain operations, on the CPU in Triton's own interpreter: no device is needed."""
+"""The Triton kernels agree with plain operations; Triton's interpreter runs them on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
 
-from defedavg.training.kernels.plain import LayerKernels, Weights, Window
+from defedavg.training.kernels.plain import LayerKernels, LayerWeights, Window
 
 if torch.cuda.is_available():
     pytest.skip("benchmarks/kernels.py checks the compiled kernels on a device", allow_module_level=True)
@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from defedavg.training.kernels.triton_layers import TritonLayerKernels
 
-# Triton's interpreter turns arrays of one element into numbers, which NumPy will forbid one day.
+# Triton's interpreter converts arrays of one element to numbers, which NumPy deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 CLIENTS = 3
@@ -35,14 +35,14 @@ def same(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6 * scale)
 
 
-def moved(own: Weights, start: Weights) -> list[Tensor]:
-    pairs = [(own.weight, start.weight), (own.bias, start.bias)]
+def changes(params: LayerWeights, start: LayerWeights) -> list[Tensor]:
+    pairs = [(params.weight, start.weight), (params.bias, start.bias)]
     return [a - b for a, b in pairs if a is not None and b is not None]
 
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> tuple[int, tuple[int, int, int], int, Window]:
-    """Samples per client, image (H, W, I), output channels, and a window that fits."""
+    """Draw samples per client, image (H, W, I), output channels, and a window that fits."""
     size = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
     padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
     pool = draw(st.booleans())
@@ -63,17 +63,19 @@ def convolutions(draw: st.DrawFn) -> tuple[int, tuple[int, int, int], int, Windo
 def test_convolutions(case: tuple[int, tuple[int, int, int], int, Window], bias: bool, frozen: bool) -> None:
     samples, image, outs, window = case
     x = random(0, CLIENTS * samples, *image)
-    rates = torch.tensor([0.1, 0.0, 0.3])  # the second stands still
-    start = Weights(random(1, CLIENTS, outs, *window.size, image[2]), random(2, CLIENTS, outs) if bias else None, rates)
+    rates = torch.tensor([0.1, 0.0, 0.3])  # the second client is not updated
+    start = LayerWeights(
+        random(1, CLIENTS, outs, *window.size, image[2]), random(2, CLIENTS, outs) if bias else None, rates
+    )
     found = []
-    for products in (TritonLayerKernels("float32"), LayerKernels()):
-        own = Weights(
+    for kernels in (TritonLayerKernels("float32"), LayerKernels()):
+        params = LayerWeights(
             start.weight.clone(), None if start.bias is None else start.bias.clone(), rates, (not frozen, bias)
         )
-        out, saved = products.conv(x, own, window)
-        grad_x = products.conv_back(random(3, *out.shape), saved, x.shape, own, window, True)
+        out, saved = kernels.conv(x, params, window)
+        grad_x = kernels.conv_backward(random(3, *out.shape), saved, x.shape, params, window, True)
         assert grad_x is not None
-        found.append((out, grad_x, *moved(own, start)))
+        found.append((out, grad_x, *changes(params, start)))
     active = torch.tensor([0, 2])
     for a, b in zip(*found, strict=True):
         same(a.unflatten(0, (CLIENTS, -1))[active], b.unflatten(0, (CLIENTS, -1))[active])
@@ -90,40 +92,42 @@ def test_convolutions(case: tuple[int, tuple[int, int, int], int, Window], bias:
 def test_fully_connected_layers(rows: int, ins: int, outs: int, relu: bool, bias: bool) -> None:
     x = random(0, CLIENTS, rows, ins)
     rates = torch.tensor([0.1, 0.0, 0.3])
-    start = Weights(random(1, CLIENTS, outs, ins), random(2, CLIENTS, outs) if bias else None, rates)
+    start = LayerWeights(random(1, CLIENTS, outs, ins), random(2, CLIENTS, outs) if bias else None, rates)
     found = []
-    for products in (TritonLayerKernels("float32"), LayerKernels()):
-        own = Weights(start.weight.clone(), None if start.bias is None else start.bias.clone(), rates, (True, bias))
-        out, saved = products.linear(x, own, relu)
-        grad_x = products.linear_back(random(3, *out.shape), saved, own, relu, True)
+    for kernels in (TritonLayerKernels("float32"), LayerKernels()):
+        params = LayerWeights(
+            start.weight.clone(), None if start.bias is None else start.bias.clone(), rates, (True, bias)
+        )
+        out, saved = kernels.linear(x, params, relu)
+        grad_x = kernels.linear_backward(random(3, *out.shape), saved, params, relu, True)
         assert grad_x is not None
-        found.append((out, grad_x, *moved(own, start)))
+        found.append((out, grad_x, *changes(params, start)))
     for a, b in zip(*found, strict=True):
         same(a[[0, 2]], b[[0, 2]])
     for change in found[0][2:]:
         assert not change[1].any()
 
 
-def test_without_rates_nobody_is_left_out() -> None:
-    """Versions that are only measured have no rates: all of them are computed."""
+def test_an_evaluation_skips_no_client() -> None:
+    """An evaluation has no rates: all clients are computed."""
     x, weight, bias = random(0, 4, 6, 6, 2), random(1, 2, 8, 3, 3, 2), random(2, 2, 8)
     window = Window((3, 3), (1, 1), (1, 1), relu=True, pool=True)
-    own = Weights(weight, bias, None)
-    same(TritonLayerKernels("float32").conv(x, own, window)[0], LayerKernels().conv(x, own, window)[0])
+    params = LayerWeights(weight, bias, None)
+    same(TritonLayerKernels("float32").conv(x, params, window)[0], LayerKernels().conv(x, params, window)[0])
 
 
-def test_what_is_not_a_number_stays_so_through_pooling() -> None:
+def test_pooling_keeps_nan() -> None:
     x = torch.full((1, 4, 4, 1), torch.nan)
-    own = Weights(torch.ones(1, 1, 1, 1, 1), None, None)
-    out, _ = TritonLayerKernels("float32").conv(x, own, Window((1, 1), (1, 1), (0, 0), relu=True, pool=True))
+    params = LayerWeights(torch.ones(1, 1, 1, 1, 1), None, None)
+    out, _ = TritonLayerKernels("float32").conv(x, params, Window((1, 1), (1, 1), (0, 0), relu=True, pool=True))
     assert torch.isnan(out).all()
 
 
-def test_a_tie_at_zero_has_no_slope() -> None:
+def test_the_gradient_of_a_tie_at_zero_is_zero() -> None:
     x = torch.zeros(1, 4, 4, 1)
-    own = Weights(torch.ones(1, 1, 1, 1, 1), None, torch.ones(1))
+    params = LayerWeights(torch.ones(1, 1, 1, 1, 1), None, torch.ones(1))
     window = Window((1, 1), (1, 1), (0, 0), relu=True, pool=True)
-    out, saved = TritonLayerKernels("float32").conv(x, own, window)
-    grad_x = TritonLayerKernels("float32").conv_back(torch.ones_like(out), saved, x.shape, own, window, True)
+    out, saved = TritonLayerKernels("float32").conv(x, params, window)
+    grad_x = TritonLayerKernels("float32").conv_backward(torch.ones_like(out), saved, x.shape, params, window, True)
     assert grad_x is not None
     assert not grad_x.any()

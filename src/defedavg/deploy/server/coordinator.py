@@ -178,7 +178,7 @@ class Coordinator:
     def _message(self, node: int, order: Train | Exchange) -> Message:
         session, deploy = self.session, self.deploy
         weights = None if order.version is None else session.vector(order.version)
-        recipe = session.executor.recipe
+        recipe = session.executor.local_training
         fields: dict[str, Any] = {
             "client": order.client,
             "seed": recipe.seed,

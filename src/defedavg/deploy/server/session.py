@@ -26,8 +26,7 @@ from ...fileio import write_whole, writing
 from ...jsonio import finite
 from ...planning.records import Round, Sent, Stall
 from ...tasks import Task
-from ...training import Evaluation, RunProgress, Status
-from ...training.stopping import EvalResult, EvalSchedule, PendingEval, look
+from ...training import EvalResult, EvalSchedule, Evaluation, PendingEval, RunProgress, Status, evaluate_version
 from ..deploy_config import DeployConfig
 from ..engine import event_log as logs
 from ..engine.event_log import LOG, Log, LogFile, Note
@@ -157,7 +156,7 @@ class Session:
         for due in dues:
             if self.progress.status is not Status.RUNNING:
                 break
-            evaluation = self._meter.settle(due, look(self.executor, self._meter, due))
+            evaluation = self._meter.record(due, evaluate_version(self.executor, self._meter, due))
             if evaluation is not None:
                 self._record(evaluation)
                 found.append(evaluation)
@@ -213,7 +212,7 @@ class Session:
             weights = self.executor.versions.get(record.merge.version)
             due = self._meter.round(record, torch.zeros(1) if weights is None else weights)
             if weights is None and due.round not in measured:
-                due = replace(due, measured=False)  # it was freed before it could be looked at
+                due = replace(due, evaluate=False)  # it was freed before it could be looked at
             self._dues.append(due)
             self._settle(measured)
         self._write_metrics(self.progress.evaluations, fresh=True)
@@ -233,15 +232,15 @@ class Session:
 
     def _settle(self, measured: dict[Any, dict[str, Any]]) -> None:
         """Take in what was measured before the crash; what was not is measured later."""
-        while self._dues and (not self._dues[0].measured or self._dues[0].round in measured):
+        while self._dues and (not self._dues[0].evaluate or self._dues[0].round in measured):
             due = self._dues.pop(0)
             if self.progress.status is not Status.RUNNING:
                 continue
-            if not due.measured:
-                self._meter.settle(due, EvalResult(finite=True))
+            if not due.evaluate:
+                self._meter.record(due, EvalResult(finite=True))
                 continue
             old = measured[due.round]
-            found = self._meter.settle(due, EvalResult(True, old["loss"], old["accuracy"], old["train_loss"]))
+            found = self._meter.record(due, EvalResult(True, old["loss"], old["accuracy"], old["train_loss"]))
             assert found is not None
             self.progress.evaluations[-1] = replace(found, wall_seconds=old["wall_seconds"])
 

@@ -1,15 +1,16 @@
-"""Triton kernels of the stacked layers: convolution with bias, ReLU and pooling, fully connected layers, and for both
-the way back with the step of SGD in the same pass.
+"""Triton kernels of the stacked layers: convolutions with bias, ReLU and pooling, and fully connected layers.
 
-Nothing is unfolded and no gradient of weights is stored: a convolution reads its patches where they lie, and weights
-are read and written once where they move. What a client computes depends
-on nothing but its own numbers, so the number of clients in a launch changes no bit. A client with rate zero is skipped.
+The SGD update is fused into the backward pass of both. No kernel unfolds images or stores gradients of weights: a
+convolution reads its patches from the image, and an update reads and writes the weights once. The results of a client
+depend on its own numbers only, so they are bit-identical for any number of clients in a launch. Kernels skip clients
+with learning rate zero.
 
 Images are (C·B, height, width, channels), convolution weights (C, O, kh, kw, I), one C for each client. The images of a
-first layer may have more channels, IX, than the weights: those beyond I count for nothing, and align the others.
+first layer may have more channels, IX, than the weights: kernels ignore those beyond I, which align the others.
 """
 
-# Triton's language has no types that a checker knows, and its arguments are named as in the formulas.
+# Triton's language has no types that a checker knows, and its arguments are named as in the formulas. Functions that
+# kernels call are inlined by Triton's compiler.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -27,6 +28,54 @@ def _dot(a, b, acc, PRECISION: tl.constexpr):
     return acc
 
 
+@triton.jit
+def _sgd_update(weights, gradients, rate, mask):
+    tl.store(weights, tl.load(weights, mask=mask, other=0.0) - rate * gradients, mask=mask)
+
+
+@triton.jit
+def _patch_position(k, KW: tl.constexpr, IX: tl.constexpr):
+    """Return row, column and channel of the k-th value of a patch."""
+    return k // (IX * KW), k // IX % KW, k % IX
+
+
+@triton.jit
+def _in_image(mask, top, left, kh, kw, H: tl.constexpr, W: tl.constexpr):
+    """Restrict a mask to the values of patches that are inside the image; padding is zero."""
+    ys = top[:, None] + kh[None, :]
+    xs = left[:, None] + kw[None, :]
+    return mask & (ys >= 0) & (ys < H) & (xs >= 0) & (xs < W)
+
+
+@triton.jit
+def _store_pooled(acc, out, which, c, o, B, PH: tl.constexpr, PW: tl.constexpr, O: tl.constexpr, EDGES: tl.constexpr,
+                  BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Store the maximum of every four adjacent rows, and which of them it is; 4 where ReLU makes it zero."""
+    four = tl.permute(tl.reshape(acc, (BM // 4, 2, 2, BN)), (0, 3, 1, 2))
+    left_two, right_two = tl.split(four)
+    best, low_left = tl.split(left_two)
+    high_right, low_right = tl.split(right_two)
+    where = tl.zeros((BM // 4, BN), dtype=tl.int32)
+    better = (high_right > best) | (high_right != high_right)
+    where = tl.where(better, 1, where)
+    best = tl.where(better, high_right, best)
+    better = (low_left > best) | (low_left != low_left)
+    where = tl.where(better, 2, where)
+    best = tl.where(better, low_left, best)
+    better = (low_right > best) | (low_right != low_right)
+    where = tl.where(better, 3, where)
+    best = tl.where(better, low_right, best)
+    where = tl.where(best <= 0, 4, where)
+    best = tl.where(best <= 0, 0.0, best)  # NaN stays NaN
+    pooled = tl.program_id(0) * (BM // 4) + tl.arange(0, BM // 4)
+    mask = (pooled < B * PH * PW)[:, None] & (o < O)[None, :]
+    if EDGES:
+        pooled = (pooled // PW % B * PH + pooled // (B * PW)) * PW + pooled % PW
+    to = c * B * (PH * PW * O) + pooled[:, None] * O + o[None, :]
+    tl.store(out + to, best, mask=mask)
+    tl.store(which + to, where.to(tl.int8), mask=mask)
+
+
 @triton.jit(do_not_specialize=["B"])
 def conv(x, w, bias, rates, out, which, B,
          H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, IX: tl.constexpr, O: tl.constexpr, PH: tl.constexpr,
@@ -34,9 +83,9 @@ def conv(x, w, bias, rates, out, which, B,
          ACROSS: tl.constexpr, EDGES: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
          SKIP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
          BK: tl.constexpr):  # fmt: skip
-    """Rows are places of the pooled image, the four that are pooled behind each other; columns are output channels.
+    """Compute a convolution: rows are pixels of the pooled image, the four of each adjacent; columns output channels.
 
-    With EDGES a patch may reach beyond its image, where all is zero.
+    With EDGES a patch may extend beyond its image, where all values are zero.
     """
     c = tl.program_id(2).to(tl.int64)
     if SKIP:
@@ -44,25 +93,24 @@ def conv(x, w, bias, rates, out, which, B,
             return
     K: tl.constexpr = KH * KW * IX
     row = tl.program_id(0) * BM + tl.arange(0, BM)
-    place = row // (POOL * POOL)
+    pixel = row // (POOL * POOL)
     sub = row % (POOL * POOL)
-    inside = place < B * PH * PW
+    inside = pixel < B * PH * PW
     first = 0
     end = (K + BK - 1) // BK
-    if EDGES:
-        # Line after line of all images: rows of the kernel that reach beyond the image on all lines here are left out.
-        y = place // (B * PW)
-        n = place // PW % B
+    if EDGES:  # pixels are ordered by line, then image; kernel rows outside the image on all these lines are skipped
+        y = pixel // (B * PW)
+        n = pixel // PW % B
         LINE: tl.constexpr = POOL * SH
         highest = tl.program_id(0) * BM // (POOL * POOL) // (B * PW) * LINE
         lowest = (tl.program_id(0) * BM + BM - 1) // (POOL * POOL) // (B * PW) * LINE + LINE - SH
         first = tl.maximum(0, DOWN - lowest) * (KW * IX) // BK
         end = (tl.minimum(KH, H + DOWN - highest) * (KW * IX) + BK - 1) // BK
     else:
-        y = place // PW % PH
-        n = place // (PH * PW)
+        y = pixel // PW % PH
+        n = pixel // (PH * PW)
     oy = y * POOL + sub // POOL
-    ox = place % PW * POOL + sub % POOL
+    ox = pixel % PW * POOL + sub % POOL
     top = oy * SH - DOWN
     left = ox * SW - ACROSS
     start = n * (H * W * IX) + (top * W + left) * IX
@@ -70,58 +118,32 @@ def conv(x, w, bias, rates, out, which, B,
     x += c * B * (H * W * IX)
     w += c * (O * KH * KW * I)
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for turn in range(first, end):
-        k = turn * BK + tl.arange(0, BK)
-        kh = k // (IX * KW)
-        kw = k // IX % KW
-        i = k % IX
-        good = inside[:, None] & (k < K)[None, :]
+    for block in range(first, end):
+        k = block * BK + tl.arange(0, BK)
+        kh, kw, i = _patch_position(k, KW, IX)
+        mask = inside[:, None] & (k < K)[None, :]
         if EDGES:
-            ys = top[:, None] + kh[None, :]
-            xs = left[:, None] + kw[None, :]
-            good = good & (ys >= 0) & (ys < H) & (xs >= 0) & (xs < W)
-        a = tl.load(x + start[:, None] + ((kh * W + kw) * IX + i)[None, :], mask=good, other=0.0)
+            mask = _in_image(mask, top, left, kh, kw, H, W)
+        a = tl.load(x + start[:, None] + ((kh * W + kw) * IX + i)[None, :], mask=mask, other=0.0)
         at = o[None, :] * (KH * KW * I) + ((kh * KW + kw) * I + i)[:, None]
         b = tl.load(w + at, mask=((k < K) & (i < I))[:, None] & (o < O)[None, :], other=0.0)
         acc = _dot(a, b, acc, PRECISION)
     if BIAS:
         acc += tl.load(bias + c * O + o, mask=o < O, other=0.0)[None, :]
     if POOL == 2:
-        four = tl.permute(tl.reshape(acc, (BM // 4, 2, 2, BN)), (0, 3, 1, 2))
-        left_two, right_two = tl.split(four)
-        best, low_left = tl.split(left_two)
-        high_right, low_right = tl.split(right_two)
-        where = tl.zeros((BM // 4, BN), dtype=tl.int32)
-        better = (high_right > best) | (high_right != high_right)
-        where = tl.where(better, 1, where)
-        best = tl.where(better, high_right, best)
-        better = (low_left > best) | (low_left != low_left)
-        where = tl.where(better, 2, where)
-        best = tl.where(better, low_left, best)
-        better = (low_right > best) | (low_right != low_right)
-        where = tl.where(better, 3, where)
-        best = tl.where(better, low_right, best)
-        where = tl.where(best <= 0, 4, where)
-        best = tl.where(best <= 0, 0.0, best)  # what is not a number stays so
-        pooled = tl.program_id(0) * (BM // 4) + tl.arange(0, BM // 4)
-        good = (pooled < B * PH * PW)[:, None] & (o < O)[None, :]
-        if EDGES:
-            pooled = (pooled // PW % B * PH + pooled // (B * PW)) * PW + pooled % PW
-        to = c * B * (PH * PW * O) + pooled[:, None] * O + o[None, :]
-        tl.store(out + to, best, mask=good)
-        tl.store(which + to, where.to(tl.int8), mask=good)
+        _store_pooled(acc, out, which, c, o, B, PH, PW, O, EDGES, BM, BN)
     else:
         if RELU:
             acc = tl.where(acc <= 0, 0.0, acc)
-        to = c * B * (PH * PW * O) + ((n * PH + y) * PW + place % PW)[:, None] * O + o[None, :]
+        to = c * B * (PH * PW * O) + ((n * PH + y) * PW + pixel % PW)[:, None] * O + o[None, :]
         tl.store(out + to, acc, mask=inside[:, None] & (o < O)[None, :])
 
 
 @triton.jit
-def spread(grad, out, which, rates, found, each, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr, PH: tl.constexpr,
-           PW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr,
-           BLOCK: tl.constexpr):  # fmt: skip
-    """The gradient before ReLU and pooling, with zeros between its rows and columns where the convolution strode."""
+def activation_backward(grad, out, which, rates, dilated, each, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr,
+                        PH: tl.constexpr, PW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, POOL: tl.constexpr,
+                        RELU: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Compute the gradient before ReLU and pooling, dilated with zeros by the stride of the convolution."""
     c = tl.program_id(1).to(tl.int64)
     if tl.load(rates + c) == 0.0:
         return
@@ -134,44 +156,45 @@ def spread(grad, out, which, rates, found, each, OH: tl.constexpr, OW: tl.conste
     n = at // (O * WIDE * HIGH)
     oy = y // SH
     ox = x // SW
-    good = (at < each) & (oy * SH == y) & (ox * SW == x) & (oy // POOL < PH) & (ox // POOL < PW)
+    mask = (at < each) & (oy * SH == y) & (ox * SW == x) & (oy // POOL < PH) & (ox // POOL < PW)
     source = c * (each // (WIDE * HIGH) * (PH * PW)) + ((n * PH + oy // POOL) * PW + ox // POOL) * O + o
-    value = tl.load(grad + source, mask=good, other=0.0)
+    value = tl.load(grad + source, mask=mask, other=0.0)
     if POOL == 2:
-        mine = tl.load(which + source, mask=good, other=4).to(tl.int32) == oy % 2 * 2 + ox % 2
-        value = tl.where(mine, value, 0.0)
+        is_maximum = tl.load(which + source, mask=mask, other=4).to(tl.int32) == oy % 2 * 2 + ox % 2
+        value = tl.where(is_maximum, value, 0.0)
     elif RELU:
-        value = tl.where(tl.load(out + source, mask=good, other=0.0) <= 0, 0.0, value)
-    tl.store(found + c * each + at, value, mask=at < each)
+        value = tl.where(tl.load(out + source, mask=mask, other=0.0) <= 0, 0.0, value)
+    tl.store(dilated + c * each + at, value, mask=at < each)
 
 
 @triton.jit
-def turn(w, rates, found, I: tl.constexpr, O: tl.constexpr, T: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr):
-    """Weights (O, places, I) for the way back: (I, places in reverse order, O)."""
+def flip_kernels(w, rates, flipped, I: tl.constexpr, O: tl.constexpr, T: tl.constexpr, BI: tl.constexpr,
+                 BO: tl.constexpr):  # fmt: skip
+    """Transpose weights (O, T, I) for the backward pass to (I, T in reverse order, O); T = kh·kw."""
     c = tl.program_id(2).to(tl.int64)
     if tl.load(rates + c) == 0.0:
         return
-    place = tl.program_id(0)
+    t = tl.program_id(0)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     w += c * (O * T * I)
-    found += c * (O * T * I)
+    flipped += c * (O * T * I)
     for i0 in range(0, I, BI):
         i = i0 + tl.arange(0, BI)
-        good = (o < O)[:, None] & (i < I)[None, :]
-        own = tl.load(w + o[:, None] * (T * I) + place * I + i[None, :], mask=good, other=0.0)
-        tl.store(found + i[None, :] * (T * O) + (T - 1 - place) * O + o[:, None], own, mask=good)
+        mask = (o < O)[:, None] & (i < I)[None, :]
+        weights = tl.load(w + o[:, None] * (T * I) + t * I + i[None, :], mask=mask, other=0.0)
+        tl.store(flipped + i[None, :] * (T * O) + (T - 1 - t) * O + o[:, None], weights, mask=mask)
 
 
 @triton.jit(do_not_specialize=["B"])
-def conv_step(grad, x, w, bias, rates, moves, B,
+def conv_step(grad, x, w, bias, rates, partial_sums, B,
               H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, IX: tl.constexpr, O: tl.constexpr, OH: tl.constexpr,
               OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
               DOWN: tl.constexpr, ACROSS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
               PARTS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
               BK: tl.constexpr):  # fmt: skip
-    """Move weight and bias: rows are output channels, columns are places of the kernel, summed over all places.
+    """Update weight and bias: rows are output channels, columns values of a patch; the sum is over all pixels.
 
-    With PARTS > 1 each program sums over a part of the samples, and leaves (weight, bias) of its sum in ``moves``.
+    With PARTS > 1 each program sums over a part of the samples, and stores (weight, bias) in ``partial_sums``.
     """
     c = tl.program_id(2).to(tl.int64)
     rate = tl.load(rates + c)
@@ -183,9 +206,7 @@ def conv_step(grad, x, w, bias, rates, moves, B,
     part = tl.program_id(0) % PARTS
     tile = tl.program_id(0) // PARTS
     k = tile * BN + tl.arange(0, BN)
-    kh = k // (IX * KW)
-    kw = k // IX % KW
-    i = k % IX
+    kh, kw, i = _patch_position(k, KW, IX)
     offset = (kh * W + kw) * IX + i
     o = tl.program_id(1) * BM + tl.arange(0, BM)
     grad += c * B * (HIGH * WIDE * O)
@@ -205,36 +226,32 @@ def conv_step(grad, x, w, bias, rates, moves, B,
         top = oy * SH - DOWN
         left = ox * SW - ACROSS
         start = n * (H * W * IX) + (top * W + left) * IX
-        good = inside[:, None] & (k < K)[None, :]
+        mask = inside[:, None] & (k < K)[None, :]
         if DOWN > 0 or ACROSS > 0:
-            ys = top[:, None] + kh[None, :]
-            xs = left[:, None] + kw[None, :]
-            good = good & (ys >= 0) & (ys < H) & (xs >= 0) & (xs < W)
-        b = tl.load(x + start[:, None] + offset[None, :], mask=good, other=0.0)
+            mask = _in_image(mask, top, left, kh, kw, H, W)
+        b = tl.load(x + start[:, None] + offset[None, :], mask=mask, other=0.0)
         acc = _dot(tl.trans(a), b, acc, PRECISION)
         if BIAS:
             total += tl.sum(a, 0)
-    whole = (o < O)[:, None] & ((k < K) & (i < I))[None, :]
-    own = o[:, None] * (KH * KW * I) + ((kh * KW + kw) * I + i)[None, :]
+    tile_mask = (o < O)[:, None] & ((k < K) & (i < I))[None, :]
+    to = o[:, None] * (KH * KW * I) + ((kh * KW + kw) * I + i)[None, :]
     if PARTS > 1:
-        moves += (c * PARTS + part) * (O * KH * KW * I + O)
-        tl.store(moves + own, acc, mask=whole)
+        partial_sums += (c * PARTS + part) * (O * KH * KW * I + O)
+        tl.store(partial_sums + to, acc, mask=tile_mask)
         if tile == 0:
-            tl.store(moves + O * KH * KW * I + o, total, mask=o < O)
+            tl.store(partial_sums + O * KH * KW * I + o, total, mask=o < O)
     else:
         if WEIGHT:
-            to = w + c * (O * KH * KW * I) + own
-            tl.store(to, tl.load(to, mask=whole, other=0.0) - rate * acc, mask=whole)
+            _sgd_update(w + c * (O * KH * KW * I) + to, acc, rate, tile_mask)
         if BIAS:
             if tile == 0:
-                level = bias + c * O + o
-                tl.store(level, tl.load(level, mask=o < O, other=0.0) - rate * total, mask=o < O)
+                _sgd_update(bias + c * O + o, total, rate, o < O)
 
 
 @triton.jit
-def add_parts(moves, w, bias, rates, EACH: tl.constexpr, O: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-              PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Move by what the parts of ``conv_step`` found, added in their order."""
+def add_parts(partial_sums, w, bias, rates, EACH: tl.constexpr, O: tl.constexpr, WEIGHT: tl.constexpr,
+              BIAS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Update weight and bias by the partial sums of ``conv_step``, added in their order."""
     c = tl.program_id(1).to(tl.int64)
     rate = tl.load(rates + c)
     if rate == 0.0:
@@ -242,21 +259,18 @@ def add_parts(moves, w, bias, rates, EACH: tl.constexpr, O: tl.constexpr, WEIGHT
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for part in range(PARTS):
-        total += tl.load(moves + (c * PARTS + part) * (EACH + O) + at, mask=at < EACH + O, other=0.0)
+        total += tl.load(partial_sums + (c * PARTS + part) * (EACH + O) + at, mask=at < EACH + O, other=0.0)
     if WEIGHT:
-        to = w + c * EACH + at
-        tl.store(to, tl.load(to, mask=at < EACH, other=0.0) - rate * total, mask=at < EACH)
+        _sgd_update(w + c * EACH + at, total, rate, at < EACH)
     if BIAS:
-        level = bias + c * O + at - EACH
-        good = (at >= EACH) & (at < EACH + O)
-        tl.store(level, tl.load(level, mask=good, other=0.0) - rate * total, mask=good)
+        _sgd_update(bias + c * O + at - EACH, total, rate, (at >= EACH) & (at < EACH + O))
 
 
 @triton.jit(do_not_specialize=["R"])
 def linear(x, w, bias, rates, out, R, I: tl.constexpr, O: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
            SKIP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
            BK: tl.constexpr):  # fmt: skip
-    """Rows are outputs, columns are samples: the long side comes first."""
+    """Compute a fully connected layer: rows are outputs, columns samples, because there are more outputs."""
     c = tl.program_id(2).to(tl.int64)
     if SKIP:
         if tl.load(rates + c) == 0.0:
@@ -283,7 +297,7 @@ def linear_step(grad, out, x, w, bias, rates, grad_x, R,
                 I: tl.constexpr, O: tl.constexpr, RELU: tl.constexpr, INPUTS: tl.constexpr, WEIGHT: tl.constexpr,
                 BIAS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                 BR: tl.constexpr):  # fmt: skip
-    """The gradient of the inputs and the step, in one pass over the weights: a program has BN columns of them."""
+    """Compute the gradient of the inputs and the SGD update in one pass over the weights, BN columns per program."""
     c = tl.program_id(1).to(tl.int64)
     rate = tl.load(rates + c)
     if rate == 0.0:
@@ -304,17 +318,16 @@ def linear_step(grad, out, x, w, bias, rates, grad_x, R,
         if RELU:
             g = tl.where(tl.load(out + at, mask=outer, other=0.0) <= 0, 0.0, g)
         if INPUTS or WEIGHT:
-            whole = (o < O)[:, None] & (i < I)[None, :]
+            tile_mask = (o < O)[:, None] & (i < I)[None, :]
             to = w + o[:, None] * I + i[None, :]
-            own = tl.load(to, mask=whole, other=0.0)
+            weights = tl.load(to, mask=tile_mask, other=0.0)
             if INPUTS:
-                acc = _dot(g, own, acc, PRECISION)
+                acc = _dot(g, weights, acc, PRECISION)
             if WEIGHT:
-                move = _dot(tl.trans(g), xs, tl.zeros((BM, BN), dtype=tl.float32), PRECISION)
-                tl.store(to, own - rate * move, mask=whole)
+                gradient = _dot(tl.trans(g), xs, tl.zeros((BM, BN), dtype=tl.float32), PRECISION)
+                tl.store(to, weights - rate * gradient, mask=tile_mask)
         if BIAS:
             if tl.program_id(0) == 0:
-                level = bias + c * O + o
-                tl.store(level, tl.load(level, mask=o < O, other=0.0) - rate * tl.sum(g, 0), mask=o < O)
+                _sgd_update(bias + c * O + o, tl.sum(g, 0), rate, o < O)
     if INPUTS:
         tl.store(grad_x + c * R * I + r[:, None] * I + i[None, :], acc, mask=inner)

@@ -10,17 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..kernels.plain import LayerKernels
 from .dropout import Draws, factors
-from .layers import CannotStack, StackedLayer, Step, linear
+from .layer_registry import LayerSite, stacked_layer
+from .layers import linear
+from .stacked_types import StackedLayer, StackedPass, StackingError
 
 Three = tuple[Tensor, Tensor, Tensor]
-Enter = Callable[[Tensor, Tensor, Tensor], Three]
-"""How queries, keys and values, each (N, L, E), are projected."""
+Projection = Callable[[Tensor, Tensor, Tensor], Three]
+"""Projects queries, keys and values, each (N, L, E)."""
 
 
-def _added(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask as what is added to the scores; in one of truth values, True forbids."""
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask that is added to the scores; in a Boolean mask, True forbids."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, float("-inf"))
@@ -28,8 +29,8 @@ def _added(mask: Tensor, like: Tensor) -> Tensor:
 
 def _attend(
     module: nn.MultiheadAttention,
-    enter: Enter,
-    leave: Callable[[Tensor], Tensor],
+    project_in: Projection,
+    project_out: Callable[[Tensor], Tensor],
     drop: Callable[[Tensor], Tensor],
     query: Tensor,
     key: Tensor,
@@ -38,23 +39,24 @@ def _attend(
     need_weights: bool = True,
     attn_mask: Tensor | None = None,
     average_attn_weights: bool = True,
-    is_causal: bool = False,  # says of what kind attn_mask is
+    is_causal: bool = False,  # noqa: ARG001  a hint about attn_mask, which is given anyway
 ) -> tuple[Tensor, Tensor | None]:
-    """As ``module.forward``, with these projections and this way to drop weights."""
+    """Compute ``module.forward`` with these projections and this dropout of attention weights."""
     if query.ndim != 3:
-        raise CannotStack("attention without a dimension for samples")
+        raise StackingError("attention without a dimension for samples")
     if not module.batch_first:
-        turned = {id(x): x.transpose(0, 1) for x in (query, key, value)}  # what was the same stays the same
-        query, key, value = (turned[id(x)] for x in (query, key, value))
-    q, k, v = (x.reshape(*x.shape[:2], module.num_heads, -1).transpose(1, 2) for x in enter(query, key, value))
+        # Equal inputs stay one tensor, so that they are projected once.
+        transposed = {id(x): x.transpose(0, 1) for x in (query, key, value)}
+        query, key, value = (transposed[id(x)] for x in (query, key, value))
+    q, k, v = (x.reshape(*x.shape[:2], module.num_heads, -1).transpose(1, 2) for x in project_in(query, key, value))
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if attn_mask is not None:
-        mask = _added(attn_mask, q)
+        mask = _additive(attn_mask, q)
         scores = scores + (mask if mask.ndim == 2 else mask.reshape(scores.shape))
     if key_padding_mask is not None:
-        scores = scores + _added(key_padding_mask, q)[:, None, None]
+        scores = scores + _additive(key_padding_mask, q)[:, None, None]
     weights = drop(torch.softmax(scores, dim=-1))
-    out = leave((weights @ v).transpose(1, 2).flatten(2))
+    out = project_out((weights @ v).transpose(1, 2).flatten(2))
     if not module.batch_first:
         out = out.transpose(0, 1)
     if not need_weights:
@@ -63,20 +65,20 @@ def _attend(
 
 
 class PlainAttention(TorchFunctionMode):
-    """PyTorch's attention in plain operations: its own kernels cannot be mapped over clients."""
+    """Replaces PyTorch's attention kernels, which ``torch.func`` cannot map over clients, by plain operations."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         options = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            func = _plain
+            func = _plain_attention
         elif func is F.multi_head_attention_forward:
-            options = {**options, "need_weights": True}  # with these it uses plain operations
+            options = {**options, "need_weights": True}  # PyTorch computes them with plain operations
         return func(*args, **options)
 
 
-def _plain(
+def _plain_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -86,74 +88,78 @@ def _plain(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As ``F.scaled_dot_product_attention``, where True in a mask allows."""
+    """Compute ``F.scaled_dot_product_attention``, where True in a mask allows."""
     if dropout_p > 0 or enable_gqa:
-        raise CannotStack("scaled_dot_product_attention with dropout_p or enable_gqa")
+        raise StackingError("scaled_dot_product_attention with dropout_p or enable_gqa")
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None:
-        scores = scores + (_added(~attn_mask, query) if attn_mask.dtype == torch.bool else attn_mask)
+        scores = scores + (_additive(~attn_mask, query) if attn_mask.dtype == torch.bool else attn_mask)
     return torch.softmax(scores, dim=-1) @ value
 
 
 class KeyedAttention(nn.MultiheadAttention):
-    """Attention with dropout, whose masks are keyed."""
+    """Attention whose dropout draws keyed masks."""
 
     number: int
     draws: Draws
 
     def forward(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """As ``nn.MultiheadAttention``; without a dimension for samples it draws as that does."""
+        """Compute ``nn.MultiheadAttention``; inputs without a dimension for samples use PyTorch's own dropout."""
         query: Tensor = args[0] if args else options["query"]
         if not self.training or query.ndim != 3:
             return super().forward(*args, **options)
-        return _attend(self, self._enter, self.out_proj, lambda x: self.dropped(x, self.draws.key), *args, **options)
+        return _attend(self, self._project, self.out_proj, lambda x: self.drop(x, self.draws.key), *args, **options)
 
-    def dropped(self, weights: Tensor, keys: Tensor | None) -> Tensor:
-        """The attention weights of the clients with these keys, with some dropped."""
+    def drop(self, weights: Tensor, keys: Tensor | None) -> Tensor:
+        """Drop attention weights of the clients with these keys."""
         return weights * factors(keys, self.number, self.dropout, tuple(weights.shape), weights.dtype)
 
-    def _enter(self, query: Tensor, key: Tensor, value: Tensor) -> Three:
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Three:
         assert self.in_proj_weight is not None
         weights = self.in_proj_weight.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = (F.linear(x, *own) for x, *own in zip((query, key, value), weights, biases, strict=True))
+        q, k, v = (F.linear(x, *params) for x, *params in zip((query, key, value), weights, biases, strict=True))
         return q, k, v
 
 
-def is_usual(module: nn.MultiheadAttention) -> bool:
-    """Whether queries, keys and values are projected by one matrix, and nothing is added to them."""
+def is_standard(module: nn.MultiheadAttention) -> bool:
+    """Return whether one matrix projects queries, keys and values, and nothing is added to them."""
     return module.in_proj_weight is not None and module.bias_k is None and not module.add_zero_attn
 
 
-def attention(module: nn.MultiheadAttention, name: str, products: LayerKernels) -> StackedLayer:
-    """Attention for many clients."""
-    if not is_usual(module):
-        raise CannotStack(f"{name}: attention with kdim, vdim, add_bias_kv or add_zero_attn")
-    width = module.embed_dim
-    projection = nn.Linear(width, 3 * width, bias=False, device="meta")
+@stacked_layer(nn.MultiheadAttention, KeyedAttention)
+def attention(module: nn.MultiheadAttention, site: LayerSite) -> StackedLayer:
+    """Stack an attention layer."""
+    if not is_standard(module):
+        raise StackingError(f"{site.name}: attention with kdim, vdim, add_bias_kv or add_zero_attn")
+    size = module.embed_dim
+    projection = nn.Linear(size, 3 * size, bias=False, device="meta")
     projection.weight = module.in_proj_weight
     projection.register_parameter("bias", module.in_proj_bias)
-    first, last = linear(projection, f"{name}in_proj_", products), linear(module.out_proj, f"{name}out_proj.", products)
+    first = linear(projection, LayerSite(f"{site.name}in_proj_", site.kernels))
+    last = linear(module.out_proj, LayerSite(f"{site.name}out_proj.", site.kernels))
 
-    def run(step: Step, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        def enter(*inputs: Tensor) -> Three:
-            # One product for all, since it also moves the weights: of each input some outputs are left aside.
-            apart = list({id(x): x for x in inputs}.values())
-            found = first.run(step, apart[0] if len(apart) == 1 else torch.cat(apart, dim=1)).chunk(3, dim=-1)
-            lengths = [x.shape[1] for x in apart]
+    def run(context: StackedPass, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        def project_in(*inputs: Tensor) -> Three:
+            # One product for all inputs, because the SGD update is fused into its backward pass: each input is
+            # projected to queries, keys and values, and only what is needed of these is used.
+            distinct = list({id(x): x for x in inputs}.values())
+            joined = distinct[0] if len(distinct) == 1 else torch.cat(distinct, dim=1)
+            projected = first.run(context, joined).chunk(3, dim=-1)
+            lengths = [x.shape[1] for x in distinct]
             q, k, v = (
-                part.split(lengths, dim=1)[next(i for i, other in enumerate(apart) if other is x)]
-                for part, x in zip(found, inputs, strict=True)
+                part.split(lengths, dim=1)[next(i for i, other in enumerate(distinct) if other is x)]
+                for part, x in zip(projected, inputs, strict=True)
             )
             return q, k, v
 
         def drop(weights: Tensor) -> Tensor:
-            if step.rates is None or not isinstance(module, KeyedAttention):
+            if not context.training or not isinstance(module, KeyedAttention):
                 return weights
-            return module.dropped(weights, step.keys)
+            return module.drop(weights, context.keys)
 
-        return _attend(module, enter, lambda x: last.run(step, x), drop, *args, **options)
+        return _attend(module, project_in, lambda x: last.run(context, x), drop, *args, **options)
 
-    return StackedLayer(run, moved=(*first.moved, *last.moved))
+    return StackedLayer(run, self_updating=(*first.self_updating, *last.self_updating))

@@ -1,7 +1,7 @@
-"""Any module over stacked layers: its own ``forward`` runs over the samples of all clients, with its layers replaced.
+"""Composed models: a module's own ``forward`` runs over the samples of all clients, with its layers replaced.
 
-That is right as long as what ``forward`` does between its layers treats every sample by itself: whether it does is
-seen by a trial (``trial.py``), not from the code.
+That is correct as long as ``forward`` treats every sample by itself between its layers. The equivalence check
+(``equivalence_check.py``) tests whether it does, because the code does not tell.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from ..kernels.plain import LayerKernels
-from .chain import fused, is_sequence
-from .layers import CannotStack, Stacked, StackedLayer, Step, embedding
+from .chain import NamedLayer, is_sequence, stack_first
+from .layer_registry import LayerSite
+from .layers import embedding
+from .stacked_types import StackedLayer, StackedModel, StackedPass, StackingError
 
-ALONE = {"exp", "log", "sigmoid", "tanh", "relu", "softplus", "neg", "abs", "sqrt", "rsqrt", "square", "clamp", "to"}
-BETWEEN = {"add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "maximum", "minimum"}
-ELEMENTWISE = ALONE | BETWEEN
+UNARY = {"exp", "log", "sigmoid", "tanh", "relu", "softplus", "neg", "abs", "sqrt", "rsqrt", "square", "clamp", "to"}
+BINARY = {"add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "maximum", "minimum"}
+ELEMENTWISE = UNARY | BINARY
 
 
 class _Reshaping(TorchFunctionMode):
-    """``view`` as ``reshape``: images behind a stacked convolution lie channels last."""
+    """Replaces ``view`` by ``reshape``: the images that a stacked convolution returns are stored channels last."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -37,10 +39,10 @@ class _Reshaping(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Own(Tensor):
-    """A parameter that ``forward`` uses by itself, one for every sample, (C·B, …).
+class _SampleParameter(Tensor):
+    """A parameter that ``forward`` uses directly, repeated for every sample, (C·B, …).
 
-    The module sees it without the dimension for samples where it is combined with activations element by element.
+    Where ``forward`` combines it elementwise with activations, it behaves as if it had no dimension for samples.
     """
 
     @classmethod
@@ -49,67 +51,68 @@ class _Own(Tensor):
     ) -> Any:
         name = getattr(func, "__name__", "").strip("_")
         tensors = [value for value in args if isinstance(value, Tensor)]
-        if name in BETWEEN and len(tensors) == 2:
+        if name in BINARY and len(tensors) == 2:
             rank = max(value.ndim for value in tensors)
-            args = tuple(_lined_up(value, rank) if isinstance(value, cls) else value for value in args)
+            args = tuple(_with_rank(value, rank) if isinstance(value, cls) else value for value in args)
         with torch._C.DisableTorchFunctionSubclass():
-            found = func(*args, **(kwargs or {}))
-            owned = name in ELEMENTWISE and all(isinstance(value, cls) for value in tensors)
-            return found.as_subclass(cls) if owned else found
+            result = func(*args, **(kwargs or {}))
+            still_parameter = name in ELEMENTWISE and all(isinstance(value, cls) for value in tensors)
+            return result.as_subclass(cls) if still_parameter else result
 
 
-def _lined_up(own: Tensor, rank: int) -> Tensor:
-    """With as many dimensions as what it meets."""
+def _with_rank(parameter: Tensor, rank: int) -> Tensor:
+    """Insert dimensions of size one behind the samples."""
     with torch._C.DisableTorchFunctionSubclass():
-        return own.reshape(len(own), *(1,) * (rank - own.ndim), *own.shape[1:])
+        return parameter.reshape(len(parameter), *(1,) * (rank - parameter.ndim), *parameter.shape[1:])
 
 
 def _for_samples(values: Tensor, rows: int) -> Tensor:
-    """What every client has one of, (C, …), for each of its samples; a dimension that stood for samples goes."""
+    """Repeat each client's values, (C, …), for each of its samples; a dimension of one sample is removed."""
     if values.ndim > 1 and values.shape[1] == 1:
         values = values.squeeze(1)
-    return values.repeat_interleave(rows // len(values), dim=0).as_subclass(_Own)
+    return values.repeat_interleave(rows // len(values), dim=0).as_subclass(_SampleParameter)
 
 
 @dataclass(slots=True)
-class _Pass:
-    """The pass that is being made."""
+class _CurrentPass:
+    """The forward pass in progress."""
 
-    step: Step | None = None
+    context: StackedPass | None = None
     rows: int = 0
     used: set[int] = field(default_factory=set)
 
 
-class _Layer(nn.Module):
-    """Stands where a layer stood."""
+class _LayerSlot(nn.Module):
+    """Replaces a layer of the module."""
 
-    def __init__(self, part: StackedLayer, like: nn.Module, now: _Pass) -> None:
+    def __init__(self, stacked: StackedLayer, like: nn.Module, now: _CurrentPass) -> None:
         super().__init__()
-        self.__dict__.update(part=part, like=like, now=now)  # not as a child: its parameters are not used
+        self.__dict__.update(stacked=stacked, like=like, now=now)  # not as a child, whose parameters would be unused
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.like, name)  # sizes and the like; a use of its parameters fails the trial
+        return getattr(self.like, name)  # sizes and the like; a use of its parameters fails the equivalence check
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """The stacked layer."""
-        if self.part.moved:  # it moves on the way back, so that there must be one way only
+        """Compute the stacked layer."""
+        if self.stacked.self_updating:  # a second backward pass through it would use updated weights
             if id(self) in self.now.used:
-                raise CannotStack(f"{type(self.like).__name__} is used twice in one pass")
+                raise StackingError(f"{type(self.like).__name__} is used twice in one pass")
             self.now.used.add(id(self))
         given = (*args, *options.values())
-        plain = {id(x): x.as_subclass(Tensor) for x in given if isinstance(x, _Own)}  # what is the same stays the same
+        # Equal inputs stay one tensor.
+        plain = {id(x): x.as_subclass(Tensor) for x in given if isinstance(x, _SampleParameter)}
         args = tuple(plain.get(id(x), x) for x in args)
-        return self.part.run(self.now.step, *args, **{name: plain.get(id(x), x) for name, x in options.items()})
+        return self.stacked.run(self.now.context, *args, **{name: plain.get(id(x), x) for name, x in options.items()})
 
 
-def _shared_table(module: nn.Embedding, name: str, now: _Pass) -> StackedLayer:
-    """An embedding of places that all samples share."""
-    embedding(module, name)  # refuses what cannot be stacked
-    return StackedLayer(lambda step, x: _for_samples(step.weights[f"{name}weight"][:, x], now.rows))
+def _shared_table(module: nn.Embedding, site: LayerSite, now: _CurrentPass) -> StackedLayer:
+    """Stack an embedding whose indices are the same for all samples."""
+    embedding(module, site)  # raises StackingError for options that cannot be stacked
+    return StackedLayer(lambda context, x: _for_samples(context.weights[f"{site.name}weight"][:, x], now.rows))
 
 
 def shared_tables(module: nn.Module, sample: Tensor) -> frozenset[str]:
-    """The names of embeddings whose inputs do not come with one row per sample: positions, as a rule."""
+    """Return the names of embeddings whose inputs do not have one row per sample: usually positions."""
     tables = {name: inner for name, inner in module.named_modules() if type(inner) is nn.Embedding}
     rows: dict[str, list[int]] = {name: [] for name in tables}
     hooks = [
@@ -129,70 +132,65 @@ def shared_tables(module: nn.Module, sample: Tensor) -> frozenset[str]:
 
 @dataclass(slots=True)
 class _Builder:
-    """Replaces the layers of a module, each once wherever it stands."""
+    """Replaces the layers of a module, each once, wherever it occurs."""
 
-    products: LayerKernels
+    kernels: LayerKernels
     shared: frozenset[str]
-    now: _Pass = field(default_factory=_Pass)
+    now: _CurrentPass = field(default_factory=_CurrentPass)
     done: dict[int, nn.Module] = field(default_factory=dict)
-    parts: list[StackedLayer] = field(default_factory=list)
+    layers: list[StackedLayer] = field(default_factory=list)
 
     def replace(self, module: nn.Module, name: str) -> None:
         children = [(child, inner) for child, inner in module._modules.items() if inner is not None]
         named = [(inner, f"{name}{child}.") for child, inner in children]
-        taken = 1
-        for place, (child, inner) in enumerate(children):
-            if taken > 1:  # in the layer before it
-                taken -= 1
+        absorbed = 0
+        for i, (child, inner) in enumerate(children):
+            if absorbed:  # the layer before computes this one, too
+                absorbed -= 1
                 setattr(module, child, nn.Identity())
             elif id(inner) in self.done:
                 setattr(module, child, self.done[id(inner)])
             else:
                 try:
-                    group = named[place:] if is_sequence(module) else named[place : place + 1]
-                    part, taken = self._part(group)
-                except CannotStack:
+                    stacked = self._stack(named[i:] if is_sequence(module) else named[i : i + 1])
+                except StackingError:
                     self.replace(inner, f"{name}{child}.")
                     continue
-                self.parts.append(part)
-                self.done[id(inner)] = _Layer(part, inner, self.now)
+                absorbed = stacked.absorbs
+                self.layers.append(stacked)
+                self.done[id(inner)] = _LayerSlot(stacked, inner, self.now)
                 setattr(module, child, self.done[id(inner)])
 
-    def _part(self, group: list[tuple[nn.Module, str]]) -> tuple[StackedLayer, int]:
+    def _stack(self, group: list[NamedLayer]) -> StackedLayer:
         inner, name = group[0]
         if name in self.shared and isinstance(inner, nn.Embedding):
-            return _shared_table(inner, name, self.now), 1
-        return fused(group, self.products)
+            return _shared_table(inner, LayerSite(name, self.kernels), self.now)
+        return stack_first(group, self.kernels)
 
 
-def composed(module: nn.Module, products: LayerKernels, shared: frozenset[str], reshape: bool) -> Stacked:
-    """The module with its own ``forward`` over stacked layers, where asked for with ``reshape`` in place of ``view``.
+def composed(module: nn.Module, kernels: LayerKernels, shared: frozenset[str], reshape: bool) -> StackedModel:
+    """Stack the layers of a module that keeps its own ``forward``; ``reshape`` replaces ``view`` by ``reshape``.
 
-    It keeps the pass that is being made: no two threads may run it at the same time.
+    The result holds the pass in progress: two threads must not run it at the same time.
     """
-    builder = _Builder(products, shared)
+    builder = _Builder(kernels, shared)
     module, now = copy.deepcopy(module), builder.now
     for inner in module.modules():
         if isinstance(inner, nn.TransformerEncoderLayer):
-            inner.activation_relu_or_gelu = 0  # else it goes past its layers where it does not learn
+            inner.activation_relu_or_gelu = 0  # otherwise it bypasses its layers in evaluation mode
     builder.replace(module, "")
     direct = [name for name, _ in module.named_parameters()]
 
-    def run(step: Step, x: Tensor) -> Tensor:
-        learns = step.rates is not None
-        if module.training != learns:
-            module.train(learns)
-        now.step, now.rows, now.used = step, len(x), set()
+    def run(context: StackedPass, x: Tensor) -> Tensor:
+        if module.training != context.training:
+            module.train(context.training)
+        now.context, now.rows, now.used = context, len(x), set()
         try:
-            own = {name: _for_samples(step.weights[name], len(x)) for name in direct}
+            params = {name: _for_samples(context.weights[name], len(x)) for name in direct}
             with _Reshaping() if reshape else nullcontext():
-                out: Tensor = functional_call(module, own, (x,)) if own else module(x)
+                out: Tensor = functional_call(module, params, (x,)) if params else module(x)
         finally:
-            now.step = None
+            now.context = None
         return out
 
-    return Stacked(
-        run,
-        frozenset(name for part in builder.parts for name in part.moved),
-        frozenset(name for part in builder.parts for name in part.turned),
-    )
+    return StackedModel.of(run, builder.layers)

@@ -1,7 +1,7 @@
-"""Dropout with keyed masks: the same on every device, alone or stacked, whatever shares a batch.
+"""Dropout with keyed masks: bit-identical on every device, alone or stacked, in every batch.
 
-A mask is a function of the job, of the step, of the number of the layer among those of its model that drop, and of the
-place of an element in the batch. A layer that is used twice in one pass drops the same places twice.
+A mask is a function of the job, the step, the number of the layer among the random layers of its model, and the
+position of an element in the batch. A layer that is used twice in one pass uses the same mask twice.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from ..tensor_rng import extend_all, uniform
-from .layers import StackedLayer
+from .layer_registry import LayerSite, stacked_layer
+from .stacked_types import StackedLayer
 
 
 class Draws:
-    """Where keyed layers of one model find the key of the step that is being run."""
+    """The key of the current step, shared by the keyed layers of one model."""
 
     def __init__(self) -> None:
         self.key: Tensor | None = None  # a scalar
-        self.used = False  # whether the model has such layers
+        self.used = False  # whether the model has keyed layers
 
 
 def factors(keys: Tensor | None, number: int, p: float, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """What layer ``number`` multiplies with, 0 or 1/(1 − p), for clients with these keys, one behind the other."""
+    """Return the factors of layer ``number``, 0 or 1/(1 − p), for the adjacent samples of clients with these keys."""
     if keys is None:
         raise ValueError("dropout needs the key of every client's step")
-    own = extend_all(keys, torch.full_like(keys, number)).unsqueeze(-1)
-    places = torch.arange(prod(shape) // keys.numel(), device=keys.device)
-    kept = (uniform(extend_all(own, places)) >= p).to(dtype)
+    layer_keys = extend_all(keys, torch.full_like(keys, number)).unsqueeze(-1)
+    elements = torch.arange(prod(shape) // keys.numel(), device=keys.device)
+    kept = (uniform(extend_all(layer_keys, elements)) >= p).to(dtype)
     return (kept / (1.0 - p) if p < 1.0 else kept).reshape(shape)
 
 
@@ -41,36 +42,36 @@ class KeyedDropout(nn.modules.dropout._DropoutNd):
     draws: Draws
 
     def forward(self, x: Tensor) -> Tensor:
-        """The samples of one client; elements are dropped while the module trains."""
-        return self.dropped(x, self.draws.key) if self.training else x
+        """Drop elements of one client's samples in training mode."""
+        return self.drop(x, self.draws.key) if self.training else x
 
-    def dropped(self, x: Tensor, keys: Tensor | None) -> Tensor:
-        """The samples of the clients with these keys, with elements dropped."""
+    def drop(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """Drop elements of the samples of the clients with these keys."""
         if self.p == 0:
             return x
-        drawn = self.drawn(x.ndim)
+        drawn = self.drawn_dimensions(x.ndim)
         shape = (*x.shape[:drawn], *(1,) * (x.ndim - drawn))
-        found = factors(keys, self.number, self.p, shape, x.dtype)
-        return x.mul_(found) if self.inplace else x * found
+        mask = factors(keys, self.number, self.p, shape, x.dtype)
+        return x.mul_(mask) if self.inplace else x * mask
 
-    def drawn(self, rank: int) -> int:
-        """How many dimensions of the samples have draws of their own."""
+    def drawn_dimensions(self, rank: int) -> int:
+        """Return the number of leading dimensions whose entries have independent draws."""
         return rank
 
 
 class KeyedDropout1d(KeyedDropout):
-    """Dropout of whole channels; as in PyTorch, the first of two dimensions is taken for the channels."""
+    """Dropout of whole channels; as in PyTorch, the first of two dimensions is that of the channels."""
 
-    def drawn(self, rank: int) -> int:
-        """How many dimensions of the samples have draws of their own."""
+    def drawn_dimensions(self, rank: int) -> int:
+        """Return the number of leading dimensions whose entries have independent draws."""
         return 1 if rank == 2 else 2
 
 
 class KeyedDropout2d(KeyedDropout):
     """Dropout of whole channels."""
 
-    def drawn(self, rank: int) -> int:
-        """How many dimensions of the samples have draws of their own."""
+    def drawn_dimensions(self, rank: int) -> int:  # noqa: ARG002  the rank matters to other kinds of dropout
+        """Return the number of leading dimensions whose entries have independent draws."""
         return 2
 
 
@@ -81,6 +82,7 @@ KEYED: Final[dict[type[nn.Module], type[KeyedDropout]]] = {
 }
 
 
-def dropout(module: KeyedDropout) -> StackedLayer:
-    """Dropout for many clients."""
-    return StackedLayer(lambda step, x: x if step.rates is None else module.dropped(x, step.keys))
+@stacked_layer(*KEYED.values())
+def dropout(module: KeyedDropout, _: LayerSite) -> StackedLayer:
+    """Stack a keyed dropout layer."""
+    return StackedLayer(lambda context, x: module.drop(x, context.keys) if context.training else x)

@@ -1,4 +1,4 @@
-"""A stacked form is tried before it is used: three clients, one step, against the module itself for each of them."""
+"""The equivalence check: compares one step of three stacked clients with the module itself, client by client."""
 
 from __future__ import annotations
 
@@ -17,52 +17,57 @@ from ...errors import first_line
 from ...rng import generator, key
 from ..kernels.plain import LayerKernels
 from ..module_state import keyed_copy
-from .layers import CHANNELS_FIRST, CHANNELS_LAST, CannotStack, Stacked, Step
+from .stacked_types import CHANNELS_FIRST, CHANNELS_LAST, StackedModel, StackedPass, StackingError
 
 CLIENTS, SAMPLES = 3, 2
-TAKES = {
+READS_VALUES = {
     "__bool__", "__int__", "__float__", "__index__", "__contains__", "__array__", "item", "tolist", "numpy", "equal",
     "allclose", "is_nonzero", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive",
 }  # fmt: skip
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
 
-Form = Callable[[nn.Module, LayerKernels, Tensor], Stacked]
-"""How a module becomes stacked; it may look at a few samples."""
+Form = Callable[[nn.Module, LayerKernels, Tensor], StackedModel]
+"""Stacks a module; it may use a few samples."""
 
 
-class _Watch(TorchFunctionMode):
-    """Follows the data through a pass, and sees where Python takes a value of theirs: to decide by it, as a rule."""
+class DisagreementError(StackingError):
+    """A stacked form computes something else than the module."""
+
+
+class _DataFlow(TorchFunctionMode):
+    """Follows the data through a pass, and notes where Python reads a value of them, usually to branch on it."""
 
     def __init__(self, starts: Iterable[Tensor]) -> None:
         super().__init__()
-        self.decides = False
-        self._known = {id(tensor): tensor for tensor in starts}  # kept alive, so that no other gets its number
+        self.values_read = False
+        self._derived = {id(tensor): tensor for tensor in starts}  # kept alive, so that no id is reused
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        if any(id(value) in self._known for value in given):
-            self.decides = self.decides or getattr(func, "__name__", "") in TAKES
-            changed = [*given[:1], *tree_leaves(found)]  # the first may have been written to
-            self._known.update((id(value), value) for value in changed if isinstance(value, Tensor))
-        return found
+        if any(id(value) in self._derived for value in given):
+            self.values_read = self.values_read or getattr(func, "__name__", "") in READS_VALUES
+            changed = [*given[:1], *tree_leaves(result)]  # an in-place operation writes to its first argument
+            self._derived.update((id(value), value) for value in changed if isinstance(value, Tensor))
+        return result
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What a step gives: outputs, those of a pass that only looks, and how far every parameter moved."""
+class _StepResult:
+    """The outputs of a step, those of an evaluation before it, and the change of every parameter."""
 
     outputs: Tensor
-    looks: Tensor
-    moves: dict[str, Tensor]
+    evaluated: Tensor
+    changes: dict[str, Tensor]
 
 
 class EquivalenceCheck:
-    """Three clients with weights and samples of their own, in double precision if the module can compute with that.
+    """Three clients with different weights and samples, in double precision if the module supports it.
 
-    ``decides`` says whether the module takes values from its data into Python, which a trial cannot judge.
+    If ``branches_on_data`` is True, Python code of the module reads values of its data, and a check on a few samples
+    proves nothing.
     """
 
     def __init__(self, module: nn.Module, sample: Tensor) -> None:
@@ -71,109 +76,114 @@ class EquivalenceCheck:
             try:
                 self._prepare(module, sample, dtype)
                 with torch.random.fork_rng(devices=[]):
-                    self._expected = self._alone()
-            except CannotStack:
+                    self._expected = self._one_by_one()
+            except StackingError:
                 raise
-            except Exception as error:  # whatever a module may raise
+            except Exception as error:  # a module may raise anything
                 if dtype == first:
-                    raise CannotStack(f"it fails on {SAMPLES} samples: {first_line(error)}") from error
+                    raise StackingError(f"it fails on {SAMPLES} samples: {first_line(error)}") from error
             else:
                 self._tolerance = TOLERANCES.get(dtype, 1e-1)
                 return
 
     def _prepare(self, module: nn.Module, sample: Tensor, dtype: torch.dtype) -> None:
-        random, self.decides = generator(key(0, "trial")), False
+        random, self.branches_on_data = generator(key(0, "trial")), False
         self._module, self._draws = keyed_copy(module)
         self._module.cpu().to(dtype)
         self._sample = sample.cpu().to(dtype) if sample.is_floating_point() else sample.cpu()
         self._weights = {name: _noisy(p.detach(), random) for name, p in self._module.named_parameters()}
         self._trainable = [name for name, p in self._module.named_parameters() if p.requires_grad]
-        places = (torch.arange(CLIENTS)[:, None] + torch.arange(SAMPLES)) % len(sample)
-        self._inputs = self._sample[places]
-        if sample.is_floating_point():  # no two alike, and none beyond the range of the data
+        rows = (torch.arange(CLIENTS)[:, None] + torch.arange(SAMPLES)) % len(sample)
+        self._inputs = self._sample[rows]
+        if sample.is_floating_point():  # all inputs differ, and none is outside the range of the data
             shrink = torch.from_numpy(random.uniform(0.5, 1.0, tuple(self._inputs.shape))).to(dtype)
             self._inputs = torch.where(self._inputs == 0, shrink, self._inputs * shrink)
         self._keys = torch.from_numpy(random.integers(0, 2**62, CLIENTS))
         self._rates = torch.tensor([0.1, 0.2, 0.3], dtype=dtype)
         self._random = random
 
-    def _alone(self) -> _Found:
-        """The module for one client after the other."""
-        outputs, moves = [], []
+    def _one_by_one(self) -> _StepResult:
+        """Compute the step of one client after the other with the module itself."""
+        outputs, changes = [], []
         state = torch.get_rng_state()
         self._module.eval()
         with torch.no_grad():
-            looks = [self._call(self._of(c), c) for c in range(CLIENTS)]
-        if not all(isinstance(out, Tensor) and len(out) == SAMPLES for out in looks):
-            raise CannotStack("its output is no tensor with one row per sample")
-        slopes = self._random.normal(size=(CLIENTS, *looks[0].shape))
-        self._slopes = torch.from_numpy(slopes).to(looks[0].dtype)
+            evaluated = [self._call(self._weights_of(c), c) for c in range(CLIENTS)]
+        if not all(isinstance(out, Tensor) and len(out) == SAMPLES for out in evaluated):
+            raise StackingError("its output is not a tensor with one row per sample")
+        slopes = self._random.normal(size=(CLIENTS, *evaluated[0].shape))
+        self._slopes = torch.from_numpy(slopes).to(evaluated[0].dtype)
         self._module.train()
         for c in range(CLIENTS):
-            own = self._of(c)
-            leaves = [own[name].requires_grad_() for name in self._trainable]
+            weights = self._weights_of(c)
+            leaves = [weights[name].requires_grad_() for name in self._trainable]
             self._draws.key = self._keys[c]
-            out = self._call(own, c)
+            out = self._call(weights, c)
             loss = (out * self._slopes[c]).sum()
-            slope = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
             outputs.append(out.detach())
-            moves.append({name: self._rates[c] * g for name, g in zip(self._trainable, slope, strict=True)})
+            changes.append({name: self._rates[c] * g for name, g in zip(self._trainable, gradients, strict=True)})
         self._draws.key = None
         if not torch.equal(state, torch.get_rng_state()):
-            raise CannotStack("it draws random numbers of its own; nn.Dropout, nn.Dropout1d and nn.Dropout2d are keyed")
-        together = {name: torch.stack([move[name] for move in moves]) for name in self._trainable}
-        if not all(bool(value.isfinite().all()) for value in (*outputs, *looks, *together.values())):
-            raise CannotStack("it gives no finite numbers with weights close to its own")
-        return _Found(torch.cat(outputs), torch.cat(looks), together)
+            raise StackingError("it draws from the global generator; use nn.Dropout, nn.Dropout1d or nn.Dropout2d")
+        stacked = {name: torch.stack([change[name] for change in changes]) for name in self._trainable}
+        if not all(bool(value.isfinite().all()) for value in (*outputs, *evaluated, *stacked.values())):
+            raise StackingError("its results are not finite with weights close to its own")
+        return _StepResult(torch.cat(outputs), torch.cat(evaluated), stacked)
 
-    def _call(self, own: dict[str, Tensor], client: int) -> Any:
+    def _call(self, weights: dict[str, Tensor], client: int) -> Any:
         inputs = self._inputs[client].clone()  # a module may write to them
-        with _Watch([inputs, *own.values()]) as watch:
-            out = functional_call(self._module, own, (inputs,))
-        self.decides = self.decides or watch.decides
+        with _DataFlow([inputs, *weights.values()]) as flow:
+            out = functional_call(self._module, weights, (inputs,))
+        self.branches_on_data = self.branches_on_data or flow.values_read
         return out
 
-    def _of(self, client: int) -> dict[str, Tensor]:
+    def _weights_of(self, client: int) -> dict[str, Tensor]:
         return {name: weight[client].clone() for name, weight in self._weights.items()}
 
     def check(self, form: Form) -> None:
-        """Raise ``CannotStack`` if the module, stacked like this, gives something else."""
+        """Raise ``DisagreementError`` if the form fails or computes something else than the module.
+
+        If the form does not support the module, raise ``StackingError``.
+        """
         try:
             with torch.random.fork_rng(devices=[]):
-                found = self._together(form(self._module, LayerKernels(), self._sample))
-        except Exception as error:
-            raise CannotStack(first_line(error)) from error
-        wanted = self._expected
-        pairs = [(found.outputs, wanted.outputs), (found.looks, wanted.looks)]
-        furthest = max(map(_largest, wanted.moves.values()))
-        moves = [(found.moves[name], move) for name, move in wanted.moves.items()]
-        if not all(self._near(a, b, 0.0) for a, b in pairs) or not all(self._near(a, b, furthest) for a, b in moves):
-            raise CannotStack("together, clients give other results than alone: does the model mix samples?")
-        if any(bool(found.moves[name].any()) for name in self._weights.keys() - wanted.moves.keys()):
-            raise CannotStack("a frozen parameter moves")
+                found = self._stacked(form(self._module, LayerKernels(), self._sample))
+        except StackingError:
+            raise
+        except Exception as error:  # a module may raise anything
+            raise DisagreementError(first_line(error)) from error
+        expected = self._expected
+        pairs = [(found.outputs, expected.outputs), (found.evaluated, expected.evaluated)]
+        largest = max(map(_largest, expected.changes.values()))
+        changes = [(found.changes[name], change) for name, change in expected.changes.items()]
+        if not all(self._near(a, b, 0.0) for a, b in pairs) or not all(self._near(a, b, largest) for a, b in changes):
+            raise DisagreementError("stacked clients get other results than single ones: does the model mix samples?")
+        if any(bool(found.changes[name].any()) for name in self._weights.keys() - expected.changes.keys()):
+            raise DisagreementError("a frozen parameter changes")
 
-    def _near(self, found: Tensor, wanted: Tensor, scale: float) -> bool:
-        if found.shape != wanted.shape:
+    def _near(self, found: Tensor, expected: Tensor, scale: float) -> bool:
+        if found.shape != expected.shape:
             return False
-        limit = self._tolerance * (_largest(wanted) + 0.01 * scale)
-        return bool(((found - wanted).abs() <= limit).all())
+        limit = self._tolerance * (_largest(expected) + 0.01 * scale)
+        return bool(((found - expected).abs() <= limit).all())
 
-    def _together(self, stacked: Stacked) -> _Found:
+    def _stacked(self, model: StackedModel) -> _StepResult:
         before = {
-            name: (own.permute(CHANNELS_LAST) if name in stacked.turned else own).contiguous()
-            for name, own in self._weights.items()
+            name: (weights.permute(CHANNELS_LAST) if name in model.channels_last else weights).contiguous()
+            for name, weights in self._weights.items()
         }
         inputs = self._inputs.flatten(0, 1)
         with torch.no_grad():
-            looks = stacked.run(Step(before), inputs.clone())
-        after = {name: own.clone() for name, own in before.items()}
+            evaluated = model.run(StackedPass(before), inputs.clone())
+        after = {name: weights.clone() for name, weights in before.items()}
         slopes = self._slopes.flatten(0, 1)
-        outputs = stacked.learn(
+        outputs = model.sgd_step(
             after, self._trainable, self._rates, self._keys, inputs.clone(), lambda out: (out * slopes).sum()
         )
-        moves = {name: before[name] - own for name, own in after.items()}
-        moves.update((name, moves[name].permute(CHANNELS_FIRST)) for name in stacked.turned)
-        return _Found(outputs.detach(), looks, moves)
+        changes = {name: before[name] - weights for name, weights in after.items()}
+        changes.update((name, changes[name].permute(CHANNELS_FIRST)) for name in model.channels_last)
+        return _StepResult(outputs.detach(), evaluated, changes)
 
 
 def _largest(values: Tensor) -> float:
@@ -181,7 +191,7 @@ def _largest(values: Tensor) -> float:
 
 
 def _noisy(weight: Tensor, random: np.random.Generator) -> Tensor:
-    """This parameter for every client, each with noise of its own."""
+    """Return this parameter for every client, each with different noise."""
     noise = torch.from_numpy(random.normal(size=(CLIENTS, *weight.shape))).to(weight.dtype)
     scale = float(weight.square().mean().sqrt()) if weight.numel() else 0.0
     return weight + noise * max(0.3 * scale, 0.03)

@@ -1,219 +1,186 @@
-"""Stacked layers: each works on the samples of many clients at once, every client with parameters of its own.
+"""The stacked forms of PyTorch's layers: each computes the samples of many clients with each client's own parameters.
 
-Activations have the shape (C·B, …), B samples for each of C clients. A layer without parameters sees just that, and is
-the module itself. Layers with parameters are written anew.
+Activations have the shape (C·B, …), B samples for each of C clients. ``layer_registry.py`` documents the contract.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.plain import LayerKernels, Weights, Window, scaled
+from ..kernels.plain import LayerWeights, Window
+from .layer_registry import LayerSite, samplewise, stacked_layer
+from .stacked_types import StackedLayer, StackedPass, StackingError
 
-CHANNELS_LAST = (0, 1, 3, 4, 2)
-CHANNELS_FIRST = (0, 1, 4, 2, 3)
-"""How stacked convolution weights (C, O, I, kh, kw) are kept: as (C, O, kh, kw, I); and the way back."""
-
-
-class CannotStack(Exception):
-    """This module can only be trained one client at a time; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a pass over the model needs besides samples; with ``rates`` it is a step of SGD, without it only looks."""
-
-    weights: Mapping[str, Tensor]  # name -> the parameter of every client, (C, …)
-    rates: Tensor | None = None  # (C,)
-    keys: Tensor | None = None  # (C,): from which layers that draw take their draws
-    anchor: Tensor | None = None  # a leaf that needs a gradient, so that every layer is visited on the way back
-
-    @property
-    def clients(self) -> int:
-        """C."""
-        return len(next(iter(self.weights.values())))
-
-
-Layer = Callable[[Step, Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class StackedLayer:
-    """A stacked layer: the call, the parameters that it moves by itself on the way back, those kept channels last."""
-
-    run: Callable[..., Any]  # what a Layer is, or attention with its three inputs
-    moved: tuple[str, ...] = ()
-    turned: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Stacked:
-    """A module for many clients at once."""
-
-    run: Layer
-    moved: frozenset[str] = frozenset()  # parameters that the way back moves; the others have gradients
-    turned: frozenset[str] = frozenset()  # convolution weights, kept channels last
-
-    def learn(
-        self,
-        weights: Mapping[str, Tensor],
-        trainable: Iterable[str],
-        rates: Tensor,
-        keys: Tensor,
-        inputs: Tensor,
-        loss: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        """One step of SGD for every client, in place: (C, …) weights, (C,) rates and keys; gives the outputs."""
-        anchor = rates.new_zeros((), requires_grad=True)
-        leaves = {name: weights[name].detach().requires_grad_() for name in trainable if name not in self.moved}
-        outputs = self.run(Step({**weights, **leaves} if leaves else weights, rates, keys, anchor), inputs)
-        gradients = torch.autograd.grad(loss(outputs), [*leaves.values(), anchor], allow_unused=True)
-        with torch.no_grad():
-            for name, gradient in zip(leaves, gradients, strict=False):
-                if gradient is not None:
-                    weights[name].sub_(scaled(gradient, rates.view(-1, *(1,) * (gradient.ndim - 1))))
-        return outputs
+stacked_layer(
+    nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.ReLU6, nn.SELU, nn.Mish, nn.Hardswish,
+    nn.Softplus, nn.Softmax, nn.LogSoftmax, nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d,
+    nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d,
+    nn.InstanceNorm1d, nn.InstanceNorm2d,
+)(samplewise)  # fmt: skip
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, anchor, x_cri, own, relu, products):  # type: ignore[no-untyped-def]
-        out, saved = products.linear(x_cri, own, relu)
+    def forward(ctx, anchor, x_cri, params, relu, kernels):  # type: ignore[no-untyped-def]  # noqa: ARG004  anchor makes autograd call backward
+        out, saved = kernels.linear(x_cri, params, relu)
         ctx.save_for_backward(*saved)
-        ctx.rest = own, relu, products
+        ctx.extra = params, relu, kernels
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        own, relu, products = ctx.rest
-        grad_x = products.linear_back(grad, ctx.saved_tensors, own, relu, ctx.needs_input_grad[1])
+        params, relu, kernels = ctx.extra
+        grad_x = kernels.linear_backward(grad, ctx.saved_tensors, params, relu, ctx.needs_input_grad[1])
         return None, grad_x, None, None, None
 
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, anchor, x_nhwi, own, window, products):  # type: ignore[no-untyped-def]
-        out, saved = products.conv(x_nhwi, own, window)
+    def forward(ctx, anchor, x_nhwi, params, window, kernels):  # type: ignore[no-untyped-def]  # noqa: ARG004  anchor makes autograd call backward
+        out, saved = kernels.conv(x_nhwi, params, window)
         ctx.save_for_backward(*saved)
-        ctx.rest = x_nhwi.shape, own, window, products
+        ctx.extra = x_nhwi.shape, params, window, kernels
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        grad_x = ctx.rest[-1].conv_back(grad, ctx.saved_tensors, *ctx.rest[:-1], ctx.needs_input_grad[1])
+        *extra, kernels = ctx.extra
+        grad_x = kernels.conv_backward(grad, ctx.saved_tensors, *extra, ctx.needs_input_grad[1])
         return None, grad_x, None, None, None
 
 
-def _own(module: nn.Linear | nn.Conv2d, name: str, step: Step) -> Weights:
-    bias = module.bias
-    moves = (module.weight.requires_grad, bias is not None and bias.requires_grad)
-    return Weights(step.weights[f"{name}weight"], step.weights.get(f"{name}bias"), step.rates, moves)
+def _weights(module: nn.Linear | nn.Conv2d, name: str, context: StackedPass) -> LayerWeights:
+    weight, bias = context.weights[f"{name}weight"], context.weights.get(f"{name}bias")
+    trainable = (module.weight.requires_grad, module.bias is not None and module.bias.requires_grad)
+    return LayerWeights(weight, bias, context.rates, trainable)
 
 
-def _names(module: nn.Module, name: str) -> tuple[str, ...]:
-    return tuple(f"{name}{own}" for own, _ in module.named_parameters(recurse=False))
+def _parameter_names(module: nn.Module, name: str) -> tuple[str, ...]:
+    return tuple(f"{name}{parameter}" for parameter, _ in module.named_parameters(recurse=False))
 
 
-def linear(module: nn.Linear, name: str, products: LayerKernels, relu: bool = False) -> StackedLayer:
-    """A fully connected layer, with the ReLU that may follow it."""
+def _relu_follows(following: Sequence[nn.Module]) -> bool:
+    return bool(following) and type(following[0]) is nn.ReLU
 
-    def run(step: Step, x: Tensor) -> Tensor:
-        own = _own(module, name, step)
-        rows = x.reshape(len(own), -1, x.shape[-1])
-        out: Tensor = _Linear.apply(step.anchor, rows, own, relu, products)  # type: ignore[no-untyped-call]
+
+def _is_halving_pool(module: nn.Module) -> bool:
+    """Return whether this is a plain 2×2 maximum."""
+    if type(module) is not nn.MaxPool2d or module.return_indices or module.ceil_mode:
+        return False
+    return all(given in (want, (want, want)) for given, want in (
+        (module.kernel_size, 2), (module.stride, 2), (module.padding, 0), (module.dilation, 1),
+    ))  # fmt: skip
+
+
+@stacked_layer(nn.Linear)
+def linear(module: nn.Linear, site: LayerSite) -> StackedLayer:
+    """Stack a fully connected layer, with the ReLU that may follow it."""
+    relu = _relu_follows(site.following)
+
+    def run(context: StackedPass, x: Tensor) -> Tensor:
+        params = _weights(module, site.name, context)
+        rows = x.reshape(len(params), -1, x.shape[-1])
+        out: Tensor = _Linear.apply(context.anchor, rows, params, relu, site.kernels)  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], -1)
 
-    return StackedLayer(run, moved=_names(module, name))
+    return StackedLayer(run, self_updating=_parameter_names(module, site.name), absorbs=int(relu))
 
 
-def conv(module: nn.Conv2d, name: str, products: LayerKernels, relu: bool = False, pool: bool = False) -> StackedLayer:
-    """A convolution, with the ReLU and the 2×2 pooling that may follow it."""
+@stacked_layer(nn.Conv2d)
+def conv(module: nn.Conv2d, site: LayerSite) -> StackedLayer:
+    """Stack a convolution, with the ReLU and the 2×2 pooling that may follow it."""
     padding = module.padding
     if isinstance(padding, str):
         if padding == "same" and any(k % 2 == 0 for k in module.kernel_size):
-            raise CannotStack(f"{name}: a convolution with uneven padding")
+            raise StackingError(f"{site.name}: a convolution with uneven padding")
         padding = tuple(k // 2 for k in module.kernel_size) if padding == "same" else (0, 0)
     if module.groups != 1 or tuple(module.dilation) != (1, 1) or module.padding_mode != "zeros":
-        raise CannotStack(f"{name}: a convolution with groups, dilation or this padding")
+        raise StackingError(f"{site.name}: a convolution with groups, dilation or this padding")
     kh, kw = module.kernel_size
     sh, sw = module.stride
     down, across = padding
+    relu = _relu_follows(site.following)
+    pool = relu and len(site.following) > 1 and _is_halving_pool(site.following[1])
     window = Window((kh, kw), (sh, sw), (down, across), relu, pool)
 
-    def run(step: Step, x: Tensor) -> Tensor:
+    def run(context: StackedPass, x: Tensor) -> Tensor:
         image = x.permute(0, 2, 3, 1).contiguous()
-        own = _own(module, name, step)
-        out: Tensor = _Conv.apply(step.anchor, image, own, window, products)  # type: ignore[no-untyped-call]
+        params = _weights(module, site.name, context)
+        out: Tensor = _Conv.apply(context.anchor, image, params, window, site.kernels)  # type: ignore[no-untyped-call]
         return out.permute(0, 3, 1, 2)
 
-    return StackedLayer(run, moved=_names(module, name), turned=(f"{name}weight",))
+    names = _parameter_names(module, site.name)
+    return StackedLayer(run, names, channels_last=(f"{site.name}weight",), absorbs=int(relu) + int(pool))
 
 
 def _per_sample(values: Tensor, x: Tensor, *shape: int) -> Tensor:
-    """What every client has one of, repeated for each of its samples in ``x`` and shaped to broadcast with them."""
+    """Repeat each client's values for each of its samples in ``x``, in a shape that broadcasts with them."""
     return values.repeat_interleave(len(x) // len(values), dim=0).view(len(x), *shape)
 
 
-def layer_norm(module: nn.LayerNorm, name: str) -> StackedLayer:
-    """Normalisation over the last dimensions."""
+@stacked_layer(nn.LayerNorm)
+def layer_norm(module: nn.LayerNorm, site: LayerSite) -> StackedLayer:
+    """Stack a normalisation over the last dimensions."""
 
-    def run(step: Step, x: Tensor) -> Tensor:
+    def run(context: StackedPass, x: Tensor) -> Tensor:
         out = F.layer_norm(x, module.normalized_shape, eps=module.eps)
         if not module.elementwise_affine:
             return out
         shape = (*(1,) * (x.ndim - 1 - len(module.normalized_shape)), *module.normalized_shape)
-        scale, bias = _per_sample(step.weights[f"{name}weight"], x, *shape), step.weights.get(f"{name}bias")
+        scale = _per_sample(context.weights[f"{site.name}weight"], x, *shape)
+        bias = context.weights.get(f"{site.name}bias")
         return out * scale if bias is None else torch.addcmul(_per_sample(bias, x, *shape), out, scale)
 
     return StackedLayer(run)
 
 
-def group_norm(module: nn.GroupNorm, name: str) -> StackedLayer:
-    """Normalisation over groups of channels."""
+@stacked_layer(nn.GroupNorm)
+def group_norm(module: nn.GroupNorm, site: LayerSite) -> StackedLayer:
+    """Stack a normalisation over groups of channels."""
 
-    def run(step: Step, x: Tensor) -> Tensor:
+    def run(context: StackedPass, x: Tensor) -> Tensor:
         out = F.group_norm(x, module.num_groups, eps=module.eps)
         if not module.affine:
             return out
         shape = (x.shape[1], *(1,) * (x.ndim - 2))
-        scale, bias = (_per_sample(step.weights[f"{name}{own}"], x, *shape) for own in ("weight", "bias"))
+        scale, bias = (_per_sample(context.weights[f"{site.name}{p}"], x, *shape) for p in ("weight", "bias"))
         return torch.addcmul(bias, out, scale)
 
     return StackedLayer(run)
 
 
-def batch_norm(module: nn.modules.batchnorm._BatchNorm, name: str) -> StackedLayer:
-    """Normalisation over the batch of each client, without running statistics."""
+@stacked_layer(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def batch_norm(module: nn.modules.batchnorm._BatchNorm, site: LayerSite) -> StackedLayer:
+    """Stack a normalisation over the batch of each client, without running statistics."""
     if module.running_mean is not None:
-        raise CannotStack(f"{name}: batch normalisation with running statistics")
+        raise StackingError(f"{site.name}: batch normalisation with running statistics")
 
-    def run(step: Step, x: Tensor) -> Tensor:
-        apart = x.reshape(step.clients, -1, *x.shape[1:]).transpose(0, 1)
-        weight, bias = step.weights.get(f"{name}weight"), step.weights.get(f"{name}bias")
+    def run(context: StackedPass, x: Tensor) -> Tensor:
+        by_client = x.reshape(context.clients, -1, *x.shape[1:]).transpose(0, 1)
+        weight, bias = context.weights.get(f"{site.name}weight"), context.weights.get(f"{site.name}bias")
         out = F.batch_norm(
-            apart.flatten(1, 2), None, None, None if weight is None else weight.reshape(-1),
+            by_client.flatten(1, 2), None, None, None if weight is None else weight.reshape(-1),
             None if bias is None else bias.reshape(-1), training=True, eps=module.eps,
         )  # fmt: skip
-        return out.view_as(apart).transpose(0, 1).reshape(x.shape)
+        return out.view_as(by_client).transpose(0, 1).reshape(x.shape)
 
     return StackedLayer(run)
 
 
-def embedding(module: nn.Embedding, name: str) -> StackedLayer:
-    """A table of vectors."""
+@stacked_layer(nn.Embedding)
+def embedding(module: nn.Embedding, site: LayerSite) -> StackedLayer:
+    """Stack a table of vectors."""
     if module.max_norm is not None or module.padding_idx is not None or module.sparse or module.scale_grad_by_freq:
-        raise CannotStack(f"{name}: an embedding with max_norm, padding, frequencies or sparse gradients")
+        raise StackingError(f"{site.name}: an embedding with max_norm, padding, frequencies or sparse gradients")
 
-    def run(step: Step, x: Tensor) -> Tensor:
-        table = step.weights[f"{name}weight"]
-        clients, words, width = table.shape
-        shift = _per_sample(torch.arange(clients, device=x.device) * words, x, *(1,) * (x.ndim - 1))
-        return F.embedding(x + shift, table.reshape(clients * words, width))
+    def run(context: StackedPass, x: Tensor) -> Tensor:
+        table = context.weights[f"{site.name}weight"]
+        clients, words, size = table.shape
+        offsets = _per_sample(torch.arange(clients, device=x.device) * words, x, *(1,) * (x.ndim - 1))
+        return F.embedding(x + offsets, table.reshape(clients * words, size))
 
     return StackedLayer(run)

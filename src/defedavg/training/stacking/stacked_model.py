@@ -1,4 +1,4 @@
-"""From a module to its stacked form: a chain of layers, its own ``forward`` over stacked layers, or ``torch.func``."""
+"""Stack a module: as a chain of layers, with its own ``forward`` over stacked layers, or through ``torch.func``."""
 
 from __future__ import annotations
 
@@ -11,110 +11,122 @@ from torch.func import functional_call, vmap
 
 from ...errors import first_line
 from ..kernels.plain import CpuLayerKernels, LayerKernels
-from ..module_state import keyed_copy, moving_buffers
+from ..module_state import keyed_copy, updated_buffers
 from .attention import PlainAttention
 from .chain import chain
 from .composed import composed, shared_tables
-from .equivalence_check import EquivalenceCheck
-from .layers import CannotStack, Stacked, Step
+from .equivalence_check import DisagreementError, EquivalenceCheck
+from .layer_registry import plugin_layers
+from .stacked_types import StackedModel, StackedPass, StackingError
 
 
-def stack(module: nn.Module, products: LayerKernels | None = None, sample: Tensor | None = None) -> Stacked:
-    """The module for many clients at once; the first of three forms that agrees with it on a few samples of its data.
+def stack(module: nn.Module, kernels: LayerKernels | None = None, sample: Tensor | None = None) -> StackedModel:
+    """Return the first stacked form of a module that agrees with it on a few samples of its data.
 
-    Without samples nothing is tried, and only a chain or ``torch.func`` is used.
+    Without samples there is no check, and the result is a chain or uses ``torch.func``.
     """
-    _refuse(module)
-    products = products or CpuLayerKernels()
+    _refuse_random_and_running(module)
+    kernels = kernels or CpuLayerKernels()
     try:
         model, _ = keyed_copy(module)
     except RuntimeError as error:
-        raise CannotStack(f"it cannot be copied: {first_line(error)}") from error
+        raise StackingError(f"it cannot be copied: {first_line(error)}") from error
     if sample is None:
-        if any(True for _ in module.buffers()):
-            raise CannotStack("it has buffers, and there are no samples to see whether they change")
+        return _unchecked(model, kernels)
+    check, reason, disagreement = EquivalenceCheck(model, sample), "", ""
+    if updated := updated_buffers(model, sample):
+        raise StackingError(f"the buffer {min(updated)} changes while it trains")
+    # A module that branches on its data may branch once for all clients; only torch.func detects that.
+    for form in (_mapped,) if check.branches_on_data else (_chained, _composed, _reshaped, _mapped):
+        if form is _mapped and disagreement and (plugins := plugin_layers(model)):
+            # torch.func does not use registered layers, and would hide that one of them is wrong.
+            raise StackingError(f"with the registered form of {', '.join(plugins)}: {disagreement}")
         try:
-            return _chained(model, products)
-        except CannotStack:
-            return _mapped(model, products)
-    trial, reason = EquivalenceCheck(model, sample), ""
-    if moving := moving_buffers(model, sample):
-        raise CannotStack(f"the buffer {min(moving)} changes while it trains")
-    # What decides by its data may decide for all clients as one: only torch.func sees when it does.
-    for form in (_mapped,) if trial.decides else (_chained, _composed, _reshaped, _mapped):
-        try:
-            trial.check(form)
-            return form(model, products, sample)
-        except CannotStack as error:
+            check.check(form)
+            return form(model, kernels, sample)
+        except DisagreementError as error:
+            reason = disagreement = str(error)
+        except StackingError as error:
             reason = str(error)
-    raise CannotStack(reason)
+    raise StackingError(reason)
 
 
-def _refuse(module: nn.Module) -> None:
+def _unchecked(model: nn.Module, kernels: LayerKernels) -> StackedModel:
+    if any(True for _ in model.buffers()):
+        raise StackingError("it has buffers, and without samples it is unknown whether training changes them")
+    try:
+        return _chained(model, kernels)
+    except StackingError:
+        return _mapped(model, kernels)
+
+
+def _refuse_random_and_running(module: nn.Module) -> None:
     for inner in module.modules():
+        kind = type(inner).__name__
         if isinstance(inner, nn.modules.batchnorm._BatchNorm) and inner.running_mean is not None:
-            kind = type(inner).__name__
-            raise CannotStack(f"{kind} keeps running statistics; use GroupNorm or {kind}(…, track_running_stats=False)")
+            raise StackingError(
+                f"{kind} keeps running statistics; use GroupNorm or {kind}(…, track_running_stats=False)"
+            )
         if isinstance(inner, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.Dropout3d) and inner.p > 0:
-            raise CannotStack(f"{type(inner).__name__} draws for itself; use Dropout, Dropout1d or Dropout2d")
+            raise StackingError(f"{kind} draws from the global generator; use Dropout, Dropout1d or Dropout2d")
 
 
 def _unshared(module: nn.Module) -> nn.Module:
     if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
-        raise CannotStack("layers share parameters")
+        raise StackingError("layers share parameters")
     return module
 
 
-def _chained(module: nn.Module, products: LayerKernels, sample: Tensor | None = None) -> Stacked:
-    return chain(_unshared(module), products)
+def _chained(module: nn.Module, kernels: LayerKernels, _: Tensor | None = None) -> StackedModel:
+    return chain(_unshared(module), kernels)
 
 
-def _composed(module: nn.Module, products: LayerKernels, sample: Tensor, reshape: bool = False) -> Stacked:
+def _composed(module: nn.Module, kernels: LayerKernels, sample: Tensor, reshape: bool = False) -> StackedModel:
     tables = shared_tables(_unshared(module), sample)
-    return _for_threads(lambda: composed(module, products, tables, reshape))
+    return _per_thread(lambda: composed(module, kernels, tables, reshape))
 
 
-def _reshaped(module: nn.Module, products: LayerKernels, sample: Tensor) -> Stacked:
-    return _composed(module, products, sample, reshape=True)
+def _reshaped(module: nn.Module, kernels: LayerKernels, sample: Tensor) -> StackedModel:
+    return _composed(module, kernels, sample, reshape=True)
 
 
-def _mapped(module: nn.Module, products: LayerKernels, sample: Tensor | None = None) -> Stacked:
-    return _for_threads(lambda: mapped(module))
+def _mapped(module: nn.Module, _kernels: LayerKernels, _sample: Tensor | None = None) -> StackedModel:
+    return _per_thread(lambda: mapped(module))
 
 
-def _for_threads(build: Callable[[], Stacked]) -> Stacked:
-    """What keeps something while it runs, built anew for every thread that uses it."""
-    first, own = build(), local()
-    own.run = first.run
+def _per_thread(build: Callable[[], StackedModel]) -> StackedModel:
+    """Return a model that is built again for every thread that runs it, because it keeps state while it runs."""
+    first, thread = build(), local()
+    thread.run = first.run
 
-    def run(step: Step, x: Tensor) -> Tensor:
-        if not hasattr(own, "run"):
-            own.run = build().run
-        found: Tensor = own.run(step, x)
-        return found
+    def run(context: StackedPass, x: Tensor) -> Tensor:
+        if not hasattr(thread, "run"):
+            thread.run = build().run
+        out: Tensor = thread.run(context, x)
+        return out
 
     return replace(first, run=run)
 
 
-def mapped(module: nn.Module) -> Stacked:
-    """The module through ``torch.func``: anything that does not draw."""
+def mapped(module: nn.Module) -> StackedModel:
+    """Stack a module through ``torch.func``, which maps any module that draws no random numbers over the clients."""
     model, draws = keyed_copy(module)
 
-    def one(own: dict[str, Tensor], samples: Tensor, key: Tensor | None = None) -> Tensor:
+    def one(params: dict[str, Tensor], samples: Tensor, key: Tensor | None = None) -> Tensor:
         draws.key = key
-        out: Tensor = functional_call(model, own, (samples,))
+        out: Tensor = functional_call(model, params, (samples,))
         return out
 
-    def run(step: Step, x: Tensor) -> Tensor:
-        learns = step.rates is not None
-        if model.training != learns:
-            model.train(learns)
-        given = (dict(step.weights), x.view(step.clients, -1, *x.shape[1:]))
+    def run(context: StackedPass, x: Tensor) -> Tensor:
+        if model.training != context.training:
+            model.train(context.training)
+        given = (dict(context.weights), x.view(context.clients, -1, *x.shape[1:]))
+        keys = () if context.keys is None else (context.keys,)
         try:
             with PlainAttention():
-                out: Tensor = vmap(one, randomness="error")(*given, *(() if step.keys is None else (step.keys,)))
+                out: Tensor = vmap(one, randomness="error")(*given, *keys)
         finally:
             draws.key = None
         return out.flatten(0, 1)
 
-    return Stacked(run)
+    return StackedModel(run)
