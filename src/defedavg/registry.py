@@ -8,12 +8,49 @@ is not found or when all names are listed, so a study that uses built-in parts n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .errors import UserError, first_line, unknown
 
 T = TypeVar("T")
+
+_loading: list[Registrations] = []  # the plugin files that are being loaded, innermost last
+
+
+class Registrations:
+    """What a plugin file registers while it is loaded, so that a failed load can be undone."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._entries: list[tuple[Registry[Any], str, tuple[Any, str | None] | None]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, registry: Registry[Any], name: str, previous: tuple[Any, str | None] | None) -> None:
+        """Note an entry and the one that it replaced."""
+        self._entries.append((registry, name, previous))
+
+    def undo(self) -> None:
+        """Restore every entry as it was before the file was loaded."""
+        for registry, name, previous in reversed(self._entries):
+            registry.reset(name, previous)
+
+
+@contextmanager
+def registering(source: str) -> Iterator[Registrations]:
+    """Record what is registered in this block as entries of a plugin file; undo them if the block fails."""
+    made = Registrations(source)
+    _loading.append(made)
+    try:
+        yield made
+    except BaseException:
+        made.undo()
+        raise
+    finally:
+        _loading.remove(made)
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -24,15 +61,27 @@ class Registry(Mapping[str, T], Generic[T]):
         self.group = group
         self._check = check
         self._known: dict[str, T] = {}
+        self._sources: dict[str, str | None] = {}  # name -> the plugin file that registered it
         self._offered: dict[str, EntryPoint] | None = None
 
     def register(self, name: str, value: T) -> T:
-        """Add an implementation; a name that belongs to another one is refused."""
+        """Add an implementation; refuse a name that belongs to another one, except to a plugin that was edited."""
         self._check(name, value)
-        if self._known.get(name, value) is not value:
+        plugin = _loading[-1] if _loading else None
+        previous = (self._known[name], self._sources[name]) if name in self._known else None
+        edited = plugin is not None and previous is not None and previous[1] == plugin.source
+        if previous is not None and previous[0] is not value and not edited:
             raise UserError(f"{self.kind} {name!r} already exists; give yours another name")
-        self._known[name] = value
+        self._known[name], self._sources[name] = value, plugin.source if plugin else None
+        if plugin is not None:
+            plugin.add(self, name, previous)
         return value
+
+    def reset(self, name: str, previous: tuple[T, str | None] | None) -> None:
+        """Give a name back to the implementation that had it before, or forget the name."""
+        del self._known[name], self._sources[name]
+        if previous is not None:
+            self._known[name], self._sources[name] = previous
 
     def find(self, name: str) -> T:
         """Return the implementation of that name, or raise ``UserError`` with the nearest known name."""
