@@ -158,9 +158,7 @@ def _resolve_in(module: str, targets: Sequence[str]) -> Callable[[str], Any]:
 def _old_rule(policy: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that takes the old arguments of a client's policy."""
 
-    def rule(
-        holds: bool = False, rests: bool = False, interruptible: bool = False, repeats: bool = False
-    ) -> Any:
+    def rule(holds: bool = False, rests: bool = False, interruptible: bool = False, repeats: bool = False) -> Any:
         return policy(holds, rests, interruptible, repeats)
 
     return rule

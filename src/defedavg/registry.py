@@ -56,7 +56,7 @@ def registering(source: str) -> Iterator[Registrations]:
 class Registry(Mapping[str, T], Generic[T]):
     """Implementations by name; ``kind`` names one of them in error messages, ``group`` is the entry point group."""
 
-    def __init__(self, kind: str, group: str, check: Callable[[str, T], None] = lambda name, value: None) -> None:
+    def __init__(self, kind: str, group: str, check: Callable[[str, T], None]) -> None:
         self.kind = kind
         self.group = group
         self._check = check

@@ -29,9 +29,9 @@ def _require(condition: bool, name: str, value: object, rule: str) -> None:
 class TaskSettings:
     """[task]: the model, the data, and how the data are partitioned among clients."""
 
-    data: str = _setting("mnist5k", "the data set (see `defedavg data list`), or hf:NAME from Hugging Face")
-    model: str = _setting("cnn", "the model")
-    split: str = _setting("iid", "how training samples are partitioned; sampled* for any number of clients")
+    data: str = _setting("mnist5k", "data set, or hf:NAME from Hugging Face")
+    model: str = _setting("cnn", "model")
+    split: str = _setting("iid", "partition of the training samples")
     classes_per_client: int = _setting(2, "classes of each client, for split = classes or sampled-classes")
     alpha: float = _setting(0.5, "Dirichlet parameter, for split = dirichlet: smaller is less even")
     shards_per_client: int = _setting(2, "shards of each client, for split = shards")
@@ -64,9 +64,7 @@ class ClientSettings:
     availability: str = _setting("always", "always, or windows(on_seconds, off_seconds)")
     failure_rate: float = _setting(0.0, "probability that a client fails during a job")
     return_seconds: float = _setting(1.0, "time until a failed client returns (inf: never)")
-    trace: str = _setting(
-        "", "CSV of measured devices: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]"
-    )
+    trace: str = _setting("", "CSV of measured devices: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]")
     plan_detail: str = _setting(
         "auto", "jobs that plans record: all, used (uploaded ones), or auto (used from 20,000 reliable clients on)"
     )
@@ -166,7 +164,7 @@ def setting_help(table: str, name: str) -> str:
     """Return the line that explains a setting, with the registered names where a registry defines the choices."""
     text: str = next(item.metadata["help"] for item in dataclasses.fields(TABLES[table]) if item.name == name)
     names = registered_names(name) if table == "task" and name in ("data", "model", "split") else ()
-    return f"{text}: {', '.join(names)}" if names else text
+    return f"{text} ({', '.join(names)})" if names else text
 
 
 def registered_names(name: str) -> tuple[str, ...]:

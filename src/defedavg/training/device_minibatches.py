@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..tasks import Drawn, Task
+from ..tasks import LazyPartition, Task
 from .minibatches import batch_key
 from .tensor_rng import below, extend_all, signed
 
@@ -41,7 +41,7 @@ class Shares:
     def samples(self, jobs: Sequence[TrainingJob], steps: int) -> Tensor:
         """As ``host_samples``, on the device."""
         size = jobs[0].recipe.batch_size
-        if any(job.recipe.sampling != "replacement" or isinstance(job.task.clients, Drawn) for job in jobs):
+        if any(job.recipe.sampling != "replacement" or isinstance(job.task.clients, LazyPartition) for job in jobs):
             return torch.from_numpy(host_samples(jobs, steps)).pin_memory().to(self._device, non_blocking=True)
         rows = []
         for job in jobs:
