@@ -21,7 +21,7 @@ from .errors import UserError
 
 MODULES = {
     "protocol": ("algorithms.protocol",),
-    "plan": ("planning.plan",),
+    "plan": ("planning.plan", "planning.records"),
     "timeline": ("planning.simulator",),
     "profiles": ("planning.devices",),
     "stats": ("planning.plan_stats",),

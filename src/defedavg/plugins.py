@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import SourceLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -89,7 +89,7 @@ def _same_file(script: str | None, path: str) -> bool:
 def _import(path: str, text: str, digest: str) -> _Loaded:
     stem = "".join(letter if letter.isalnum() else "_" for letter in Path(path).stem)
     module_name = f"defedavg_plugin_{stem}_{_sha256(path + digest)[:12]}"
-    spec = spec_from_loader(module_name, _TextLoader(path, text), origin=path)
+    spec = spec_from_file_location(module_name, path, loader=_TextLoader(path, text))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

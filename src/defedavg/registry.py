@@ -7,10 +7,13 @@ is not found or when all names are listed, so a study that uses built-in parts n
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from types import FrameType
+from typing import Generic, TypeVar
 
 from .errors import UserError, first_line, unknown
 
@@ -24,19 +27,35 @@ class Registrations:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self._entries: list[tuple[Registry[Any], str, tuple[Any, str | None] | None]] = []
+        self._undo: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._undo)
 
-    def add(self, registry: Registry[Any], name: str, previous: tuple[Any, str | None] | None) -> None:
-        """Note an entry and the one that it replaced."""
-        self._entries.append((registry, name, previous))
+    def add(self, undo: Callable[[], None]) -> None:
+        """Note one registration by the function that undoes it."""
+        self._undo.append(undo)
 
     def undo(self) -> None:
-        """Restore every entry as it was before the file was loaded."""
-        for registry, name, previous in reversed(self._entries):
-            registry.reset(name, previous)
+        """Undo all registrations, the last one first."""
+        for undo in reversed(self._undo):
+            undo()
+
+
+def note_registration(undo: Callable[[], None]) -> None:
+    """Tell the plugin that is being loaded, if any, that it registered something outside a ``Registry``."""
+    plugin = _current_plugin()
+    if plugin is not None:
+        plugin.add(undo)
+
+
+def _current_plugin() -> Registrations | None:
+    """Return the plugin that registers; a plugin may also import a module of this package, which then registers."""
+    frame: FrameType | None = sys._getframe() if _loading else None
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    built_in = frame is not None and str(frame.f_globals.get("__name__")).startswith(f"{__package__}.")
+    return _loading[-1] if _loading and not built_in else None
 
 
 @contextmanager
@@ -67,17 +86,16 @@ class Registry(Mapping[str, T], Generic[T]):
     def register(self, name: str, value: T) -> T:
         """Add an implementation; refuse a name that belongs to another one, except to a plugin that was edited."""
         self._check(name, value)
-        plugin = _loading[-1] if _loading else None
+        plugin = _current_plugin()
         previous = (self._known[name], self._sources[name]) if name in self._known else None
         edited = plugin is not None and previous is not None and previous[1] == plugin.source
         if previous is not None and previous[0] is not value and not edited:
             raise UserError(f"{self.kind} {name!r} already exists; give yours another name")
         self._known[name], self._sources[name] = value, plugin.source if plugin else None
-        if plugin is not None:
-            plugin.add(self, name, previous)
+        note_registration(partial(self._reset, name, previous))
         return value
 
-    def reset(self, name: str, previous: tuple[T, str | None] | None) -> None:
+    def _reset(self, name: str, previous: tuple[T, str | None] | None) -> None:
         """Give a name back to the implementation that had it before, or forget the name."""
         del self._known[name], self._sources[name]
         if previous is not None:

@@ -330,13 +330,13 @@ def test_shares_are_drawn_uniformly_and_differ() -> None:
 def test_a_million_shares_cost_nothing_until_they_are_used() -> None:
     shares = sampled(LABELS, 1_000_000, 0, 20)
     assert len(shares) == 1_000_000
-    assert not shares._kept
+    assert not shares._cache
     assert shares[-1].tolist() == shares[999_999].tolist()
     with pytest.raises(IndexError):
         shares[1_000_000]
     for client in range(5_000):
         shares[client]
-    assert len(shares._kept) == 4_096
+    assert len(shares._cache) == 4_096
 
 
 @pytest.mark.parametrize(

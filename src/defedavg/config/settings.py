@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,4 +172,5 @@ def registered_names(name: str) -> tuple[str, ...]:
     """Return the names that ``task.data``, ``task.model`` or ``task.split`` can have in this process."""
     from ..tasks import DATASETS, MODELS, PARTITIONS
 
-    return tuple({"data": DATASETS, "model": MODELS, "split": PARTITIONS}[name])
+    registries: dict[str, Mapping[str, Any]] = {"data": DATASETS, "model": MODELS, "split": PARTITIONS}
+    return tuple(registries[name])

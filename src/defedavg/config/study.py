@@ -95,11 +95,12 @@ class Study:
         for choice in itertools.product(*(values[name] for name in swept)):
             chosen = tuple(zip(swept, choice, strict=True))
             single_values = {**values, **dict(chosen)}
-            *tables, algorithm_settings = (
-                kind(**{item.name: single_values[f"{table}.{item.name}"] for item in dataclasses.fields(kind)})
+            made = {
+                table: kind(**{item.name: single_values[f"{table}.{item.name}"] for item in dataclasses.fields(kind)})
                 for table, kind in kinds.items()
-            )
-            points.append(SweepPoint(chosen, Settings(algorithm, *tables, algorithm_settings)))
+            }
+            settings = Settings(algorithm, algorithm_settings=made.pop(algorithm), **made)
+            points.append(SweepPoint(chosen, settings))
         return points
 
     def _values(self, algorithm: str) -> dict[str, Any]:
@@ -120,15 +121,20 @@ class Study:
         return tuple(dict.fromkeys([*self.plugins, *(file_of(spec) for spec in specs if is_file(spec))]))
 
     def to_toml(self) -> str:
-        """Return the study as TOML with every key written out."""
+        """Return the study as TOML with all defaults written out."""
         import tomli_w
 
         whole: dict[str, Any] = {"name": self.name, "algorithms": list(self.algorithms), "seeds": list(self.seeds)}
         if self.plugins:
             whole["plugins"] = list(self.plugins)
+        # Of the two ways to name a task, only the one in use is written.
+        unused = ("data", "model", "split") if self.tables["task"]["module"] else ("module",)
         for table, keys in self.tables.items():
-            shown = {name: value for name, value in keys.items() if (table, name, value) != ("task", "module", "")}
-            whole[table] = {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
+            whole[table] = {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in keys.items()
+                if table != "task" or name not in unused
+            }
         return tomli_w.dumps(whole)
 
 
@@ -193,13 +199,13 @@ def study(
 ) -> Study:
     """Load the plugins of a study, check its values and fill in defaults; paths are relative to ``folder``."""
     found = current_names(found, warn=True)
-    files = (*_plugin_paths(found, folder), *(str(Path(path).resolve()) for path in plugins))
-    load_plugins(dict.fromkeys(files))
+    files = list(dict.fromkeys([*_plugin_paths(found, folder), *(str(Path(path).resolve()) for path in plugins)]))
+    load_plugins(files)
     known = (*TOP_KEYS, *ALGORITHMS)
     for name in found:
         if name not in known:
             raise unknown("key", name, known)
-    made = _complete({**found, "plugins": list(dict.fromkeys(files))}, folder, fallback_name)
+    made = _complete({**found, "plugins": files}, folder, fallback_name)
     for name in made.algorithms:
         if name not in ALGORITHMS:
             raise unknown("algorithm", name, ALGORITHMS)
@@ -252,7 +258,7 @@ def _plugin_paths(found: Mapping[str, Any], folder: Path | None) -> tuple[str, .
     named = found.get("plugins", [])
     paths = _several("plugins", named, str) if named != [] else ()
     try:
-        return tuple(str(((folder or Path()) / path).resolve()) for path in paths)
+        return tuple(dict.fromkeys(str(((folder or Path()) / path).resolve()) for path in paths))
     except (OSError, ValueError) as error:
         raise UserError(f"plugins cannot be read: {first_line(error)}") from None
 

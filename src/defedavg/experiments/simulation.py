@@ -1,4 +1,4 @@
-"""From settings to a run: fleet, machines, timeline, task, executor."""
+"""One run from Python: ``simulate`` returns its result, ``Simulation`` yields its evaluations as they are made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import study as config
 from ..config.build import build_task, make_executor, make_plan, make_simulator, make_stopping_rule
-from ..config.study import Settings
+from ..config.settings import Settings
 from ..errors import UserError, unknown
 from ..planning.plan import Plan, Record, records
 from ..planning.simulator import Simulator
@@ -31,7 +31,7 @@ EXECUTORS = (*LOCAL, "ray")
 
 
 class Simulation:
-    """One run: iterate for its measurements; ``progress``, ``plan`` and ``weights`` are up to date at any moment."""
+    """One run: iterate over its evaluations; ``progress``, ``plan`` and ``weights`` are always up to date."""
 
     def __init__(self, settings: Settings, seed: int, task: Task | None = None) -> None:
         from ..training import RunProgress
@@ -39,45 +39,45 @@ class Simulation:
         self.settings = settings
         self.seed = seed
         self.task = build_task(settings, seed) if task is None else task
-        self.timeline = make_simulator(settings, seed)
+        self.simulator = make_simulator(settings, seed)
         self.executor = make_executor(settings, seed, self.task)
         self.progress: RunProgress = RunProgress()
-        self.meter: EvalSchedule | None = None  # of the reference executor, once it is under way
-        self._from: RunState | None = None
+        self.meter: EvalSchedule | None = None  # of the reference executor, once it has started
+        self._resumed: RunState | None = None
 
-    def resume(self, standing: RunState, evaluations: Iterable[Evaluation]) -> None:
-        """Go on from where an earlier sitting stood, and from what it had measured; to be called before anything."""
-        standing.restore(self.executor, self.progress, evaluations)
-        self._from = standing
+    def resume(self, state: RunState, evaluations: Iterable[Evaluation]) -> None:
+        """Continue from the state and the evaluations of an earlier session; call this before anything else."""
+        state.restore(self.executor, self.progress, evaluations)
+        self._resumed = state
 
-    def _taken_up(self) -> tuple[Iterator[Record], EvalCounters]:
-        """What is left of the plan, and what was counted before."""
+    def _remaining(self) -> tuple[Iterator[Record], EvalCounters]:
+        """Return the rest of the plan, and the counters of earlier sessions."""
         from ..training import EvalCounters
 
-        stream = iter(self.timeline)
-        return (stream, EvalCounters()) if self._from is None else (self._from.skip(stream), self._from.tally)
+        stream = iter(self.simulator)
+        return (stream, EvalCounters()) if self._resumed is None else (self._resumed.skip(stream), self._resumed.tally)
 
-    def drive(self, rest: CheckpointHook = lambda: None) -> Iterator[Evaluation]:
-        """The measurements from the reference executor."""
+    def drive(self, checkpoint_hook: CheckpointHook = lambda: None) -> Iterator[Evaluation]:
+        """Yield the evaluations of the reference executor."""
         from ..training import EvalSchedule, drive
 
-        records, tally = self._taken_up()
+        records, tally = self._remaining()
         goal = make_stopping_rule(self.settings)
         self.meter = EvalSchedule(self.task, goal, self.progress, tally)
-        return drive(records, self.executor, goal, self.meter, rest)
+        return drive(records, self.executor, goal, self.meter, checkpoint_hook)
 
     def __iter__(self) -> Iterator[Evaluation]:
         return self.drive()
 
     def lane(self) -> BatchedRun:
-        """The run for the batched executor, which reads its plan ahead."""
+        """Return the run for the batched executor, which reads the plan ahead."""
         from ..training import BatchedRun
 
-        records, tally = self._taken_up()
+        records, tally = self._remaining()
         return BatchedRun(self.executor, records, make_stopping_rule(self.settings), self.progress, tally=tally)
 
     def batched(self) -> Iterator[Evaluation]:
-        """The same measurements from the batched executor; from the reference, if the model cannot be stacked."""
+        """Yield the evaluations of the batched executor, or of the reference if the model cannot be stacked."""
         from ..training import CannotStack, Trainer, drive_batched
 
         try:
@@ -91,23 +91,23 @@ class Simulation:
 
     @property
     def _rounds(self) -> int:
-        """To be planned for what was carried out so far: again, since the clock itself may have run ahead."""
+        """The rounds executed so far; the plan is made again for them, since the simulator may have run ahead."""
         stalled = str(self.progress.status) == "stalled"
         return 2**62 if stalled else self.progress.rounds
 
     @property
     def plan(self) -> Plan:
-        """What was carried out so far."""
+        """The plan of the rounds executed so far."""
         return make_plan(self.settings, self.seed, self._rounds)
 
     def planned(self) -> tuple[Simulator, Iterator[Record]]:
-        """The same as a stream of records with its clock, without holding it."""
-        timeline = make_simulator(self.settings, self.seed)
-        return timeline, records(timeline, self._rounds)
+        """Return the plan of the executed rounds as a stream of records, with its simulator."""
+        simulator = make_simulator(self.settings, self.seed)
+        return simulator, records(simulator, self._rounds)
 
     @property
     def weights(self) -> Any:
-        """The newest version, as one vector."""
+        """The newest version of the model, as one vector."""
         return self.executor.versions[max(self.executor.versions)]
 
 
@@ -135,27 +135,16 @@ def simulate(
     settings: Mapping[str, Any] | None = None,
     executor: str = "batched",
 ) -> Result:
-    """Run one algorithm from Python; ``settings`` are those of the TOML file, as ``{"training.local_steps": 20}``.
+    """Run one algorithm; ``settings`` are those of the TOML file, as ``{"training.local_steps": 20}``.
 
-    A ``task`` of your own (see ``make_task``) brings its own clients, and is computed on the device where its data are;
-    without one the settings name it. ``executor`` is "batched" or "reference".
+    A ``task`` of your own (see ``make_task``) defines the clients, and is computed on the device that holds its data;
+    without one the settings name the task. ``executor`` is "batched" or "reference".
     """
     if executor not in LOCAL:
         raise unknown("executor", executor, LOCAL)
     if not isinstance(seed, int):
         raise UserError(f"seed is {seed!r}; it must be a whole number")
-    tables: dict[str, Any] = {"algorithms": [algorithm]}
-    for name, value in (settings or {}).items():
-        table, dot, word = name.partition(".")
-        if not dot:
-            raise UserError(f"setting {name!r} cannot be read; write it as 'table.key'")
-        tables.setdefault(table, {})[word] = value
-    if task is not None:
-        tables.setdefault("clients", {}).setdefault("num_clients", task.num_clients)
-    points = config.study(tables).points()
-    if len(points) != 1:
-        raise UserError("simulate runs one setting; give single values, or use a study for a sweep")
-    run = Simulation(points[0].settings, seed, task)
+    run = Simulation(_single_settings(algorithm, settings or {}, task), seed, task)
     for _ in run.batched() if executor == "batched" else run:
         pass
     done = run.progress
@@ -171,3 +160,20 @@ def simulate(
         plan=run.plan,
         weights=run.weights,
     )
+
+
+def _single_settings(algorithm: str, settings: Mapping[str, Any], task: Task | None) -> Settings:
+    tables: dict[str, Any] = {"algorithms": [algorithm]}
+    for name, value in settings.items():
+        table, dot, key = name.partition(".")
+        if not dot:
+            raise UserError(f"setting {name!r} cannot be read; write it as 'table.key'")
+        tables.setdefault(table, {})[key] = value
+    if task is not None:
+        if tables.get("task", {}).get("module"):
+            raise UserError("task.module and the argument task both define the task; give one of them")
+        tables.setdefault("clients", {}).setdefault("num_clients", task.num_clients)
+    points = config.study(tables).points()
+    if len(points) != 1:
+        raise UserError("simulate runs one setting; give single values, or use a study for a sweep")
+    return points[0].settings

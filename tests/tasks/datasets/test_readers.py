@@ -356,7 +356,7 @@ def test_a_file_of_the_published_size_must_be_the_published_one(
     contents = {path.name.removesuffix(".gz"): gzip.decompress(path.read_bytes()) for path in paths}
     for name, content in contents.items():
         file = PublishedFile(name, len(content), md5(content).hexdigest())
-        monkeypatch.setitem(FASHIONMNIST.published, name, file)  # type: ignore[arg-type]
+        monkeypatch.setitem(FASHIONMNIST.published, name, file)
     assert intact(FASHIONMNIST, paths)
     fashionmnist()
     own = idx(np.array([0, 0, 0], np.uint8))
