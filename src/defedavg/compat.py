@@ -25,7 +25,7 @@ MODULES = {
     "timeline": ("planning.simulator",),
     "profiles": ("planning.devices",),
     "stats": ("planning.plan_stats",),
-    "simulation": ("experiments.simulation", "config.build"),
+    "simulation": ("config.build", "experiments.simulation"),
     "algorithms.server": ("algorithms.base",),
     "tasks.splits": ("tasks.partition",),
     "deploy.flower_client": ("deploy.flower.client_app",),

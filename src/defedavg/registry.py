@@ -91,7 +91,7 @@ class Registry(Mapping[str, T], Generic[T]):
         edited = plugin is not None and previous is not None and previous[1] == plugin.source
         if previous is not None and previous[0] is not value and not edited:
             raise UserError(f"{self.kind} {name!r} already exists; give yours another name")
-        self._known[name], self._sources[name] = value, plugin.source if plugin else None
+        self._known[name], self._sources[name] = value, None if plugin is None else plugin.source
         note_registration(partial(self._reset, name, previous))
         return value
 
