@@ -1,10 +1,13 @@
-"""An algorithm of your own: FedAsync, which merges every update the moment it arrives.
+"""An algorithm of your own: FedAsync, which merges every update when it arrives.
 
 Xie, Koyejo, Gupta: Asynchronous Federated Optimization (2019).
 
     w[t+1] = (1 − a)·w[t] + a·(w[τ] − Δ),   a = mixing / sqrt(1 + staleness)
 
-python examples/own_algorithm.py
+Compare it with FedAvg, or use it in a study as a plugin:
+
+    python examples/own_algorithm.py
+    defedavg plan --plugin examples/own_algorithm.py --set 'algorithms=["fedasync"]' --set training.updates_per_round=1
 """
 
 from dataclasses import dataclass, field
@@ -17,17 +20,17 @@ from defedavg.algorithms.protocol import ClientPolicy, Send, Update
 
 @dataclass(frozen=True, slots=True)
 class FedAsyncSettings:
-    """How much of the server's model an update replaces."""
+    """The share of the server's model that an update replaces."""
 
-    mixing: float = field(default=0.5, metadata={"help": "share of a fresh update, above 0 and at most 1"})
+    mixing: float = field(default=0.5, metadata={"help": "share of an update without staleness, above 0 and at most 1"})
 
 
 @register
 class FedAsync(ServerMachine):
-    """One arrival, one round; only its sender is given the new version."""
+    """Every update is a round; only its sender receives the new version."""
 
     name = "fedasync"
-    summary = "asynchronous: every update is merged when it arrives, the staler the less of it"
+    summary = "asynchronous: every update is merged when it arrives, with a weight that decreases with its staleness"
     citation = "Xie, Koyejo, Gupta, 2019"
     equation = "w[t+1] = (1 − a)·w[t] + a·(w[τ] − Δ)"
     policy = ClientPolicy()

@@ -1,4 +1,4 @@
-"""A model and data of your own: a small network learns two spirals that are spread over 40 devices.
+"""A model and data of your own: a small network learns two spirals, partitioned among 40 clients.
 
 python examples/own_model_and_data.py
 """
@@ -12,8 +12,8 @@ from defedavg.tasks import dirichlet
 rng = np.random.Generator(np.random.Philox(key=0))
 angle = np.sqrt(rng.random(3000)) * 2 * np.pi
 label = rng.integers(0, 2, 3000)
-turned = angle + np.pi * label
-x = np.stack([angle * np.cos(turned), angle * np.sin(turned)], axis=1) / 3 + rng.normal(0, 0.05, (3000, 2))
+rotated = angle + np.pi * label
+x = np.stack([angle * np.cos(rotated), angle * np.sin(rotated)], axis=1) / 3 + rng.normal(0, 0.05, (3000, 2))
 
 task = make_task(
     name="spirals",

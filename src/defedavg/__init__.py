@@ -3,13 +3,15 @@
     from defedavg import make_task, simulate
     result = simulate("defedavg-niid", settings={"task.split": "classes", "stop.max_rounds": 50})
 
-Names are loaded when first used, so that planning never waits for PyTorch.
+Names are imported when they are first used, so that planning does not load PyTorch.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from . import compat
 
 if TYPE_CHECKING:
     from .errors import UserError
@@ -41,6 +43,8 @@ _HOMES = {
     "make_task": "tasks",
     "squared_error": "tasks",
 }
+
+compat.install()
 
 
 def __getattr__(name: str) -> Any:

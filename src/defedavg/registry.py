@@ -7,32 +7,99 @@ is not found or when all names are listed, so a study that uses built-in parts n
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from types import FrameType
 from typing import Generic, TypeVar
 
 from .errors import UserError, first_line, unknown
 
 T = TypeVar("T")
 
+_loading: list[Registrations] = []  # the plugin files that are being loaded, innermost last
+
+
+class Registrations:
+    """What a plugin file registers while it is loaded, so that a failed load can be undone."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._undo: list[Callable[[], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._undo)
+
+    def add(self, undo: Callable[[], None]) -> None:
+        """Note one registration by the function that undoes it."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Undo all registrations, the last one first."""
+        for undo in reversed(self._undo):
+            undo()
+
+
+def note_registration(undo: Callable[[], None]) -> None:
+    """Tell the plugin that is being loaded, if any, that it registered something outside a ``Registry``."""
+    plugin = _current_plugin()
+    if plugin is not None:
+        plugin.add(undo)
+
+
+def _current_plugin() -> Registrations | None:
+    """Return the plugin that registers; a plugin may also import a module of this package, which then registers."""
+    frame: FrameType | None = sys._getframe() if _loading else None
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    built_in = frame is not None and str(frame.f_globals.get("__name__")).startswith(f"{__package__}.")
+    return _loading[-1] if _loading and not built_in else None
+
+
+@contextmanager
+def registering(source: str) -> Iterator[Registrations]:
+    """Record what is registered in this block as entries of a plugin file; undo them if the block fails."""
+    made = Registrations(source)
+    _loading.append(made)
+    try:
+        yield made
+    except BaseException:
+        made.undo()
+        raise
+    finally:
+        _loading.remove(made)
+
 
 class Registry(Mapping[str, T], Generic[T]):
     """Implementations by name; ``kind`` names one of them in error messages, ``group`` is the entry point group."""
 
-    def __init__(self, kind: str, group: str, check: Callable[[str, T], None] = lambda name, value: None) -> None:
+    def __init__(self, kind: str, group: str, check: Callable[[str, T], None]) -> None:
         self.kind = kind
         self.group = group
         self._check = check
         self._known: dict[str, T] = {}
+        self._sources: dict[str, str | None] = {}  # name -> the plugin file that registered it
         self._offered: dict[str, EntryPoint] | None = None
 
     def register(self, name: str, value: T) -> T:
-        """Add an implementation; a name that belongs to another one is refused."""
+        """Add an implementation; refuse a name that belongs to another one, except to a plugin that was edited."""
         self._check(name, value)
-        if self._known.get(name, value) is not value:
+        plugin = _current_plugin()
+        previous = (self._known[name], self._sources[name]) if name in self._known else None
+        edited = plugin is not None and previous is not None and previous[1] == plugin.source
+        if previous is not None and previous[0] is not value and not edited:
             raise UserError(f"{self.kind} {name!r} already exists; give yours another name")
-        self._known[name] = value
+        self._known[name], self._sources[name] = value, None if plugin is None else plugin.source
+        note_registration(partial(self._reset, name, previous))
         return value
+
+    def _reset(self, name: str, previous: tuple[T, str | None] | None) -> None:
+        """Give a name back to the implementation that had it before, or forget the name."""
+        del self._known[name], self._sources[name]
+        if previous is not None:
+            self._known[name], self._sources[name] = previous
 
     def find(self, name: str) -> T:
         """Return the implementation of that name, or raise ``UserError`` with the nearest known name."""

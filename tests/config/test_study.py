@@ -1,9 +1,10 @@
-"""Settings: what a file may say, what it may not, and that nothing is lost on the way out and in again."""
+"""Studies: what a file may contain, what is refused, and that writing and reading a study loses nothing."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS
+from defedavg.compat import RenamedWarning
 from defedavg.config import study as config
 from defedavg.config.build import make_simulator
 from defedavg.errors import UserError
@@ -61,7 +63,7 @@ def test_the_documented_example(tmp_path: Path) -> None:
     assert points[0].settings.stop.max_rounds == 2000
 
 
-def test_out_and_in_again_is_the_same(tmp_path: Path) -> None:
+def test_writing_and_reading_gives_the_same_study(tmp_path: Path) -> None:
     text = EXAMPLE + '[fedbuff]\nconcurrency = [5, 50]\nlocal_lr = 0.01\n[favano]\nreweight = "deterministic"\n'
     study = config.load(example(tmp_path, text))
     again = config.study(tomllib.loads(study.to_toml()))
@@ -74,7 +76,7 @@ def test_out_and_in_again_is_the_same(tmp_path: Path) -> None:
     assert all(p.settings.training.local_lr == 0.05 for p in study.points() if p.settings.algorithm != "fedbuff")
 
 
-def test_profiles_fill_in_what_is_not_said(tmp_path: Path) -> None:
+def test_profiles_give_defaults(tmp_path: Path) -> None:
     text = '[clients]\nprofile = "paper-cifar10"\nmodel_megabytes = 9\n'
     clients = config.load(example(tmp_path, text)).points()[0].settings.clients
     assert (clients.step_seconds, clients.model_megabytes) == (0.00314, 9.0)
@@ -159,7 +161,7 @@ def test_missing_file(tmp_path: Path) -> None:
         config.load(tmp_path / "none.toml")
 
 
-def test_trace_gives_the_number_of_clients_and_is_found_beside_the_file(tmp_path: Path) -> None:
+def test_a_trace_gives_the_number_of_clients_and_is_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "fleet.csv").write_text("client,step_seconds,up_mbps,down_mbps\n1,0.1,5,5\n0,0.2,5,5\n")
     settings = config.load(example(tmp_path, "[clients]\ntrace = 'fleet.csv'\n")).points()[0].settings
     assert settings.clients.num_clients == 2
@@ -170,17 +172,22 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-names = st.sampled_from(["name", "algorithms", "seeds", *config.TABLES, *ALGORITHMS, "local_steps", "trace"])
+names = st.sampled_from([*config.TOP_KEYS, *ALGORITHMS, "local_steps", "trace", "module", "hits"])
 
 
 @hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 @given(st.dictionaries(names, values | st.dictionaries(names, values, max_size=3), max_size=4))
-def test_whatever_is_read_is_a_study_or_a_user_error(found: dict[str, Any]) -> None:
-    try:
-        study = config.study(found)
-    except UserError:
-        return
-    assert study.points()
+def test_any_input_is_a_study_or_a_user_error(found: dict[str, Any]) -> None:
+    for read in (config.study, config.stored_study):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RenamedWarning)
+                study = read(found)
+        except UserError:
+            continue
+        if read is config.study:
+            assert study.points()
+            assert config.stored_study(tomllib.loads(study.to_toml())) == study
 
 
 @pytest.mark.parametrize(
@@ -195,7 +202,7 @@ def test_whatever_is_read_is_a_study_or_a_user_error(found: dict[str, Any]) -> N
         ("[training]\ntimeout_seconds = 0.001", "may need"),
     ],
 )
-def test_values_beyond_sense_are_refused_when_the_clock_is_made(tmp_path: Path, text: str, words: str) -> None:
+def test_extreme_values_are_refused_when_the_simulator_is_made(tmp_path: Path, text: str, words: str) -> None:
     settings = config.load(example(tmp_path, text)).points()[0].settings
     with pytest.raises(UserError, match=words):
         make_simulator(settings, 0)
@@ -208,7 +215,7 @@ def test_hostile_numbers_and_nesting(tmp_path: Path, text: str) -> None:
     assert len(str(error.value)) < 400
 
 
-def test_a_profile_asked_for_on_the_command_line_counts(tmp_path: Path) -> None:
+def test_a_profile_of_the_command_line_replaces_values_of_the_file(tmp_path: Path) -> None:
     saved = config.load(example(tmp_path)).to_toml()
     study = config.load(example(tmp_path, saved), ("clients.profile=paper-cifar10",))
     assert study.points()[0].settings.clients.step_seconds == 0.00314

@@ -162,12 +162,12 @@ def test_updates_that_cannot_be_recomputed_bit_identically_are_saved(tmp_path: P
     trainer.repeats = False
     marked = next(iter(batched.deltas))
     batched.deltas[marked] = torch.full_like(batched.deltas[marked], 7.0)
-    back = through_file(RunState.of_lane(batched, trainer))
+    back = through_file(RunState.of_batched_run(batched, trainer))
     trainer.train = None  # type: ignore[method-assign,assignment]
     kept, batched.deltas = dict(batched.deltas), {}
     with pytest.raises(TypeError):
-        replace(back, deltas={}).restore_lane(batched, trainer)
+        replace(back, deltas={}).restore_batched_run(batched, trainer)
     trainer.train = lambda jobs: [] if not jobs else pytest.fail("trained")  # type: ignore[method-assign]
-    back.restore_lane(batched, trainer)
+    back.restore_batched_run(batched, trainer)
     assert list(batched.deltas) == list(kept)
     assert all(torch.equal(batched.deltas[update], delta) for update, delta in kept.items())

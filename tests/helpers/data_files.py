@@ -14,12 +14,12 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def idx(array: Bytes) -> bytes:
-    """An idx file of bytes."""
+    """Return an idx file of bytes."""
     return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def binary_batch(pixels: Bytes, labels: Sequence[int]) -> bytes:
-    """A batch of CIFAR-10's binary version."""
+    """Return a batch of CIFAR-10's binary version."""
     return b"".join(bytes([label]) + row.tobytes() for label, row in zip(labels, pixels, strict=True))
 
 
@@ -28,7 +28,7 @@ def _short(text: str) -> bytes:
 
 
 def python2_batch(pixels: Bytes, labels: Sequence[int]) -> bytes:
-    """A batch of CIFAR-10's Python version, as Python 2 wrote it: protocol 2, with bytes as text."""
+    """Return a batch of CIFAR-10's Python version, as Python 2 wrote it: protocol 2, with bytes as text."""
     rows, width = pixels.shape
     head = b"\x80\x02}q\x01(" + _short("batch_label") + b"q\x02" + _short("training batch 1 of 5") + b"q\x03"
     numbers = _short("labels") + b"q\x04]q\x05(" + b"".join(b"K" + bytes([v]) for v in labels) + b"e"
@@ -49,7 +49,7 @@ def python2_batch(pixels: Bytes, labels: Sequence[int]) -> bytes:
 
 
 def python3_batch(pixels: Bytes, labels: Sequence[int]) -> bytes:
-    """The same as Python 3 writes it: protocol 4, with bytes as bytes."""
+    """Return the same batch as Python 3 writes it: protocol 4, with bytes as bytes."""
 
     def text(word: str) -> bytes:
         return b"\x8c" + bytes([len(word)]) + word.encode() + b"\x94"
@@ -91,7 +91,7 @@ def _draw(seed: int, count: int, width: int) -> tuple[Bytes, list[int]]:
 def write_fashion(
     folder: Path, *, packed: bool = False, seed: int = 0, counts: tuple[int, int] = (7, 3)
 ) -> tuple[Bytes, list[int]]:
-    """FashionMNIST's four files; the training images and labels are returned."""
+    """Write the four files of FashionMNIST and return the training images and labels."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for i, (part, count) in enumerate(zip(("train", "t10k"), counts, strict=True)):
@@ -107,13 +107,13 @@ def write_fashion(
 def write_cifar(
     folder: Path, kind: str = "bin", *, seed: int = 0, change: Callable[[Bytes], None] | None = None
 ) -> tuple[Bytes, list[int]]:
-    """CIFAR-10's six batches of four images; the training images and labels are returned."""
+    """Write six batches of CIFAR-10 with four images each and return the training images and labels."""
     folder.mkdir(parents=True, exist_ok=True)
     write = {"bin": binary_batch, "py": python2_batch, "py3": python3_batch}[kind]
     pixels, labels = _draw(seed, 24, 3072)
     if change is not None:
         change(pixels)
     for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
-        own = slice(4 * i, 4 * i + 4)
-        (folder / (f"{name}.bin" if kind == "bin" else name)).write_bytes(write(pixels[own], labels[own]))
+        rows = slice(4 * i, 4 * i + 4)
+        (folder / (f"{name}.bin" if kind == "bin" else name)).write_bytes(write(pixels[rows], labels[rows]))
     return pixels[:20], labels[:20]

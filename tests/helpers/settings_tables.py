@@ -1,4 +1,4 @@
-"""Settings of one run, from tables as a configuration file has them."""
+"""Settings of one run from the tables of a configuration file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from defedavg.config import study as config
-from defedavg.config.study import Settings
+from defedavg.config.settings import Settings
 
 
 def settings(algorithm: str, **tables: Mapping[str, Any]) -> Settings:
-    """Settings of one run, from tables as a file has them."""
+    """Return the settings of one run from the tables of a file."""
     (point,) = config.study({"algorithms": [algorithm], **tables}).points()
     return point.settings
 

@@ -30,7 +30,7 @@ from defedavg.planning.plan_stats import PlanStatsCollector, summarise
 from defedavg.planning.records import Header, Job, Record, Round, Sent, Uploaded
 from defedavg.planning.simulator import Simulator
 from defedavg.planning.sparse_simulator import SPARSE_FROM_CLIENTS, SparseSimulator, make_simulator_for
-from defedavg.tasks.lazy_partition import Drawn, sampled, sampled_classes
+from defedavg.tasks.lazy_partition import LazyPartition, sampled, sampled_classes
 from helpers.strategies import SLOWNESS_TEXTS, Case, bounded, case, cases, variants
 
 ROUNDS = 12
@@ -292,7 +292,7 @@ def test_a_header_without_the_word_is_of_a_whole_plan() -> None:
 LABELS = np.repeat(np.arange(5), (30, 10, 3, 40, 17))
 
 
-def splits(kind: str, clients: int, seed: int, size: int) -> Drawn:
+def splits(kind: str, clients: int, seed: int, size: int) -> LazyPartition:
     if kind == "sampled":
         return sampled(LABELS, clients, seed, size)
     return sampled_classes(LABELS, clients, seed, size, 2)

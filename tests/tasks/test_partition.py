@@ -1,4 +1,4 @@
-"""Splits: every sample at most once, no empty client, and the law of each split, for random labels, sizes and seeds."""
+"""Partitions: every sample at most once, no empty client, and the definition of each, for random labels and seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from defedavg import rng as keyed
 from defedavg.errors import UserError
-from defedavg.tasks import SPLITS, by_classes, by_shards, class_counts, dirichlet, iid, split
+from defedavg.tasks import PARTITIONS, by_classes, by_shards, class_counts, dirichlet, iid, split
 from defedavg.tasks.task import Clients
 
 Labels = NDArray[np.int64]
@@ -60,7 +60,7 @@ def test_iid_uses_everything_evenly(labels: Labels, num_clients: int, seed: int)
 
 @given(labels=labels_of(least=20), num_clients=st.integers(1, 20), c=st.integers(1, 8), seed=SEEDS)
 @settings(deadline=None)
-def test_classes_gives_exactly_c_classes_dealt_evenly(labels: Labels, num_clients: int, c: int, seed: int) -> None:
+def test_classes_gives_exactly_c_classes_evenly(labels: Labels, num_clients: int, c: int, seed: int) -> None:
     classes = int(labels.max()) + 1
     assume(c <= classes)
     clients = by_classes(labels, num_clients, seed, c)
@@ -100,7 +100,7 @@ def test_shards_are_equal_and_hold_few_classes(labels: Labels, num_clients: int,
     assert held <= num_clients * s + classes - 1
 
 
-@pytest.mark.parametrize("kind", sorted(SPLITS))
+@pytest.mark.parametrize("kind", sorted(PARTITIONS))
 @given(seed=SEEDS, other=SEEDS)
 @settings(deadline=None, max_examples=25)
 def test_a_split_is_a_function_of_its_seed(kind: str, seed: int, other: int) -> None:
@@ -110,7 +110,7 @@ def test_a_split_is_a_function_of_its_seed(kind: str, seed: int, other: int) -> 
     assert not same(first, split(kind, EIGHTY, 5, other, samples_per_client=10))
 
 
-@pytest.mark.parametrize("kind", sorted(SPLITS))
+@pytest.mark.parametrize("kind", sorted(PARTITIONS))
 def test_the_global_generator_is_neither_read_nor_moved(kind: str) -> None:
     before = np.random.get_state(legacy=False)  # noqa: NPY002
     split(kind, EIGHTY, 4, 0, samples_per_client=10)
@@ -137,7 +137,7 @@ def test_classes_with_few_clients_leaves_the_other_classes_unused() -> None:
 
 
 @pytest.mark.parametrize(("num_clients", "c"), [(7, 3), (5, 8), (9, 5), (20, 2)])
-def test_every_class_is_held_when_there_are_enough_hands(num_clients: int, c: int) -> None:
+def test_every_class_is_held_when_there_are_enough_clients(num_clients: int, c: int) -> None:
     labels = np.repeat(np.arange(8), 20)
     for seed in range(20):
         holders = (class_counts(by_classes(labels, num_clients, seed, c), labels, 8) > 0).sum(axis=0)
@@ -145,8 +145,8 @@ def test_every_class_is_held_when_there_are_enough_hands(num_clients: int, c: in
         assert holders.min() >= num_clients * c // 8
 
 
-def test_every_deck_is_shuffled_anew() -> None:
-    held = class_counts(by_classes(EIGHTY, 8, 0, 2), EIGHTY, 8) > 0  # four hands of two empty a deck of eight
+def test_classes_are_shuffled_again_for_later_clients() -> None:
+    held = class_counts(by_classes(EIGHTY, 8, 0, 2), EIGHTY, 8) > 0  # four clients of two classes use all eight
     assert held[:4].tolist() != held[4:].tolist()
 
 
@@ -184,14 +184,14 @@ def test_class_counts() -> None:
 
 
 THREE = np.array([0, 0, 1])
-DEALT = [kind for kind in SPLITS if not kind.startswith("sampled")]  # the others share samples among any number
+DISJOINT = [kind for kind in PARTITIONS if not kind.startswith("sampled")]  # the others share samples among any number
 
 
 @pytest.mark.parametrize(
     ("kind", "labels", "num_clients", "options", "line"),
     [
-        *((kind, THREE, 4, {}, "cannot split 3 samples among 4 clients; use at most 3") for kind in DEALT),
-        *((kind, THREE, 0, {}, "the number of clients is 0; use at least 1") for kind in SPLITS),
+        *((kind, THREE, 4, {}, "cannot split 3 samples among 4 clients; use at most 3") for kind in DISJOINT),
+        *((kind, THREE, 0, {}, "the number of clients is 0; use at least 1") for kind in PARTITIONS),
         ("iid", THREE.reshape(1, 3), 1, {}, "labels have shape (1, 3)"),
         ("classes", EIGHTY, 4, {"classes_per_client": 9}, "classes_per_client is 9, but the data has 8"),
         ("classes", EIGHTY, 4, {"classes_per_client": 0}, "classes_per_client is 0; give every client at least 1"),

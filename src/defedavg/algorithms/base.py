@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..compat import refuse_old_hooks
 from ..errors import UserError
 from ..rng import below, extend, key
 from .client_pool import ClientPool
@@ -55,6 +56,10 @@ class ServerMachine:
     uses_global_lr: ClassVar[bool] = True
     uses_local_lr: ClassVar[bool] = True
     state_attributes: ClassVar[tuple[str, ...]] = ("version", "pool", "last_jobs", "timer_token")
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        refuse_old_hooks(cls)
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         self.setup = setup

@@ -61,4 +61,4 @@ def algorithm(name: str) -> type[ServerMachine]:
 
 def register(kind: type[ServerMachine]) -> type[ServerMachine]:
     """Register an algorithm under its ``name`` in this process; use it as a decorator of the class."""
-    return ALGORITHMS.register(getattr(kind, "name", kind.__name__), kind)
+    return ALGORITHMS.register(getattr(kind, "name", getattr(kind, "__name__", repr(kind))), kind)

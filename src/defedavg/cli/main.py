@@ -131,13 +131,13 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Show which client holds which samples (first algorithm and seed of the study)."""
-    from ..tasks import Drawn, class_counts
+    from ..tasks import LazyPartition, class_counts
 
     study = config.load(file, tuple(overrides or ()))
     settings = study.points()[0].settings
     task = build_task(settings, study.seeds[0])
     labels, classes = task.train.targets.numpy(), task.classes or 0
-    shares = task.clients[:1_000] if isinstance(task.clients, Drawn) else task.clients  # nobody reads a million lines
+    shares = task.clients[:1_000] if isinstance(task.clients, LazyPartition) else task.clients  # nobody reads a million lines
     counts = class_counts(shares, labels, classes)
     if plot:
         from ..report.plots import save as save_figure

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from ..algorithms import ALGORITHMS, Setup, algorithm
+from ..algorithms import BUILT_IN, ServerMachine, Setup, algorithm
 from ..errors import UserError
 from ..planning.devices import Fleet, Slowness, Windows
 from ..planning.plan import Plan
 from ..planning.simulator import Simulator
 from ..planning.sparse_simulator import make_simulator_for
 from ..planning.traces import read_trace
-from .study import Settings
+from .settings import Settings
+from .task_module import task_from_module
 
 if TYPE_CHECKING:
     from ..tasks import Task
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def make_fleet(settings: Settings, seed: int) -> Fleet:
-    """The clients of a run, as fast and as reliable as the settings say."""
+    """Return the simulated clients of a run."""
     c = settings.clients
     return Fleet(
         num_clients=c.num_clients,
@@ -38,39 +40,60 @@ def make_fleet(settings: Settings, seed: int) -> Fleet:
     )
 
 
+def make_server(settings: Settings, seed: int, timeout_seconds: float | None) -> ServerMachine:
+    """Return the server machine of a run; rehearse an algorithm that is not built in, once per settings."""
+    kind = algorithm(settings.algorithm)
+    setup = Setup(
+        num_clients=settings.clients.num_clients,
+        updates_per_round=settings.training.updates_per_round,
+        local_steps=settings.training.local_steps,
+        seed=seed,
+        timeout_seconds=timeout_seconds,
+    )
+    if kind.name not in BUILT_IN:
+        _rehearse_once(kind, setup, settings.algorithm_settings)
+    return kind(setup, settings.algorithm_settings)
+
+
+_rehearsed: set[tuple[type[ServerMachine], Setup, str]] = set()
+
+
+def _rehearse_once(kind: type[ServerMachine], setup: Setup, algorithm_settings: Any) -> None:
+    from ..planning.rehearsal import rehearse
+
+    key = kind, replace(setup, seed=0), repr(algorithm_settings)
+    if key not in _rehearsed:
+        rehearse(kind, setup, algorithm_settings)
+        _rehearsed.add(key)
+
+
 def make_simulator(settings: Settings, seed: int) -> Simulator:
-    """The clock of a run, at zero."""
+    """Return the simulator of a run, at time zero."""
     fleet = make_fleet(settings, seed)
     kind = algorithm(settings.algorithm)
-    training = settings.training
-    timeout: float | None = training.timeout_seconds or None
-    trip = fleet.round_trip(kind.steps_per_job(training.local_steps))
+    timeout: float | None = settings.training.timeout_seconds or None
+    trip = fleet.round_trip(kind.steps_per_job(settings.training.local_steps))
     if timeout is None and fleet.lossy:
         timeout = 10.0 * trip
     if timeout is not None and timeout < trip:
         raise UserError(
             f"training.timeout_seconds is {timeout:g}, but a client may need {trip:.4g} s to answer; give more"
         )
-    setup = Setup(
-        num_clients=fleet.num_clients,
-        updates_per_round=training.updates_per_round,
-        local_steps=training.local_steps,
-        seed=seed,
-        timeout_seconds=timeout,
-    )
-    return make_simulator_for(kind(setup, settings.algorithm_settings), fleet, settings.clients.plan_detail)
+    return make_simulator_for(make_server(settings, seed, timeout), fleet, settings.clients.plan_detail)
 
 
 def make_plan(settings: Settings, seed: int, rounds: int) -> Plan:
-    """Plan so many rounds; nothing is trained."""
+    """Plan a number of rounds without training."""
     return Plan.collect(make_simulator(settings, seed), rounds)
 
 
 def build_task(settings: Settings, seed: int) -> Task:
-    """The task that the settings name."""
+    """Return the task that the settings name: of ``task.module``, or of a data set, a model and a split."""
+    t = settings.task
+    if t.module:
+        return task_from_module(t.module, {"algorithm": settings.algorithm, "seed": seed, **settings.flat()}, None)
     from ..tasks import classification_task
 
-    t = settings.task
     return classification_task(
         t.data,
         t.model,
@@ -86,27 +109,28 @@ def build_task(settings: Settings, seed: int) -> Task:
 
 
 def make_executor(settings: Settings, seed: int, task: Task) -> Reference:
-    """An executor for one run, at version 0."""
+    """Return an executor for one run, at version 0."""
     from ..training import LocalTraining, Reference
 
     if task.num_clients != settings.clients.num_clients:
         raise UserError(
-            f"the task has {task.num_clients} clients but clients.num_clients is {settings.clients.num_clients}"
+            f"the task has {task.num_clients} clients but clients.num_clients is {settings.clients.num_clients}; "
+            "remove that setting, or make them equal"
         )
-    kind = ALGORITHMS[settings.algorithm]
+    kind = algorithm(settings.algorithm)
     training = settings.training
-    recipe = LocalTraining(
+    local_training = LocalTraining(
         seed=seed,
         batch_size=training.batch_size,
         global_lr=training.global_lr if kind.uses_global_lr else 1.0,
         local_lr=training.local_lr if kind.uses_local_lr else 1.0,
         sampling=training.sampling,
     )
-    return Reference(task, recipe)
+    return Reference(task, local_training)
 
 
 def make_stopping_rule(settings: Settings) -> StoppingRule:
-    """When to measure, and when to stop."""
+    """Return when a run is evaluated, and when it stops."""
     from ..training import StoppingRule
 
     stop = settings.stop

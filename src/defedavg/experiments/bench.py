@@ -20,15 +20,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..config import study as config
 from ..config.build import make_executor, make_simulator
-from ..config.study import Settings
+from ..config.settings import Settings
 from ..errors import UserError
 from ..planning.records import Round
 from ..tasks import Data, Task, build, cross_entropy, iid
-from ..training import BatchedRun, CannotStack, RunProgress, StoppingRule, Trainer, drive_batched
+from ..training import BatchedRun, StackingError, RunProgress, StoppingRule, Trainer, run_batched
 from ..training.precision import computing_in
 from ..training.reference import sample_losses
 from ..training.threads import threads as using
-from ..training.trainer import TrainingJob
+from ..training.local_training import TrainingJob
 from .sweep import ComputeConfig
 
 CLASSES = 10
@@ -86,7 +86,7 @@ def bench(load: BenchLoad, compute: ComputeConfig, notify: Notify) -> dict[str, 
     with computing_in(compute.precision):
         try:
             batched = BatchedBench(load, settings, task, compute)
-        except CannotStack as reason:
+        except StackingError as reason:
             raise UserError(f"{load.model} cannot be trained in batches: {reason}") from reason
         batched(min(load.updates, 10 * load.runs))  # compiles kernels, captures graphs, warms up
         batched.sizes.clear()
@@ -160,7 +160,7 @@ class BatchedBench:
             executor = make_executor(self._settings, seed, self._task)
             runs.append(BatchedRun(executor, iter(make_simulator(self._settings, seed)), rule, RunProgress()))
         began = _now(self._task)
-        for _ in drive_batched(runs, self.trainer):
+        for _ in run_batched(runs, self.trainer):
             pass
         spent = _now(self._task) - began
         return sum(run.progress.evaluations[-1].updates for run in runs) / spent

@@ -76,7 +76,7 @@ class ComputeConfig:
         return Trainer(
             run.task,
             run.executor.module,
-            batch_size=run.executor.recipe.batch_size,
+            batch_size=run.executor.local_training.batch_size,
             width=self.max_batch_jobs,
             memory=self.memory,
             precision=self.precision,

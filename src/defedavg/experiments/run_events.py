@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..config.study import Settings
+from ..config.settings import Settings
 from ..training import Evaluation, RunProgress, RunState
 from .simulation import Simulation
 

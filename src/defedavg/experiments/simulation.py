@@ -1,18 +1,18 @@
-"""From settings to a run: fleet, machines, timeline, task, executor."""
+"""One run from Python: ``simulate`` returns its result, ``Simulation`` yields its evaluations as they are made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import study as config
 from ..config.build import build_task, make_executor, make_plan, make_simulator, make_stopping_rule
-from ..config.study import Settings
+from ..config.settings import Settings
 from ..errors import UserError, unknown
-from ..planning.plan import Plan, records
+from ..planning.plan import Plan
+from ..planning.plan_recorder import PlanRecorder
 from ..planning.records import Record
-from ..planning.simulator import Simulator
 
 if TYPE_CHECKING:
     from ..tasks import Task
@@ -32,7 +32,7 @@ EXECUTORS = (*LOCAL, "ray")
 
 
 class Simulation:
-    """One run: iterate for its measurements; ``progress``, ``plan`` and ``weights`` are up to date at any moment."""
+    """One run: iterate over its evaluations; ``progress``, ``plan`` and ``weights`` are always up to date."""
 
     def __init__(self, settings: Settings, seed: int, task: Task | None = None) -> None:
         from ..training import RunProgress
@@ -40,45 +40,48 @@ class Simulation:
         self.settings = settings
         self.seed = seed
         self.task = build_task(settings, seed) if task is None else task
-        self.timeline = make_simulator(settings, seed)
+        self.simulator = make_simulator(settings, seed)
         self.executor = make_executor(settings, seed, self.task)
         self.progress: RunProgress = RunProgress()
-        self.meter: EvalSchedule | None = None  # of the reference executor, once it is under way
-        self._from: RunState | None = None
+        self.schedule: EvalSchedule | None = None  # of the reference executor, once it has started
+        self._resumed: RunState | None = None
+        self._recorder: PlanRecorder | None = None
 
-    def resume(self, standing: RunState, evaluations: Iterable[Evaluation]) -> None:
-        """Go on from where an earlier sitting stood, and from what it had measured; to be called before anything."""
-        standing.restore(self.executor, self.progress, evaluations)
-        self._from = standing
+    def resume(self, state: RunState, evaluations: Iterable[Evaluation]) -> None:
+        """Continue from the state and the evaluations of an earlier session; call this before anything else."""
+        state.restore(self.executor, self.progress, evaluations)
+        self._resumed = state
 
-    def _taken_up(self) -> tuple[Iterator[Record], EvalCounters]:
-        """What is left of the plan, and what was counted before."""
+    def _remaining(self) -> tuple[Iterator[Record], EvalCounters]:
+        """Return the rest of the plan, and the counters of earlier sessions."""
         from ..training import EvalCounters
 
-        stream = iter(self.timeline)
-        return (stream, EvalCounters()) if self._from is None else (self._from.skip(stream), self._from.counters)
+        stream = iter(self.simulator if self._recorder is None else self._recorder)
+        if self._resumed is None:
+            return stream, EvalCounters()
+        return self._resumed.skip(stream), self._resumed.counters
 
-    def drive(self, rest: CheckpointHook = lambda: None) -> Iterator[Evaluation]:
-        """The measurements from the reference executor."""
+    def reference_run(self, checkpoint_hook: CheckpointHook = lambda: None) -> Iterator[Evaluation]:
+        """Yield the evaluations of the reference executor."""
         from ..training import EvalSchedule, run_reference
 
-        records, tally = self._taken_up()
-        goal = make_stopping_rule(self.settings)
-        self.meter = EvalSchedule(self.task, goal, self.progress, tally)
-        return run_reference(records, self.executor, goal, self.meter, rest)
+        records, counters = self._remaining()
+        rule = make_stopping_rule(self.settings)
+        self.schedule = EvalSchedule(self.task, rule, self.progress, counters)
+        return run_reference(records, self.executor, rule, self.schedule, checkpoint_hook)
 
     def __iter__(self) -> Iterator[Evaluation]:
-        return self.drive()
+        return self.reference_run()
 
-    def lane(self) -> BatchedRun:
-        """The run for the batched executor, which reads its plan ahead."""
+    def batched_run(self) -> BatchedRun:
+        """Return the run for the batched executor, which reads the plan ahead."""
         from ..training import BatchedRun
 
-        records, tally = self._taken_up()
-        return BatchedRun(self.executor, records, make_stopping_rule(self.settings), self.progress, counters=tally)
+        records, counters = self._remaining()
+        return BatchedRun(self.executor, records, make_stopping_rule(self.settings), self.progress, counters=counters)
 
     def batched(self) -> Iterator[Evaluation]:
-        """The same measurements from the batched executor; from the reference, if the model cannot be stacked."""
+        """Yield the evaluations of the batched executor, or of the reference if the model cannot be stacked."""
         from ..training import StackingError, Trainer, run_batched
 
         try:
@@ -86,29 +89,37 @@ class Simulation:
         except StackingError:
             yield from self
             return
-        for _, evaluation in run_batched([self.lane()], trainer):
+        for _, evaluation in run_batched([self.batched_run()], trainer):
             if evaluation is not None:
                 yield evaluation
 
+    def record_plan(self, sink: Callable[[Record], None]) -> None:
+        """Pass the records of computed rounds to ``sink``, on ``commit_plan``; call this before the run starts."""
+        self._recorder = PlanRecorder(self.simulator, sink)
+
+    def commit_plan(self) -> None:
+        """Pass on the records of the rounds that were computed since the last call."""
+        if self._recorder is not None:
+            self._recorder.commit(self._rounds)
+
+    def finish_plan(self) -> None:
+        """Pass on the records of all computed rounds, and the jobs that were running after them."""
+        if self._recorder is not None:
+            self._recorder.finish(self._rounds)
+
     @property
     def _rounds(self) -> int:
-        """To be planned for what was carried out so far: again, since the clock itself may have run ahead."""
-        stalled = str(self.progress.status) == "stalled"
-        return 2**62 if stalled else self.progress.rounds
+        """The rounds computed so far; a stalled plan is used to its end."""
+        return 2**62 if str(self.progress.status) == "stalled" else self.progress.rounds
 
     @property
     def plan(self) -> Plan:
-        """What was carried out so far."""
+        """The plan of the rounds computed so far; it is planned again, because the simulator may be ahead."""
         return make_plan(self.settings, self.seed, self._rounds)
-
-    def planned(self) -> tuple[Simulator, Iterator[Record]]:
-        """The same as a stream of records with its clock, without holding it."""
-        timeline = make_simulator(self.settings, self.seed)
-        return timeline, records(timeline, self._rounds)
 
     @property
     def weights(self) -> Any:
-        """The newest version, as one vector."""
+        """The newest version of the model, as one vector."""
         return self.executor.versions[max(self.executor.versions)]
 
 
@@ -136,29 +147,21 @@ def simulate(
     settings: Mapping[str, Any] | None = None,
     executor: str = "batched",
 ) -> Result:
-    """Run one algorithm from Python; ``settings`` are those of the TOML file, as ``{"training.local_steps": 20}``.
+    """Run one algorithm; ``settings`` are those of the TOML file, as ``{"training.local_steps": 20}``.
 
-    A ``task`` of your own (see ``make_task``) brings its own clients, and is computed on the device where its data are;
-    without one the settings name it. ``executor`` is "batched" or "reference".
+    A ``task`` of your own (see ``make_task``) defines the clients, and is computed on the device that holds its data;
+    without one the settings name the task. ``executor`` is "batched" or "reference".
     """
     if executor not in LOCAL:
         raise unknown("executor", executor, LOCAL)
     if not isinstance(seed, int):
         raise UserError(f"seed is {seed!r}; it must be a whole number")
-    tables: dict[str, Any] = {"algorithms": [algorithm]}
-    for name, value in (settings or {}).items():
-        table, dot, word = name.partition(".")
-        if not dot:
-            raise UserError(f"setting {name!r} cannot be read; write it as 'table.key'")
-        tables.setdefault(table, {})[word] = value
-    if task is not None:
-        tables.setdefault("clients", {}).setdefault("num_clients", task.num_clients)
-    points = config.study(tables).points()
-    if len(points) != 1:
-        raise UserError("simulate runs one setting; give single values, or use a study for a sweep")
-    run = Simulation(points[0].settings, seed, task)
+    run = Simulation(_single_settings(algorithm, settings or {}, task), seed, task)
+    records: list[Record] = []
+    run.record_plan(records.append)
     for _ in run.batched() if executor == "batched" else run:
-        pass
+        run.commit_plan()
+    run.finish_plan()
     done = run.progress
     return Result(
         evaluations=tuple(done.evaluations),
@@ -169,6 +172,23 @@ def simulate(
         sustained_seconds=done.sustained_seconds,
         diverged_at=done.diverged_at,
         best_accuracy=done.best_accuracy,
-        plan=run.plan,
+        plan=Plan(run.simulator.header, tuple(records)),
         weights=run.weights,
     )
+
+
+def _single_settings(algorithm: str, settings: Mapping[str, Any], task: Task | None) -> Settings:
+    tables: dict[str, Any] = {"algorithms": [algorithm]}
+    for name, value in settings.items():
+        table, dot, key = name.partition(".")
+        if not dot:
+            raise UserError(f"setting {name!r} cannot be read; write it as 'table.key'")
+        tables.setdefault(table, {})[key] = value
+    if task is not None:
+        if tables.get("task", {}).get("module"):
+            raise UserError("task.module and the argument task both define the task; give one of them")
+        tables.setdefault("clients", {}).setdefault("num_clients", task.num_clients)
+    points = config.study(tables).points()
+    if len(points) != 1:
+        raise UserError("simulate runs one setting; give single values, or use a study for a sweep")
+    return points[0].settings

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..config.build import build_task
-from ..config.study import Settings
+from ..config.settings import Settings
 from ..tasks import Data, Task
-from ..training import BatchedRun, CannotStack, CheckpointHook, RunState, Status, Trainer, drive_batched
+from ..training import BatchedRun, StackingError, CheckpointHook, RunState, Status, Trainer, run_batched
 from ..training.precision import computing_in
 from .compute import ComputeConfig
 from .run_events import Event, ResumedRun, RunEvaluated, RunFinished, RunSpec
@@ -93,9 +93,9 @@ class Sweep:
             if self._scheduler is not None:
                 states[spec] = self._scheduler.states[spec]
             elif spec in self._batched and self._trainer is not None:
-                states[spec] = RunState.of_lane(self._batched[spec], self._trainer)
-            elif run.meter is not None:
-                states[spec] = RunState.of(run.executor, run.meter, run.progress)
+                states[spec] = RunState.of_batched_run(self._batched[spec], self._trainer)
+            elif run.schedule is not None:
+                states[spec] = RunState.of(run.executor, run.schedule, run.progress)
         return states
 
     @property
@@ -118,7 +118,7 @@ class Sweep:
             if spec in self._resumed:
                 state, evaluations = self._resumed[spec]
                 run.resume(state, evaluations)
-                before = state.tally.wall_seconds
+                before = state.counters.wall_seconds
             if self._on_begin is not None:
                 self._on_begin(spec, run)
             self._in_progress[spec] = run, time.perf_counter() - before
@@ -143,14 +143,14 @@ class Sweep:
         if self.compute.executor == "batched":
             try:
                 self._trainer = self.compute.trainer(self._begin(group[0]))
-            except CannotStack as reason:
+            except StackingError as reason:
                 self.notes.append(f"the model is trained one client at a time: {reason}")
             else:
                 yield from self._in_shared_batches(group, self._trainer)
                 return
         for spec in group:
             run = self._begin(spec)
-            for evaluation in run.drive(self._checkpoint_hook):
+            for evaluation in run.reference_run(self._checkpoint_hook):
                 yield RunEvaluated(spec, run, evaluation, None)
             yield self._finish(spec)
 
@@ -158,7 +158,7 @@ class Sweep:
         specs: dict[BatchedRun, RunSpec] = {}
 
         def begin(spec: RunSpec) -> BatchedRun:
-            run = self._batched[spec] = self._begin(spec).lane()
+            run = self._batched[spec] = self._begin(spec).batched_run()
             specs[run] = spec
             return run
 
@@ -166,9 +166,9 @@ class Sweep:
         if resumed and self._limits is not None:
             trainer.width, trainer.room = self._limits
         for run in resumed:
-            self._resumed[specs[run]][0].restore_lane(run, trainer)
+            self._resumed[specs[run]][0].restore_batched_run(run, trainer)
         others = (begin(spec) for spec in group if spec not in self._resumed)
-        for run, evaluation in drive_batched(others, trainer, resumed, self._checkpoint_hook):
+        for run, evaluation in run_batched(others, trainer, resumed, self._checkpoint_hook):
             if evaluation is not None:
                 spec = specs[run]
                 yield RunEvaluated(spec, self._in_progress[spec][0], evaluation, run)

@@ -46,9 +46,9 @@ class PlanRecorder:
                 self._rounds = item.merge.version
             self._sink(item)
 
-    def unfinished(self) -> list[Job]:
-        """Return the jobs that were running after the last round that was passed on."""
-        return [
-            Job(client, job.index, job.version, self._simulator.steps, job.start, job.end, "running")
-            for client, job in sorted(self._running.items())
-        ]
+    def finish(self, rounds: int) -> None:
+        """Pass on the records until that round, then the jobs that were running after it."""
+        self.commit(rounds)
+        for client, job in sorted(self._running.items()):
+            steps = self._simulator.steps
+            self._sink(Job(client, job.index, job.version, steps, job.start, job.end, "running"))

@@ -1,28 +1,34 @@
-"""Tasks: what is learned, on which data, and how the data are spread over clients.
+"""Tasks: the model, the loss, the data, and how the data are partitioned among clients.
 
-Bring your own with ``make_task``; name a built-in one with ``classification_task``; use ``least_squares`` where the
-answer must be known exactly.
+Make your own with ``make_task``; name a registered data set, model and split with ``classification_task``; use
+``least_squares`` where the solution must be known exactly. ``register_model``, ``register_partition`` and
+``register_dataset`` add names.
 """
 
 from __future__ import annotations
 
-from .datasets.catalog import DATASETS, classification_task, load
+from ..compat import renamed_names
+from .datasets.catalog import classification_task, load
+from .datasets.dataset import DATASETS, DataSet, Download, PublishedFile, register_dataset
 from .datasets.locations import data_dir, set_data_dir
-from .lazy_partition import Drawn, sampled, sampled_classes
+from .lazy_partition import LazyPartition, sampled, sampled_classes
 from .least_squares import LeastSquares, Scale, least_squares
-from .models import MODELS, build, seeded
-from .partition import SPLITS, by_classes, by_shards, class_counts, dirichlet, iid, split
+from .models import MODELS, build, register_model, seeded
+from .partition import PARTITIONS, by_classes, by_shards, class_counts, dirichlet, iid, register_partition, split
 from .task import Clients, Data, Loss, Task, cross_entropy, make_task, squared_error
 
 __all__ = [
     "DATASETS",
     "MODELS",
-    "SPLITS",
+    "PARTITIONS",
     "Clients",
     "Data",
-    "Drawn",
+    "DataSet",
+    "Download",
+    "LazyPartition",
     "LeastSquares",
     "Loss",
+    "PublishedFile",
     "Scale",
     "Task",
     "build",
@@ -37,6 +43,9 @@ __all__ = [
     "least_squares",
     "load",
     "make_task",
+    "register_dataset",
+    "register_model",
+    "register_partition",
     "sampled",
     "sampled_classes",
     "seeded",
@@ -44,3 +53,5 @@ __all__ = [
     "split",
     "squared_error",
 ]
+
+__getattr__ = renamed_names(__name__)

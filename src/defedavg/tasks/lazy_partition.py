@@ -1,7 +1,7 @@
-"""Shares that are drawn by key when they are asked for, so that a million clients cost no more than those that train.
+"""Partitions that are drawn client by client when they are needed, for any number of clients.
 
-The law of this file: a client's share is a pure function of (labels, seed, client, options), whoever asked before.
-There may be more clients than samples, so a sample may lie with several; within a share no sample comes twice.
+The samples of a client are a pure function of (labels, seed, client, options), independent of earlier requests. There
+may be more clients than samples, so clients may share samples; no client has a sample twice.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from .. import rng as keyed
 from ..errors import UserError
 
 Labels = NDArray[np.integer[Any]]
-Share = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
-KEPT = 4096
-"""Shares that are remembered, since a client trains more than once."""
+CACHE_SIZE = 4096
+"""Clients whose samples are kept in memory, since a client trains more than once."""
 
 
-class Drawn(Sequence[Share]):
-    """The shares of ``num_clients`` clients, each made by ``make(client)`` when it is asked for."""
+class LazyPartition(Sequence[Indices]):
+    """The samples of ``num_clients`` clients, each drawn by ``draw(client)`` when it is needed."""
 
-    def __init__(self, num_clients: int, make: Callable[[int], Share]) -> None:
-        self._number = num_clients
-        self._make = make
-        self._kept: dict[int, Share] = {}
+    def __init__(self, num_clients: int, draw: Callable[[int], Indices]) -> None:
+        self._num_clients = num_clients
+        self._draw = draw
+        self._cache: dict[int, Indices] = {}
 
     def __len__(self) -> int:
-        return self._number
+        return self._num_clients
 
     @overload
-    def __getitem__(self, client: int) -> Share: ...
+    def __getitem__(self, client: int) -> Indices: ...
 
     @overload
-    def __getitem__(self, client: slice) -> tuple[Share, ...]: ...
+    def __getitem__(self, client: slice) -> tuple[Indices, ...]: ...
 
-    def __getitem__(self, client: int | slice) -> Share | tuple[Share, ...]:
+    def __getitem__(self, client: int | slice) -> Indices | tuple[Indices, ...]:
         if isinstance(client, slice):
-            return tuple(self[i] for i in range(*client.indices(self._number)))
-        place = client + self._number if client < 0 else client
-        if not 0 <= place < self._number:
+            return tuple(self[i] for i in range(*client.indices(self._num_clients)))
+        number = client + self._num_clients if client < 0 else client
+        if not 0 <= number < self._num_clients:
             raise IndexError(client)
-        found = self._kept.get(place)
-        if found is None:
-            if len(self._kept) >= KEPT:
-                del self._kept[next(iter(self._kept))]
-            found = self._kept[place] = self._make(place)
-        return found
+        samples = self._cache.get(number)
+        if samples is None:
+            if len(self._cache) >= CACHE_SIZE:
+                del self._cache[next(iter(self._cache))]
+            samples = self._cache[number] = self._draw(number)
+        return samples
 
-    def __iter__(self) -> Iterator[Share]:
-        return (self._make(client) for client in range(self._number))
+    def __iter__(self) -> Iterator[Indices]:
+        return (self._draw(client) for client in range(self._num_clients))
 
 
-def some(k: int, total: int, count: int) -> Share:
-    """``count`` different numbers below ``total`` by key, sorted; all of them if there are not more."""
+def distinct(k: int, total: int, count: int) -> Indices:
+    """Return ``count`` distinct numbers below ``total`` by key, sorted; all of them if there are not more."""
     if 2 * count >= total:
         return np.sort(keyed.permutation(k, total)[:count]).astype(np.int64)
     tries = count
-    while True:  # the first so many different ones of one endless sequence
+    while True:  # take the first distinct numbers of one unlimited sequence
         tries *= 2
         keys = keyed.extend_all(k, np.arange(tries))
         values = ((keys >> np.uint64(32)) * np.uint64(total)) >> np.uint64(32)
@@ -76,50 +76,52 @@ def _check(labels: Labels, num_clients: int, samples_per_client: int) -> None:
     if labels.ndim != 1:
         raise UserError(f"labels have shape {labels.shape}; pass one label per sample")
     if not 1 <= samples_per_client <= len(labels):
-        raise UserError(f"samples_per_client is {samples_per_client}; give 1 to {len(labels)}, as many as there are")
+        raise UserError(f"samples_per_client is {samples_per_client}; give 1 to {len(labels)}, the number of samples")
 
 
-class _Alike:
-    """Samples of all classes."""
+class _AllClasses:
+    """Draws samples of all classes."""
 
     def __init__(self, seed: int, total: int, count: int) -> None:
         self._key = keyed.key(seed, "split.sampled")
         self._total, self._count = total, count
 
-    def __call__(self, client: int) -> Share:
-        return some(keyed.extend(self._key, client), self._total, self._count)
+    def __call__(self, client: int) -> Indices:
+        return distinct(keyed.extend(self._key, client), self._total, self._count)
 
 
-class _Classes:
-    """Samples of a few classes, the same number of each as far as it goes."""
+class _FewClasses:
+    """Draws samples of a few classes, the same number of each where the class has enough."""
 
     def __init__(self, seed: int, members: list[NDArray[np.intp]], classes: int, count: int) -> None:
         self._key = keyed.key(seed, "split.sampled-classes")
         self._members, self._classes, self._count = members, classes, count
 
-    def __call__(self, client: int) -> Share:
-        own = keyed.extend(self._key, client)
+    def __call__(self, client: int) -> Indices:
+        client_key = keyed.extend(self._key, client)
         parts = []
-        for turn, label in enumerate(keyed.permutation(own, len(self._members))[: self._classes].tolist()):
+        for position, label in enumerate(keyed.permutation(client_key, len(self._members))[: self._classes].tolist()):
             members = self._members[label]
-            count = self._count // self._classes + (turn < self._count % self._classes)
-            parts.append(members[some(keyed.extend(own, ~label), len(members), min(count, len(members)))])
+            count = self._count // self._classes + (position < self._count % self._classes)
+            parts.append(members[distinct(keyed.extend(client_key, ~label), len(members), min(count, len(members)))])
         return np.sort(np.concatenate(parts)).astype(np.int64)
 
 
-def sampled(labels: Labels, num_clients: int, seed: int, samples_per_client: int = 100) -> Drawn:
-    """``samples_per_client`` samples of the whole set for every client, drawn when they are needed."""
+def sampled(labels: Labels, num_clients: int, seed: int, samples_per_client: int = 100) -> LazyPartition:
+    """Give every client ``samples_per_client`` samples of the whole set, drawn when they are needed."""
     _check(labels, num_clients, samples_per_client)
-    return Drawn(num_clients, _Alike(seed, len(labels), samples_per_client))
+    return LazyPartition(num_clients, _AllClasses(seed, len(labels), samples_per_client))
 
 
 def sampled_classes(
     labels: Labels, num_clients: int, seed: int, samples_per_client: int = 100, classes_per_client: int = 2
-) -> Drawn:
-    """The same from ``classes_per_client`` classes of the client's own, with fewer samples where a class has fewer."""
+) -> LazyPartition:
+    """Give every client samples of ``classes_per_client`` classes, drawn when they are needed."""
     _check(labels, num_clients, samples_per_client)
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     most = min(len(members), samples_per_client)
     if not 1 <= classes_per_client <= most:
-        raise UserError(f"classes_per_client is {classes_per_client}; give 1 to {most} with these data and shares")
-    return Drawn(num_clients, _Classes(seed, members, classes_per_client, samples_per_client))
+        raise UserError(
+            f"classes_per_client is {classes_per_client}; give 1 to {most} with these data and samples_per_client"
+        )
+    return LazyPartition(num_clients, _FewClasses(seed, members, classes_per_client, samples_per_client))

@@ -1,4 +1,4 @@
-"""A synthetic task of which everything is known in closed form, to hold measurements against theory.
+"""A synthetic task whose objective and constants have closed forms, to compare measurements with theory.
 
 Sample j has a target z_j in R^d and the loss 1/2 sum_k D_k (w_k - z_jk)^2, so its gradient is D (w - z_j): the noise of
 a gradient and the distance between clients do not depend on w. With client means m_i, clients weighted equally:
@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 
 
 class Scale(nn.Module):
-    """The model x -> x * weight, with one float64 weight per coordinate; starts at ``start``, else at zero."""
+    """The model x -> x * weight, with one float64 weight per coordinate, initialised to ``start``."""
 
     def __init__(self, dimension: int, start: ArrayLike = 0.0) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class LeastSquares:
 
     @property
     def minimum(self) -> float:
-        """The least value F* of F."""
+        """The minimum F* of F."""
         spread = self.client_variances + (self.client_means - self.optimum) ** 2
         return float(0.5 * (spread @ self.curvature).mean())
 
@@ -69,15 +69,15 @@ class LeastSquares:
         return float(((self.client_means - self.optimum) ** 2 @ self.curvature**2).max())
 
     def gradient_noise(self, batch_size: int) -> float:
-        """sigma^2, the largest variance of a client's mini-batch gradient, for batches drawn with replacement."""
+        """Return sigma^2, the largest variance of a client's gradient, for mini-batches drawn with replacement."""
         return float((self.client_variances @ self.curvature**2).max() / batch_size)
 
     def value(self, w: ArrayLike) -> float:
-        """F(w)."""
+        """Return F(w)."""
         return self.minimum + float(0.5 * self.curvature @ (np.asarray(w) - self.optimum) ** 2)
 
     def gradient(self, w: ArrayLike) -> Array:
-        """The gradient of F at w."""
+        """Return the gradient of F at w."""
         return np.asarray(self.curvature * (np.asarray(w) - self.optimum))
 
 
@@ -93,10 +93,10 @@ def least_squares(
     start: float | Sequence[float] = 1.0,
     centres: ArrayLike | None = None,
 ) -> LeastSquares:
-    """Clients whose samples are c_i + noise * normal, with c_i = heterogeneity * normal or the rows of ``centres``."""
+    """Return a task whose samples are c_i + noise * normal, c_i = heterogeneity * normal or the rows of ``centres``."""
     low, high = curvature
     _check(num_clients, dimension, samples_per_client, noise, heterogeneity, low, high)
-    # Keys are (client, sample, coordinate): the data of a client do not change when other clients are added.
+    # Keys are (client, sample, coordinate), so adding clients does not change the data of the others.
     clients, coordinates = np.arange(num_clients)[:, None], np.arange(dimension)
     if centres is None:
         keys = keyed.extend_all(keyed.extend_all(keyed.key(seed, "least_squares.centre"), clients), coordinates)

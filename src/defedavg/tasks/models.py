@@ -1,7 +1,8 @@
 """Models by name: each is built from the shape of one input and the number of classes.
 
-A new model is a function and a line in ``MODELS``. Initial weights are a function of a key, never of the global
-generator: build through ``seeded``.
+One from outside the package is registered by an entry point of the group ``defedavg.models`` or by calling
+``register_model`` in a plugin file. Initial weights are a function of a key, never of the global generator: build a
+model with ``seeded``.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, unknown
+from ..errors import UserError
+from ..registry import Registry
 
 HIDDEN: Final = 64
-SMALLEST: Final = 16  # the least side that leaves one pixel after two 5x5 convolutions and two poolings
-GROUPS: Final = 4  # of channels, normalised together
+MIN_SIDE: Final = 16  # the smallest side that leaves one pixel after two 5x5 convolutions and two poolings
+GROUPS: Final = 4  # of channels, in group normalisation
 PATCH: Final = 7  # the largest patch: 4x4 patches of 28x28 pixels
-WIDTH: Final = 64  # of the transformer's tokens
+WIDTH: Final = 64  # dimension of the transformer's tokens
 
 
 def cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
-    """Two 5x5 convolutions (32, 64 channels) with pooling, then 512 hidden units; for images (C, H, W)."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < SMALLEST:
+    """Build two 5x5 convolutions (32, 64 channels) with pooling, then 512 hidden units; for images (C, H, W)."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < MIN_SIDE:
         raise UserError(
-            f"the cnn needs inputs (channels, height, width) of at least {SMALLEST}x{SMALLEST} pixels, "
+            f"the cnn needs inputs (channels, height, width) of at least {MIN_SIDE}x{MIN_SIDE} pixels, "
             f"not {tuple(input_shape)}; use 'mlp' or 'softmax'"
         )
     channels, height, width = input_shape
@@ -46,41 +48,43 @@ def cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def mlp(input_shape: Sequence[int], classes: int) -> nn.Module:
-    """One hidden layer of 64 units."""
+    """Build one hidden layer of 64 units."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes))
 
 
 def softmax(input_shape: Sequence[int], classes: int) -> nn.Module:
-    """Multinomial logistic regression: convex under cross-entropy."""
+    """Build multinomial logistic regression, which is convex under cross-entropy."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), classes))
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions and a shortcut past them, each normalised over groups of channels."""
+    """Two 3x3 convolutions with a shortcut, each followed by group normalisation."""
 
-    def __init__(self, enter: int, leave: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(enter, leave, 3, stride, padding=1, bias=False),
-            nn.GroupNorm(GROUPS, leave),
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            nn.GroupNorm(GROUPS, outputs),
             nn.ReLU(),
-            nn.Conv2d(leave, leave, 3, padding=1, bias=False),
-            nn.GroupNorm(GROUPS, leave),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.GroupNorm(GROUPS, outputs),
         )
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or enter != leave:
-            self.shortcut = nn.Sequential(nn.Conv2d(enter, leave, 1, stride, bias=False), nn.GroupNorm(GROUPS, leave))
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(GROUPS, outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to images."""
+        """Map images to images."""
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
 def resnet(input_shape: Sequence[int], classes: int) -> nn.Module:
-    """Eight layers: a 3x3 convolution, blocks of 16, 32 and 64 channels, and a linear layer; for images (C, H, W)."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < SMALLEST // 2:
+    """Build eight layers: a 3x3 convolution, blocks of 16, 32 and 64 channels, a linear layer; for images (C, H, W)."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < MIN_SIDE // 2:
         raise UserError(
-            f"the resnet needs inputs (channels, height, width) of at least {SMALLEST // 2}x{SMALLEST // 2} pixels, "
+            f"the resnet needs inputs (channels, height, width) of at least {MIN_SIDE // 2}x{MIN_SIDE // 2} pixels, "
             f"not {tuple(input_shape)}; use 'mlp' or 'softmax'"
         )
     return nn.Sequential(
@@ -97,7 +101,7 @@ def resnet(input_shape: Sequence[int], classes: int) -> nn.Module:
 
 
 class Patches(nn.Module):
-    """Images (C, H, W) to one token per patch, each with the place that it came from."""
+    """Images (C, H, W) to one token per patch, with a learned position embedding."""
 
     def __init__(self, channels: int, height: int, width: int, patch: int) -> None:
         super().__init__()
@@ -105,7 +109,7 @@ class Patches(nn.Module):
         self.place = nn.Parameter(0.02 * torch.randn(1, (height // patch) * (width // patch), WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images to tokens."""
+        """Map images to tokens."""
         tokens: Tensor = self.enter(x).flatten(2).transpose(1, 2)
         return tokens + self.place
 
@@ -114,12 +118,12 @@ class Mean(nn.Module):
     """The mean over the tokens of a sample."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens to one vector."""
+        """Map tokens to one vector."""
         return x.mean(dim=1)
 
 
 def transformer(input_shape: Sequence[int], classes: int) -> nn.Module:
-    """Two blocks with four heads over patches of at most 7x7 pixels; for images (C, H, W)."""
+    """Build two blocks with four heads over patches of at most 7x7 pixels; for images (C, H, W)."""
     sides = input_shape[1:]
     patch = max((size for size in range(2, PATCH + 1) if all(side % size == 0 for side in sides)), default=0)
     if len(input_shape) != 3 or not patch:
@@ -139,28 +143,39 @@ def transformer(input_shape: Sequence[int], classes: int) -> nn.Module:
     )
 
 
-MODELS: Final[dict[str, Callable[[Sequence[int], int], nn.Module]]] = {
-    "cnn": cnn,
-    "mlp": mlp,
-    "softmax": softmax,
-    "resnet": resnet,
-    "transformer": transformer,
-}
+ModelBuilder = Callable[[Sequence[int], int], nn.Module]
+"""(shape of one input, number of classes) -> a new model."""
+
+
+def _check(name: str, builder: ModelBuilder) -> None:
+    if not callable(builder):
+        raise UserError(f"model {name!r} is {builder!r}; register a function of (input_shape, classes)")
+
+
+MODELS: Registry[ModelBuilder] = Registry("model", "defedavg.models", _check)
+
+
+def register_model(name: str, builder: ModelBuilder) -> ModelBuilder:
+    """Register a function that builds a model, as a value of ``task.model`` in this process."""
+    return MODELS.register(name, builder)
+
+
+for _builder in (cnn, mlp, softmax, resnet, transformer):
+    register_model(_builder.__name__, _builder)
 
 
 def build(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
-    """A fresh model by name, for inputs of the given shape (without the batch dimension)."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
+    """Return a new model by name, for inputs of the given shape (without the batch dimension)."""
+    builder = MODELS.find(name)
     if classes < 1:
         raise UserError(f"the number of classes is {classes}; a classifier needs at least 1")
-    return MODELS[name](input_shape, classes)
+    return builder(input_shape, classes)
 
 
 def seeded(model_fn: Callable[[], nn.Module], k: int) -> nn.Module:
-    """The model that ``model_fn`` builds when its initial weights come from key ``k``; global state is restored."""
+    """Return the model that ``model_fn`` builds with initial weights from key ``k``; restore the global generator."""
     with torch.random.fork_rng(devices=[]):
-        # torch's initialisers read only the global CPU generator, so it is borrowed and given back.
+        # torch's initialisers read only the global CPU generator; fork_rng restores it.
         torch.default_generator.manual_seed(k & (2**63 - 1))
         model = model_fn()
     if not isinstance(model, nn.Module):

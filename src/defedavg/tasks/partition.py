@@ -1,8 +1,9 @@
-"""Splits: which client gets which training samples.
+"""Partitions: which client holds which training samples.
 
-Every split is a pure function of (labels, number of clients, seed, its own option). It gives each sample to at most one
-client (but for the sampled ones), leaves no client empty, and returns sorted indices. A new split is a function and a
-line in ``SPLITS``.
+A partition is a pure function of (labels, number of clients, seed) and of the task settings that it declares as
+parameters (see ``OPTIONS``). It gives each sample to at most one client (except the sampled ones), leaves no client
+empty, and returns sorted indices. One from outside the package is registered by an entry point of the group
+``defedavg.partitions`` or by calling ``register_partition`` in a plugin file. ``task.split`` names a partition.
 
 iid         equal parts of a shuffled set.
 classes     exactly c classes per client (as in the pathological split), each class held by nearly as many clients.
@@ -11,15 +12,15 @@ dirichlet   each class divided in proportions ~ Dir(alpha) (Hsu, Qi, Brown: Meas
 shards      the set sorted by label, cut into equal shards, s random shards per client (McMahan et al.:
             Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017).
 sampled, sampled-classes
-            a few samples each, drawn when they are needed and perhaps the same for two clients: for any number of
-            clients (``drawn.py``).
+            a few samples each, drawn when they are needed; clients may share samples, so any number of clients is
+            possible (``lazy_partition.py``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, Final
 
 import numpy as np
@@ -27,90 +28,91 @@ from numpy.typing import NDArray
 
 from .. import rng as keyed
 from ..errors import UserError, unknown
+from ..registry import Registry
 from .lazy_partition import sampled, sampled_classes
 from .task import Clients
 
-REDRAWS: Final = 100
+MAX_DRAWS: Final = 100
 
 Labels = NDArray[np.integer[Any]]
 
 
 def iid(labels: Labels, num_clients: int, seed: int) -> Clients:
-    """Shuffled parts whose sizes differ by at most one; uses all samples."""
+    """Give every client a part of the shuffled set; sizes differ by at most one, and all samples are used."""
     _check(labels, num_clients)
     return _sorted(np.array_split(keyed.permutation(keyed.key(seed, "split.iid"), len(labels)), num_clients))
 
 
 def by_classes(labels: Labels, num_clients: int, seed: int, classes_per_client: int = 2) -> Clients:
-    """Exactly ``classes_per_client`` classes for each client; a class is divided evenly among its clients."""
+    """Give every client exactly ``classes_per_client`` classes; divide a class evenly among its clients."""
     _check(labels, num_clients)
     classes = np.unique(labels)
     if classes_per_client < 1:
         raise UserError(f"classes_per_client is {classes_per_client}; give every client at least 1 class")
     if classes_per_client > len(classes):
         raise UserError(f"classes_per_client is {classes_per_client}, but the data has {len(classes)}; ask for fewer")
-    hands = _deal(len(classes), num_clients, classes_per_client, seed)
-    parts: list[list[NDArray[np.intp]]] = [[] for _ in hands]
+    assigned = _assign_classes(len(classes), num_clients, classes_per_client, seed)
+    parts: list[list[NDArray[np.intp]]] = [[] for _ in assigned]
     for c, label in enumerate(classes):
-        holders = [i for i, hand in enumerate(hands) if c in hand]
+        holders = [i for i, client_classes in enumerate(assigned) if c in client_classes]
         members = np.flatnonzero(labels == label)
         if len(members) < len(holders):
             raise UserError(
                 f"class {label} has {len(members)} samples for {len(holders)} clients; "
                 "use fewer clients, or fewer classes per client"
             )
-        if holders:  # with few clients a class may have none: its samples stay unused
+        if holders:  # with few clients a class may have none, and its samples stay unused
             members = members[keyed.permutation(keyed.key(seed, "split.classes", c), len(members))]
             for i, part in zip(holders, np.array_split(members, len(holders)), strict=True):
                 parts[i].append(part)
     return _sorted([np.concatenate(part) for part in parts])
 
 
-def _deal(classes: int, num_clients: int, hand_size: int, seed: int) -> list[list[int]]:
-    """A hand of distinct classes for every client, dealt from shuffled decks of all classes."""
-    deck: list[int] = []
-    decks = 0
-    hands: list[list[int]] = []
+def _assign_classes(classes: int, num_clients: int, classes_per_client: int, seed: int) -> list[list[int]]:
+    """Return distinct classes for every client, taken in order from shuffled sequences of all classes."""
+    queue: list[int] = []
+    shuffles = 0
+    assigned: list[list[int]] = []
     for _ in range(num_clients):
-        hand: list[int] = []
-        while len(hand) < hand_size:
-            # A card the client already holds stays in the deck for the next client: no class falls behind.
-            card = next((card for card in deck if card not in hand), None)
-            if card is None:
-                deck.extend(keyed.permutation(keyed.key(seed, "split.deck", decks), classes).tolist())
-                decks += 1
+        chosen: list[int] = []
+        while len(chosen) < classes_per_client:
+            # A class that the client already has stays in the queue for the next client, so all are used evenly.
+            label = next((label for label in queue if label not in chosen), None)
+            if label is None:
+                queue.extend(keyed.permutation(keyed.key(seed, "split.deck", shuffles), classes).tolist())
+                shuffles += 1
             else:
-                deck.remove(card)
-                hand.append(card)
-        hands.append(hand)
-    return hands
+                queue.remove(label)
+                chosen.append(label)
+        assigned.append(chosen)
+    return assigned
 
 
 def dirichlet(labels: Labels, num_clients: int, seed: int, alpha: float = 0.5) -> Clients:
-    """Every class divided in proportions ~ Dir(alpha), drawn anew until no client is empty; uses all samples."""
+    """Divide every class in proportions ~ Dir(alpha), drawn again until no client is empty; all samples are used."""
     _check(labels, num_clients)
     if not (alpha > 0 and math.isfinite(alpha)):
         raise UserError(f"alpha is {alpha}; give a number above 0 (small: few classes per client, large: nearly iid)")
     classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    for attempt in range(REDRAWS):
+    for attempt in range(MAX_DRAWS):
         owner = np.empty(len(labels), np.int64)
         for c, members in enumerate(classes):
             key = keyed.key(seed, "split.dirichlet", attempt, c)
             shares = keyed.generator(key).dirichlet(np.full(num_clients, alpha))
-            # Rounding the running total, not the shares, uses every sample exactly once.
+            # Rounding the cumulative sum instead of each share uses every sample exactly once.
             cuts = np.rint(np.cumsum(shares) * len(members)).astype(np.int64)
             order = keyed.permutation(keyed.extend(key, 0), len(members))
             owner[members[order]] = np.searchsorted(cuts[:-1], np.arange(len(members)), side="right")
         if len(np.unique(owner)) == num_clients:
             return tuple(np.flatnonzero(owner == i) for i in range(num_clients))
     raise UserError(
-        f"{REDRAWS} Dirichlet draws all left some of the {num_clients} clients empty; "
+        f"{MAX_DRAWS} Dirichlet draws all left some of the {num_clients} clients empty; "
         f"use fewer clients, or an alpha above {alpha}"
     )
 
 
 def by_shards(labels: Labels, num_clients: int, seed: int, shards_per_client: int = 2) -> Clients:
-    """``shards_per_client`` random shards of the set sorted by label; what does not fill a shard stays unused."""
+    """Give every client random shards of the set sorted by label; samples that do not fill a shard stay unused."""
     _check(labels, num_clients)
     if shards_per_client < 1:
         raise UserError(f"shards_per_client is {shards_per_client}; give every client at least 1 shard")
@@ -121,46 +123,64 @@ def by_shards(labels: Labels, num_clients: int, seed: int, shards_per_client: in
     order = keyed.permutation(keyed.key(seed, "split.shards.samples"), len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     shards = order[: count * size].reshape(count, size)
-    dealt = shards[keyed.permutation(keyed.key(seed, "split.shards.deal"), count)]
-    return _sorted(list(dealt.reshape(num_clients, shards_per_client * size)))
+    assigned = shards[keyed.permutation(keyed.key(seed, "split.shards.deal"), count)]
+    return _sorted(list(assigned.reshape(num_clients, shards_per_client * size)))
 
 
-SPLITS: Final[dict[str, Callable[..., Clients]]] = {
-    "iid": iid,
-    "classes": by_classes,
-    "dirichlet": dirichlet,
-    "shards": by_shards,
-    "sampled": sampled,
-    "sampled-classes": sampled_classes,
+OPTIONS: Final[dict[str, int | float]] = {
+    "classes_per_client": 2,
+    "alpha": 0.5,
+    "shards_per_client": 2,
+    "samples_per_client": 100,
 }
+"""Settings of [task] that a partition can declare as parameters, with their defaults."""
+
+Partition = Callable[..., Clients]
+"""(labels, num_clients, seed, and any of ``OPTIONS`` by name) -> the sample indices of every client."""
 
 
-def split(
-    kind: str,
-    labels: Labels,
-    num_clients: int,
-    seed: int,
-    *,
-    classes_per_client: int = 2,
-    alpha: float = 0.5,
-    shards_per_client: int = 2,
-    samples_per_client: int = 100,
-) -> Clients:
-    """The sample indices of every client, by the split named ``kind``; it reads only the options it has."""
-    if kind not in SPLITS:
-        raise unknown("split", kind, SPLITS)
-    options = {
-        "classes_per_client": classes_per_client,
-        "alpha": alpha,
-        "shards_per_client": shards_per_client,
-        "samples_per_client": samples_per_client,
-    }
-    wanted = signature(SPLITS[kind]).parameters
-    return SPLITS[kind](labels, num_clients, seed, **{name: options[name] for name in options if name in wanted})
+def _check_signature(name: str, partition: Partition) -> None:
+    if not callable(partition):
+        raise UserError(f"split {name!r} is {partition!r}; register a function of (labels, num_clients, seed)")
+    parameters = list(signature(partition).parameters.values())
+    if len(parameters) < 3:
+        raise UserError(f"split {name!r} takes too few parameters; it receives (labels, num_clients, seed)")
+    for parameter in parameters[3:]:
+        if parameter.name not in OPTIONS and parameter.default is Parameter.empty:
+            raise UserError(
+                f"split {name!r} needs {parameter.name!r}, which is not a task setting; "
+                f"give it a default, or use {', '.join(OPTIONS)}"
+            )
+
+
+PARTITIONS: Registry[Partition] = Registry("split", "defedavg.partitions", _check_signature)
+
+
+def register_partition(name: str, partition: Partition) -> Partition:
+    """Register a partition as a value of ``task.split`` in this process."""
+    return PARTITIONS.register(name, partition)
+
+
+register_partition("iid", iid)
+register_partition("classes", by_classes)
+register_partition("dirichlet", dirichlet)
+register_partition("shards", by_shards)
+register_partition("sampled", sampled)
+register_partition("sampled-classes", sampled_classes)
+
+
+def split(kind: str, labels: Labels, num_clients: int, seed: int, **options: int | float) -> Clients:
+    """Return the sample indices of every client, by the partition named ``kind``; it receives only its own options."""
+    partition = PARTITIONS.find(kind)
+    for name in options:
+        if name not in OPTIONS:
+            raise unknown("option of a split", name, OPTIONS)
+    declared = signature(partition).parameters
+    return partition(labels, num_clients, seed, **{k: v for k, v in {**OPTIONS, **options}.items() if k in declared})
 
 
 def class_counts(clients: Clients, labels: Labels, classes: int) -> NDArray[np.int64]:
-    """The number of samples of each class at each client, of shape (clients, classes)."""
+    """Return the number of samples of each class at each client, of shape (clients, classes)."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
         raise UserError(f"labels go from {labels.min()} to {labels.max()}, outside 0..{classes - 1}; raise classes")
     counts = np.zeros((len(clients), classes), np.int64)
@@ -177,7 +197,7 @@ def _check(labels: Labels, num_clients: int) -> None:
     if num_clients > len(labels):
         raise UserError(
             f"cannot split {len(labels)} samples among {num_clients} clients; "
-            f"use at most {len(labels)}, or split = sampled, which shares them"
+            f"use at most {len(labels)}, or split = sampled, in which clients share samples"
         )
 
 

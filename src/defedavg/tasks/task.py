@@ -1,7 +1,7 @@
-"""A task is what is learned: a model, a loss, the data, and which client holds which training samples.
+"""A task: a model, a loss, the data, and the training samples of every client.
 
-A task holds no randomness and no settings of a run. Everything is checked when it is made, so that the code that trains
-on it checks nothing: no client is empty, no sample belongs to two clients, and every index and target is in range.
+A task holds no randomness and no settings of a run. Everything is checked when it is made, so the code that trains on
+it needs no checks: no client is empty, no sample belongs to two clients, and every index and target is in range.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from ..errors import UserError
-from .lazy_partition import Drawn
+from .lazy_partition import LazyPartition
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one value per sample, of shape (batch,)."""
 
-Clients = tuple[NDArray[np.int64], ...] | Drawn
-"""For every client, the indices of its training samples; ``Drawn`` makes them when they are asked for."""
+Clients = tuple[NDArray[np.int64], ...] | LazyPartition
+"""For every client, the indices of its training samples; a ``LazyPartition`` draws them when they are needed."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy of every sample."""
+    """Return the cross-entropy of every sample."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half the squared distance between output and target, of every sample."""
-    # Without this, (n, 1) and (n,) would broadcast to (n, n) and train on nonsense.
+    """Return half the squared distance between output and target, for every sample."""
+    # Without this check, (n, 1) and (n,) would broadcast to (n, n).
     if outputs.shape != targets.shape:
         raise UserError(
             f"squared_error needs equal shapes, not outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}; "
@@ -63,13 +63,13 @@ class Data:
         return len(self.inputs)
 
     def to(self, device: str | torch.device) -> Data:
-        """The same samples on a device."""
+        """Return the same samples on a device."""
         return Data(self.inputs.to(device), self.targets.to(device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """A model, a loss, training and test data, and the clients' shares of the training data."""
+    """A model, a loss, training and test data, and the indices of each client's training samples."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -88,7 +88,7 @@ class Task:
             _check_targets("test", self.test.targets, self.classes)
 
     def to(self, device: str | torch.device) -> Task:
-        """The same task with its data on a device."""
+        """Return the same task with its data on a device."""
         return dataclasses.replace(self, train=self.train.to(device), test=self.test.to(device))
 
     @property
@@ -100,8 +100,8 @@ class Task:
 def _check_clients(clients: Clients, samples: int) -> None:
     if not clients:
         raise UserError("the task has no clients; give the sample indices of at least one client")
-    if isinstance(clients, Drawn):
-        return  # right by construction, and too many to look at
+    if isinstance(clients, LazyPartition):
+        return  # correct by construction, and too many to check
     for i, indices in enumerate(clients):
         if len(indices) == 0:
             raise UserError(f"client {i} has no samples; use fewer clients, more data, or another split")
@@ -111,7 +111,7 @@ def _check_clients(clients: Clients, samples: int) -> None:
             raise UserError(f"client {i} has a sample index outside 0..{samples - 1}; index the {samples} samples")
     uses = np.bincount(np.concatenate(clients), minlength=samples)
     if uses.max() > 1:
-        raise UserError(f"sample {int(uses.argmax())} is dealt {int(uses.max())} times; give it to one client, once")
+        raise UserError(f"sample {int(uses.argmax())} is assigned {int(uses.max())} times; give it to one client, once")
 
 
 def _check_targets(which: str, targets: Tensor, classes: int) -> None:
@@ -139,11 +139,11 @@ def make_task(
     name: str = "custom",
     keep_dtype: bool = False,
 ) -> Task:
-    """A task from your own model, loss and data; data are (inputs, targets) arrays or tensors, or a torch Dataset."""
+    """Return a task from your own model, loss and data: pairs (inputs, targets) of arrays, or map-style Datasets."""
     if not callable(model):
         raise UserError(f"model is {type(model).__name__}; pass a torch module, or a function that builds one")
     if isinstance(model, nn.Module):
-        # Copied now as well, so that training the caller's module later does not change the task.
+        # Copied now, so that training the caller's module later does not change the task.
         model = partial(copy.deepcopy, copy.deepcopy(model))
     train, test = _to_data("train", train, keep_dtype), _to_data("test", test, keep_dtype)
     targets = train.targets
@@ -152,12 +152,17 @@ def make_task(
     if isinstance(classes, str):
         if classes != "auto":
             raise UserError(f"classes is {classes!r}; pass a number, None, or 'auto'")
-        # A squared error compares numbers, so integers under it are values and not classes; so are rows of integers.
-        integer = loss is not squared_error and _is_integer(targets) and _is_integer(test.targets) and targets.ndim == 1
-        largest = max((int(t.max()) for t in (targets, test.targets) if integer and t.numel()), default=-1)
-        classes = largest + 1 if integer else None
+        # A squared error compares numbers, so integer targets under it are values and not classes.
+        classes = None if loss is squared_error else _count_classes(targets, test.targets)
     indices = tuple(_to_indices(i, part) for i, part in enumerate(clients))
     return Task(name, model, loss, train, test, indices, classes)
+
+
+def _count_classes(train: Tensor, test: Tensor) -> int | None:
+    """Return the number of classes, or None if the targets are not class numbers; rows of integers are not."""
+    if not (_is_integer(train) and _is_integer(test) and train.ndim == 1):
+        return None
+    return max((int(targets.max()) for targets in (train, test) if targets.numel()), default=-1) + 1
 
 
 def _to_data(which: str, source: Data | Dataset[Any] | tuple[Any, Any], keep_dtype: bool) -> Data:
@@ -172,7 +177,7 @@ def _to_data(which: str, source: Data | Dataset[Any] | tuple[Any, Any], keep_dty
     if not keep_dtype:
         inputs, targets = _to_single(inputs), _to_single(targets)
     if _is_integer(targets) or targets.dtype == torch.bool:
-        targets = targets.long()  # the only integers that torch's cross-entropy takes
+        targets = targets.long()  # the only integer type that torch's cross-entropy accepts
     return Data(inputs, targets)
 
 

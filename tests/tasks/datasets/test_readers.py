@@ -1,4 +1,4 @@
-"""Data sets from files: every layout, and one clear line for every file that is not what it should be."""
+"""Data sets from files: every layout, and one clear line for every invalid file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,31 +19,35 @@ from hypothesis import strategies as st
 
 from defedavg.errors import UserError
 from defedavg.tasks import DATASETS, data_dir, load, set_data_dir
-from defedavg.tasks.datasets import locations as places
-from defedavg.tasks.datasets.catalog import cifar10, fashionmnist, find
-from defedavg.tasks.datasets.locations import PUBLISHED, intact, md5
-from defedavg.tasks.datasets.readers import read_binary, read_idx, read_pickled
+from defedavg.tasks.datasets.catalog import Loaded, find, load_pixels
+from defedavg.tasks.datasets.cifar10 import CIFAR10, read_binary, read_pickled
+from defedavg.tasks.datasets.dataset import PublishedFile
+from defedavg.tasks.datasets.fashionmnist import FASHIONMNIST, read_idx
+from defedavg.tasks.datasets.file_checks import intact, md5
+from defedavg.tasks.datasets.locations import locate
 from helpers.data_files import binary_batch, idx, python2_batch, python3_batch, write_cifar, write_fashion
+from helpers.user_errors import line_of
 
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No folder of the machine's own: neither the user's, nor Debian's."""
+    """Hide the data folders of this machine: the user's and Debian's."""
     monkeypatch.delenv("DEFEDAVG_DATA", raising=False)
-    monkeypatch.setitem(places.LAYOUTS, "fashionmnist", places.LAYOUTS["fashionmnist"][:3])
+    monkeypatch.setitem(DATASETS._known, "fashionmnist", replace(FASHIONMNIST, layouts=FASHIONMNIST.layouts[:3]))
     set_data_dir(None)
     yield
     set_data_dir(None)
 
 
-def line_of(act: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        act()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+def fashionmnist() -> Loaded:
+    return load_pixels("fashionmnist")
 
 
-# Where they lie
+def cifar10() -> Loaded:
+    return load_pixels("cifar10")
+
+
+# Locations
 
 
 def test_the_folder_is_the_options_then_the_environments_then_the_cache(
@@ -64,7 +69,7 @@ def test_the_folder_is_the_options_then_the_environments_then_the_cache(
     assert "--data-dir" in line_of(data_dir)
 
 
-def test_what_is_not_here_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_data_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEFEDAVG_DATA", str(tmp_path))
     for name in ("fashionmnist", "cifar10"):
         line = line_of(lambda name=name: load(name))  # type: ignore[misc]
@@ -99,10 +104,10 @@ def test_fashionmnist_in_every_layout(tmp_path: Path, below: str, packed: bool) 
     assert train.targets.dtype == torch.int64
 
 
-def test_debians_folder_is_looked_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debians_folder_is_searched_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = tmp_path / "usr/share/datasets/fashion-mnist"
-    layouts = (*places.LAYOUTS["fashionmnist"], (str(named), places.LAYOUTS["fashionmnist"][0][1]))
-    monkeypatch.setitem(places.LAYOUTS, "fashionmnist", layouts)
+    layouts = (*FASHIONMNIST.layouts[:3], (str(named), FASHIONMNIST.layouts[0][1]))
+    monkeypatch.setitem(DATASETS._known, "fashionmnist", replace(FASHIONMNIST, layouts=layouts))
     write_fashion(named, packed=True)
     set_data_dir(tmp_path / "own")
     assert find("fashionmnist") == named
@@ -140,7 +145,7 @@ def test_bytes_are_normalised_as_numbers_are(tmp_path: Path, name: str) -> None:
     write_fashion(tmp_path)
     write_cifar(tmp_path)
     set_data_dir(tmp_path)
-    raw, raw_test, _ = DATASETS[name]()
+    raw, raw_test, _ = load_pixels(name)
     train, test, _ = load(name)
     assert (raw.inputs.dtype, train.inputs.dtype) == (torch.uint8, torch.float32)
     wide = raw.inputs.double()
@@ -157,7 +162,7 @@ def test_a_constant_channel_of_bytes_becomes_zero(tmp_path: Path) -> None:
     assert bool((train.inputs[:, 0] == 0).all())
 
 
-# Files that are not what they should be
+# Invalid files
 
 LABELS = st.lists(st.integers(0, 9), min_size=1, max_size=3)
 
@@ -168,7 +173,7 @@ def images(count: int, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def given_file(name: str, content: bytes, read: Callable[[Path], Any]) -> Any:
-    """What is read of a file with that content."""
+    """Return what is read from a file with that content."""
     with TemporaryDirectory() as folder:
         path = Path(folder, name)
         path.write_bytes(content)
@@ -176,11 +181,11 @@ def given_file(name: str, content: bytes, read: Callable[[Path], Any]) -> Any:
 
 
 def idx_of(path: Path) -> np.ndarray[Any, Any]:
-    return read_idx("fashionmnist", path, ())
+    return read_idx(path, ())
 
 
 def whole_files(labels: list[int]) -> list[tuple[str, bytes, Callable[[Path], Any]]]:
-    """A small good file of every format, and its reader."""
+    """Return a small valid file of every format, with its reader."""
     pixels = images(len(labels), 3072)
     return [
         ("x", idx(np.array(labels, np.uint8)), idx_of),
@@ -195,7 +200,7 @@ def whole_files(labels: list[int]) -> list[tuple[str, bytes, Callable[[Path], An
 def test_idx_round_trip(labels: list[int], height: int, width: int) -> None:
     array = images(len(labels), height * width).reshape(-1, height, width)
     for name, content in (("x", idx(array)), ("x.gz", gzip.compress(idx(array)))):
-        found = given_file(name, content, lambda path: read_idx("fashionmnist", path, (height, width)))
+        found = given_file(name, content, lambda path: read_idx(path, (height, width)))
         assert np.array_equal(found, array)
 
 
@@ -208,7 +213,7 @@ def test_cifar_round_trip(labels: list[int]) -> None:
 
 
 @given(LABELS, st.integers(0, 4), st.data())
-def test_a_file_that_is_cut_off_is_refused(labels: list[int], kind: int, data: st.DataObject) -> None:
+def test_a_truncated_file_is_refused(labels: list[int], kind: int, data: st.DataObject) -> None:
     name, content, read = whole_files(labels)[kind]
     cut = data.draw(st.one_of(st.integers(0, min(200, len(content) - 1)), st.integers(0, len(content) - 1)))
     if name.endswith(".bin") and cut and cut % 3073 == 0:
@@ -226,8 +231,8 @@ def test_a_file_with_wrong_bytes_is_read_or_refused_and_nothing_else(
     name, content, read = whole_files(labels)[kind]
     spoilt = bytearray(content)
     for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.one_of(st.integers(0, min(300, len(content) - 1)), st.integers(0, len(content) - 1)))
-        spoilt[place] = data.draw(st.integers(0, 255))
+        position = data.draw(st.one_of(st.integers(0, min(300, len(content) - 1)), st.integers(0, len(content) - 1)))
+        spoilt[position] = data.draw(st.integers(0, 255))
     said = ""
     try:
         assert len(given_file(name, bytes(spoilt), read)) > 0
@@ -237,8 +242,8 @@ def test_a_file_with_wrong_bytes_is_read_or_refused_and_nothing_else(
 
 
 @given(st.binary(max_size=300))
-def test_bytes_that_are_no_pickle_are_refused(content: bytes) -> None:
-    assert "damaged" in line_of(lambda: given_file("data_batch_1", b"\x80\x02" + content, read_pickled))
+def test_bytes_that_are_not_a_pickle_are_refused(content: bytes) -> None:
+    assert "is damaged" in line_of(lambda: given_file("data_batch_1", b"\x80\x02" + content, read_pickled))
 
 
 HOSTILE = {
@@ -269,7 +274,7 @@ def test_nothing_in_a_pickle_is_run(name: str, tmp_path: Path, monkeypatch: pyte
 
 def test_a_pickle_that_names_a_function_says_which(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(HOSTILE["system"])
-    assert "asks to run 'posix.system', which was not done" in line_of(lambda: read_pickled(tmp_path / "x"))
+    assert "asks to run 'posix.system', which was refused" in line_of(lambda: read_pickled(tmp_path / "x"))
 
 
 GOOD = python2_batch(images(2, 3072), [3, 4])
@@ -290,7 +295,7 @@ GOOD = python2_batch(images(2, 3072), [3, 4])
         (b"K\x03K\x04e", b"K\x03e", "1 labels for 2 images"),
     ],
 )
-def test_batches_that_do_not_agree_with_themselves(tmp_path: Path, old: bytes, new: bytes, said: str) -> None:
+def test_inconsistent_batches_are_refused(tmp_path: Path, old: bytes, new: bytes, said: str) -> None:
     assert GOOD.count(old) == 1
     (tmp_path / "x").write_bytes(GOOD.replace(old, new))
     assert said in line_of(lambda: read_pickled(tmp_path / "x"))
@@ -302,19 +307,19 @@ def test_batches_that_do_not_agree_with_themselves(tmp_path: Path, old: bytes, n
         (b"", "it begins with , not with 00000801"),
         (b"\0\0\x08\3" + bytes(20), "it begins with 00000803"),
         (b"\0\0\x08\1\0\0", "it ends after 6 bytes"),
-        (b"\0\0\x08\1\0\0\0\0", "has 0 items"),
-        (b"\0\0\x08\1\xff\xff\xff\xff", "has 4,294,967,295 items"),
-        (b"\0\0\x08\1\0\0\0\2\1", "it has 1 bytes after its head, not the 2"),
-        (b"\0\0\x08\1\0\0\0\2\1\2\3", "it has more bytes after its head, not the 2"),
+        (b"\0\0\x08\1\0\0\0\0", "announces 0 items"),
+        (b"\0\0\x08\1\xff\xff\xff\xff", "announces 4,294,967,295 items"),
+        (b"\0\0\x08\1\0\0\0\2\1", "it has 1 bytes after its header, not the announced 2"),
+        (b"\0\0\x08\1\0\0\0\2\1\2\3", "it has more bytes after its header, not the announced 2"),
     ],
 )
-def test_idx_files_that_do_not_agree_with_themselves(tmp_path: Path, content: bytes, said: str) -> None:
+def test_inconsistent_idx_files_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
     for name, whole in (("x", content), ("x.gz", gzip.compress(content))):
         (tmp_path / name).write_bytes(whole)
         assert said in line_of(lambda name=name: idx_of(tmp_path / name))  # type: ignore[misc]
 
 
-def test_images_and_labels_must_fit(tmp_path: Path) -> None:
+def test_images_and_labels_must_match(tmp_path: Path) -> None:
     set_data_dir(tmp_path)
     write_fashion(tmp_path)
     labels, images_ = tmp_path / "t10k-labels-idx1-ubyte", tmp_path / "t10k-images-idx3-ubyte"
@@ -335,9 +340,9 @@ def test_a_damaged_file_is_named_with_both_checksums(tmp_path: Path) -> None:
     path = tmp_path / "train-labels-idx1-ubyte.gz"
     path.write_bytes(b"<html>no such page</html>")
     line = line_of(lambda: idx_of(path))
-    assert line.startswith(f"{path} is damaged: it does not unpack")
+    assert line.startswith(f"{path} is damaged: it cannot be decompressed")
     assert md5(path.read_bytes()).hexdigest() in line
-    assert PUBLISHED[path.name][1] in line
+    assert FASHIONMNIST.published[path.name].md5 in line
     assert line.endswith("move it away and run 'defedavg data fetch fashionmnist'")
 
 
@@ -346,19 +351,20 @@ def test_a_file_of_the_published_size_must_be_the_published_one(
 ) -> None:
     write_fashion(tmp_path, packed=True)
     set_data_dir(tmp_path)
-    paths = places.locate("fashionmnist", tmp_path)
-    assert not intact(paths)
+    paths = locate(FASHIONMNIST, tmp_path)
+    assert not intact(FASHIONMNIST, paths)
     contents = {path.name.removesuffix(".gz"): gzip.decompress(path.read_bytes()) for path in paths}
     for name, content in contents.items():
-        monkeypatch.setitem(PUBLISHED, name, (len(content), md5(content).hexdigest()))
-    assert intact(paths)
+        file = PublishedFile(name, len(content), md5(content).hexdigest())
+        monkeypatch.setitem(FASHIONMNIST.published, name, file)
+    assert intact(FASHIONMNIST, paths)
     fashionmnist()
     own = idx(np.array([0, 0, 0], np.uint8))
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(own)
     line = line_of(lambda: idx_of(tmp_path / "t10k-labels-idx1-ubyte"))
     assert "is not the published file" in line
     assert md5(own).hexdigest() in line
-    assert PUBLISHED["t10k-labels-idx1-ubyte"][1] in line
+    assert FASHIONMNIST.published["t10k-labels-idx1-ubyte"].md5 in line
 
 
 def test_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,11 +375,11 @@ def test_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(np, "fromfile", deny)
     assert line_of(lambda: read_binary(tmp_path / "test_batch.bin")).endswith("Permission denied; make it readable")
     monkeypatch.setattr(Path, "is_file", deny)
-    assert "make it readable" in line_of(lambda: places.locate("cifar10", tmp_path))
+    assert "make it readable" in line_of(lambda: locate(CIFAR10, tmp_path))
 
 
 def test_the_published_formats_are_as_described() -> None:
-    """The helpers write what the real files look like, byte for byte where that is known."""
+    """The helpers write files as they are published, byte for byte where that is known."""
     assert idx(np.zeros((2, 28, 28), np.uint8))[:16] == struct.pack(">IIII", 2051, 2, 28, 28)
     assert GOOD.startswith(
         b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03U\x06labelsq\x04]q\x05("

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...config.study import Settings
+from ...config.settings import Settings
 from ...errors import UserError
 from ...tasks import Task
 from ...training import CheckpointHook, EvalCounters, RunProgress, RunState, Status
@@ -233,7 +233,7 @@ class RayScheduler:
         if remote.progress.status is Status.DROPPED:
             remote.passed -= 1  # the new worker does not know of it
         state = self.states[spec]
-        known = tuple(e for e in remote.progress.evaluations if e.round <= state.tally.newest[0])
+        known = tuple(e for e in remote.progress.evaluations if e.round <= state.counters.newest[0])
         task = self._put_task(remote.run.task)
         group = self._group_of(spec.settings)
         worker.actor.assign.remote(
@@ -287,7 +287,7 @@ class RayScheduler:
         if kind == "state":
             (state,) = content
             self.states[spec] = state
-            newest = state.tally.newest[0]
+            newest = state.counters.newest[0]
             executor.versions = {newest: state.versions[newest]}
         elif kind == "evaluated":
             evaluation, (progress.first_hit_seconds, progress.sustained_seconds) = content

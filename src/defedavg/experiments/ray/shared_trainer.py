@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...training import Trainer
-from ...training.trainer import TrainingJob
+from ...training.local_training import TrainingJob
 
 MIN_SECONDS = 0.05  # of work in a batch that is worth sharing
 
@@ -57,7 +57,7 @@ class SharedTrainer(Trainer):
 
     def _request(self, helper: Any, part: Sequence[TrainingJob]) -> Any:
         assignment = self.assignments[id(part[0].task)]
-        share = [(job.recipe, self.assignments[id(job.task)].task, self._put(job.start), job.update) for job in part]
+        share = [(job.local_training, self.assignments[id(job.task)].task, self._put(job.start), job.update) for job in part]
         return helper.train.remote(assignment, share)
 
     def _result(self, request: Any) -> list[Tensor] | None:

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from ...algorithms.protocol import Update
-from ...config.study import Settings
+from ...config.settings import Settings
 from ...errors import UserError, first_line
 from ...tasks import Data, Task
-from ...training import BatchedRun, CannotStack, Evaluation, LocalTraining, Reference, RunState, Status, drive_batched
+from ...training import BatchedRun, StackingError, Evaluation, LocalTraining, Reference, RunState, Status, run_batched
 from ...training.precision import computing_in
-from ...training.trainer import TrainingJob
+from ...training.local_training import TrainingJob
 from ..run_events import completed_share
 from ..simulation import Simulation
 from .connection import versions
@@ -206,7 +206,7 @@ class RayWorker:
             with self._busy:
                 trainer = self._trainer(first)
                 trainer.helpers = list(self._helpers)
-        except CannotStack as reason:
+        except StackingError as reason:
             self._report("note", f"the model is trained one client at a time: {reason}")
             self._run_sequentially(first.group)
         else:
@@ -235,7 +235,7 @@ class RayWorker:
         run, before = Simulation(assignment.settings, assignment.seed, self._task(assignment.task)), 0.0
         if assignment.state is not None:
             run.resume(assignment.state, assignment.evaluations)
-            before = assignment.state.tally.wall_seconds
+            before = assignment.state.counters.wall_seconds
         return ActiveRun(assignment, run, time.perf_counter() - before, assignment.passed)
 
     def _report_evaluation(self, active: ActiveRun, evaluation: Evaluation) -> None:
@@ -262,11 +262,11 @@ class RayWorker:
             active = self._begin(assignment)
 
             def report(active: ActiveRun = active) -> None:
-                assert active.run.meter is not None
-                self._report_state(active, RunState.of(active.run.executor, active.run.meter, active.run.progress))
+                assert active.run.schedule is not None
+                self._report_state(active, RunState.of(active.run.executor, active.run.schedule, active.run.progress))
 
             hook = Throttled(self._config.state_seconds, report)
-            for evaluation in active.run.drive(hook):
+            for evaluation in active.run.reference_run(hook):
                 self._report_evaluation(active, evaluation)
             self._report_end(active)
 
@@ -277,22 +277,22 @@ class RayWorker:
             run = self._begin(assignment)
             with self._busy:
                 self._trainer(assignment)
-            run.batched = batched = run.run.lane()
+            run.batched = batched = run.run.batched_run()
             batched.exact = True  # how far a paused run is ahead depends on what else is computed here
             active[batched] = run
             if assignment.state is not None:
-                assignment.state.restore_lane(batched, trainer)
+                assignment.state.restore_batched_run(batched, trainer)
             return batched
 
         def report() -> None:
             for batched, run in active.items():
-                if batched.meter.begun and not batched.later:
-                    self._report_state(run, RunState.of_lane(batched, trainer))
+                if batched.schedule.begun and not batched.later:
+                    self._report_state(run, RunState.of_batched_run(batched, trainer))
 
         hook = Throttled(self._config.state_seconds, report)
         while active or self._has_next(group):
             runs = AssignedRuns(lambda: self._next(group), begin)
-            for batched, evaluation in drive_batched(runs, trainer, list(active), hook):
+            for batched, evaluation in run_batched(runs, trainer, list(active), hook):
                 if evaluation is not None:
                     self._report_evaluation(active[batched], evaluation)
                     self._pause(active[batched], evaluation)

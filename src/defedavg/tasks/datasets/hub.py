@@ -1,6 +1,6 @@
-"""Data sets of the Hugging Face Hub, or of a folder on this machine, through their library ``datasets``.
+"""Data sets of the Hugging Face Hub, or of a folder on this machine, read with the package ``datasets``.
 
-The library is an extra and imported only here, where it is used.
+The package is an optional dependency, imported when it is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import UserError
+from ...errors import UserError, first_line
 from ..task import Data
 
 PREFIX: Final = "hf:"
@@ -28,7 +28,7 @@ _COLOUR: Final = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB
 
 @lru_cache(maxsize=2)
 def load(name: str) -> tuple[Data, Data, int]:
-    """(train, test, classes) of a data set by its name on the Hub, or by the path of its folder; pixels are 0..255."""
+    """Return (train, test, classes) of a data set on the Hub or in a folder, with pixel values 0..255."""
     parts = _parts(name)
     if "train" not in parts or not set(TESTS) & set(parts):
         raise UserError(f"{PREFIX}{name} has the splits {_listed(parts)}; it needs train and one of {_listed(TESTS)}")
@@ -38,30 +38,30 @@ def load(name: str) -> tuple[Data, Data, int]:
     for part in (train, test):
         if len(part) == 0:
             raise UserError(f"{PREFIX}{name} has a split without samples; use another data set")
-    made = [_data(name, part, image, label) for part in (train, test)]
-    if made[0].inputs.shape[1:] != made[1].inputs.shape[1:]:
+    data = [_data(name, part, image, label) for part in (train, test)]
+    if data[0].inputs.shape[1:] != data[1].inputs.shape[1:]:
         raise UserError(f"{PREFIX}{name} has images of several shapes; resize them to one, and use make_task")
     known = getattr(train.features[label], "num_classes", None)
-    highest = max(int(part.targets.max()) for part in made)
-    return made[0], made[1], max(highest + 1, known if isinstance(known, int) else 0)
+    highest = max(int(part.targets.max()) for part in data)
+    return data[0], data[1], max(highest + 1, known if isinstance(known, int) else 0)
 
 
 def _parts(name: str) -> Any:
-    """The splits by name."""
+    """Return the splits by name."""
     try:
         import datasets
     except ImportError:
         raise UserError(f"{PREFIX}{name} is read with the package datasets; pip install 'defedavg[hub]'") from None
     if not name:
-        raise UserError(f"{PREFIX} names no data set; write {PREFIX}NAME or {PREFIX}/path/of/a/folder")
+        raise UserError(f"{PREFIX} needs the name of a data set; write {PREFIX}NAME or {PREFIX}/path/of/a/folder")
     folder = Path(name).expanduser()
     saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
     read: Callable[[str], Any] = datasets.load_from_disk if saved else datasets.load_dataset
     try:
         found = read(str(folder) if folder.is_dir() else name)
-    except Exception as error:  # whatever the network, the files and the library make of it
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{PREFIX}{name} cannot be loaded: {line[:300]}; check the name and the network") from None
+    except Exception as error:  # whatever the network, the files and the package raise
+        line = first_line(error)[:300]
+        raise UserError(f"{PREFIX}{name} cannot be loaded: {line}; check the name and the network") from None
     if not isinstance(found, dict):
         raise UserError(f"{PREFIX}{name} has no splits; save it as a DatasetDict with train and test")
     return found
@@ -84,23 +84,27 @@ def _data(name: str, part: Any, image: str, label: str) -> Data:
     try:
         read = [_pixels(value) for value in part[image]]
         targets = np.array(list(part[label]))
-    except Exception as error:  # decoding is the library's
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{PREFIX}{name} cannot be decoded: {line[:300]}") from None
+    except Exception as error:  # whatever the package raises when it decodes
+        raise UserError(f"{PREFIX}{name} cannot be decoded: {first_line(error)[:300]}") from None
+    images = _stacked(name, read)
+    if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer) or targets.min() < 0:
+        raise UserError(f"{PREFIX}{name} has labels in {label} that are not class numbers 0, 1, …; renumber them")
+    return Data(torch.from_numpy(images), torch.from_numpy(targets.astype(np.int64)))
+
+
+def _stacked(name: str, read: list[NDArray[np.uint8] | None]) -> NDArray[np.uint8]:
+    """Return images as one array; grey ones get the channels of the others."""
     images = [one for one in read if one is not None]
     if len(images) < len(read):
         raise UserError(f"{PREFIX}{name} has images that are not 8-bit grey or colour; convert them, and use make_task")
     if len({one.shape[1:] for one in images}) > 1:
         raise UserError(f"{PREFIX}{name} has images of several sizes; resize them to one, and use make_task")
-    if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer) or targets.min() < 0:
-        raise UserError(f"{PREFIX}{name} has labels in {label} that are not class numbers 0, 1, …; renumber them")
     channels = max(len(one) for one in images)
-    stacked = np.stack([one if len(one) == channels else one.repeat(channels, 0) for one in images])
-    return Data(torch.from_numpy(stacked), torch.from_numpy(targets.astype(np.int64)))
+    return np.stack([one if len(one) == channels else one.repeat(channels, 0) for one in images])
 
 
 def _pixels(value: Any) -> NDArray[np.uint8] | None:
-    """One image as (channels, height, width): a picture, or rows of grey values 0..255; None for anything else."""
+    """Return an image, or rows of grey values 0..255, as (channels, height, width); None for anything else."""
     mode = getattr(value, "mode", None)
     if mode in _GREY:
         return np.asarray(value.convert("L"))[None]

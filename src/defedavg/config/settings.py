@@ -1,0 +1,176 @@
+"""The settings of one run: frozen tables whose values are checked when they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..algorithms import algorithm
+from ..errors import UserError, unknown
+from ..planning.devices import PAPER, Slowness, Windows
+from ..planning.sparse_simulator import PLAN_DETAIL
+
+DEFAULT_PROFILE = "paper-fashionmnist"
+
+
+def _setting(default: Any, text: str, **metadata: Any) -> Any:
+    """Declare a setting with its default and the line that explains it."""
+    return field(default=default, metadata={"help": text, **metadata})
+
+
+def _require(condition: bool, name: str, value: object, rule: str) -> None:
+    if not condition:
+        raise UserError(f"{name} is {value}; {rule}")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """[task]: the model, the data, and how the data are partitioned among clients."""
+
+    data: str = _setting("mnist5k", "data set, or hf:NAME from Hugging Face")
+    model: str = _setting("cnn", "model")
+    split: str = _setting("iid", "partition of the training samples")
+    classes_per_client: int = _setting(2, "classes of each client, for split = classes or sampled-classes")
+    alpha: float = _setting(0.5, "Dirichlet parameter, for split = dirichlet: smaller is less even")
+    shards_per_client: int = _setting(2, "shards of each client, for split = shards")
+    samples_per_client: int = _setting(100, "samples of each client, for split = sampled or sampled-classes")
+    normalise: str = _setting("standard", "pixel values: standard (mean 0, deviation 1) or unit (0 to 1)")
+    module: str = _setting("", "a task of your own instead: my_task.py:make, a function (config, client) -> Task")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """[clients]: number, speed and reliability of the simulated devices."""
+
+    num_clients: int = _setting(100, "number of clients, N")
+    profile: str = _setting(DEFAULT_PROFILE, "default of step_seconds and model_megabytes")
+    step_seconds: float = _setting(
+        PAPER[DEFAULT_PROFILE]["step_seconds"], "duration of a local step on the fastest client", profile=True
+    )
+    model_megabytes: float = _setting(
+        PAPER[DEFAULT_PROFILE]["model_megabytes"], "size of a model in a message, in 10^6 bytes", profile=True
+    )
+    slowness: str = _setting(
+        "uniform(1, 5)",
+        "slowdown of each client: equal, uniform(low, high), lognormal(sigma), exponential(mean), "
+        "two-speed(share, factor), pareto(shape)",
+    )
+    jitter: float = _setting(0.0, "variation of job durations (sigma of a log-normal distribution of mean 1)")
+    uplink_mbps: float = _setting(400.0, "bandwidth from client to server, in Mbit/s")
+    downlink_mbps: float = _setting(400.0, "bandwidth from server to client, in Mbit/s")
+    latency_seconds: float = _setting(0.0, "delay added to every message")
+    availability: str = _setting("always", "always, or windows(on_seconds, off_seconds)")
+    failure_rate: float = _setting(0.0, "probability that a client fails during a job")
+    return_seconds: float = _setting(1.0, "time until a failed client returns (inf: never)")
+    trace: str = _setting("", "CSV of measured devices: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]")
+    plan_detail: str = _setting(
+        "auto", "jobs that plans record: all, used (uploaded ones), or auto (used from 20,000 reliable clients on)"
+    )
+
+    def __post_init__(self) -> None:
+        _require(self.num_clients >= 1, "clients.num_clients", self.num_clients, "it must be at least 1")
+        if self.profile not in PAPER:
+            raise unknown("profile", self.profile, PAPER)
+        if self.plan_detail not in PLAN_DETAIL:
+            raise unknown("clients.plan_detail", self.plan_detail, PLAN_DETAIL)
+        Slowness.parse(self.slowness)
+        Windows.parse(self.availability)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """[training]: round size, local training and learning rates."""
+
+    updates_per_round: int = _setting(10, "updates merged per round, n")
+    local_steps: int = _setting(50, "local SGD steps per job, K")
+    batch_size: int = _setting(10, "samples per local step")
+    global_lr: float = _setting(1.0, "global learning rate, η")
+    local_lr: float = _setting(0.05, "local learning rate, η̄")
+    sampling: str = _setting("replacement", "mini-batches: drawn with replacement, or shuffle (epoch by epoch)")
+    timeout_seconds: float = _setting(
+        0.0,
+        "wait for a client before another is drawn; 0: ten times the longest round trip, if clients can fail",
+    )
+
+    def __post_init__(self) -> None:
+        for word in ("updates_per_round", "local_steps", "batch_size"):
+            _require(getattr(self, word) >= 1, f"training.{word}", getattr(self, word), "it must be at least 1")
+        for word in ("global_lr", "local_lr"):
+            value = getattr(self, word)
+            _require(0 < value < math.inf, f"training.{word}", value, "a learning rate must be above zero")
+        if self.sampling not in ("replacement", "shuffle"):
+            raise unknown("sampling", self.sampling, ("replacement", "shuffle"))
+        _require(self.timeout_seconds >= 0, "training.timeout_seconds", self.timeout_seconds, "it must be zero or more")
+
+
+@dataclass(frozen=True, slots=True)
+class StopSettings:
+    """[stop]: the end of a run, and how often the model is evaluated."""
+
+    target_accuracy: float = _setting(0.0, "test accuracy at which a run stops; 0: no target")
+    stop_at_target: bool = _setting(True, "false: continue after the target is reached")
+    consecutive_hits: int = _setting(1, "evaluations in a row at the target that end a run; 5: a sustained hit")
+    max_rounds: int = _setting(400, "limit on rounds")
+    max_seconds: float = _setting(math.inf, "limit on simulated seconds")
+    eval_every_rounds: int = _setting(1, "rounds between evaluations, at least")
+    eval_every_seconds: float = _setting(0.0, "simulated seconds between evaluations, at least")
+    train_samples: int = _setting(0, "training samples on which the training loss is evaluated; 0: none")
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.target_accuracy <= 1, "stop.target_accuracy", self.target_accuracy, "give a share, like 0.8")
+        for word in ("consecutive_hits", "max_rounds", "eval_every_rounds"):
+            _require(getattr(self, word) >= 1, f"stop.{word}", getattr(self, word), "it must be at least 1")
+        _require(self.max_seconds > 0, "stop.max_seconds", self.max_seconds, "it must be above zero")
+        for word in ("eval_every_seconds", "train_samples"):
+            _require(getattr(self, word) >= 0, f"stop.{word}", getattr(self, word), "it must be zero or more")
+
+
+TABLES: dict[str, type[Any]] = {
+    "task": TaskSettings,
+    "clients": ClientSettings,
+    "training": TrainingSettings,
+    "stop": StopSettings,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of one run except its seed; ``algorithm_settings`` default to those of the algorithm."""
+
+    algorithm: str = "defedavg-iid"
+    task: TaskSettings = TaskSettings()
+    clients: ClientSettings = ClientSettings()
+    training: TrainingSettings = TrainingSettings()
+    stop: StopSettings = StopSettings()
+    algorithm_settings: Any = None
+
+    def __post_init__(self) -> None:
+        if self.algorithm_settings is None:
+            object.__setattr__(self, "algorithm_settings", algorithm(self.algorithm).settings_type())
+
+    def flat(self) -> dict[str, Any]:
+        """Return every setting by a name like ``training.local_steps``."""
+        tables = {name: getattr(self, name) for name in TABLES} | {self.algorithm: self.algorithm_settings}
+        return {
+            f"{name}.{item.name}": getattr(table, item.name)
+            for name, table in tables.items()
+            for item in dataclasses.fields(table)
+        }
+
+
+def setting_help(table: str, name: str) -> str:
+    """Return the line that explains a setting, with the registered names where a registry defines the choices."""
+    text: str = next(item.metadata["help"] for item in dataclasses.fields(TABLES[table]) if item.name == name)
+    names = registered_names(name) if table == "task" and name in ("data", "model", "split") else ()
+    return f"{text} ({', '.join(names)})" if names else text
+
+
+def registered_names(name: str) -> tuple[str, ...]:
+    """Return the names that ``task.data``, ``task.model`` or ``task.split`` can have in this process."""
+    from ..tasks import DATASETS, MODELS, PARTITIONS
+
+    registries: dict[str, Mapping[str, Any]] = {"data": DATASETS, "model": MODELS, "split": PARTITIONS}
+    return tuple(registries[name])
