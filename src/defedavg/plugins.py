@@ -145,6 +145,11 @@ def plugin_sources(paths: Iterable[str | Path]) -> dict[str, str]:
     return {str(Path(path).absolute()): read_source(path) for path in paths}
 
 
+def loaded_sources() -> dict[str, str]:
+    """Return the text of every Python file that this process has imported as a plugin or task module, by path."""
+    return plugin_sources(_loaded)
+
+
 def load_sources(sources: Mapping[str, str]) -> None:
     """Import files from their text; from now on their paths stand for these texts in this process."""
     _texts.update(sources)

@@ -137,7 +137,9 @@ def split(
     settings = study.points()[0].settings
     task = build_task(settings, study.seeds[0])
     labels, classes = task.train.targets.numpy(), task.classes or 0
-    shares = task.clients[:1_000] if isinstance(task.clients, LazyPartition) else task.clients  # nobody reads a million lines
+    shares = (
+        task.clients[:1_000] if isinstance(task.clients, LazyPartition) else task.clients
+    )  # nobody reads a million lines
     counts = class_counts(shares, labels, classes)
     if plot:
         from ..report.plots import save as save_figure

@@ -24,12 +24,12 @@ from ..config.settings import Settings
 from ..errors import UserError
 from ..planning.records import Round
 from ..tasks import Data, Task, build, cross_entropy, iid
-from ..training import BatchedRun, StackingError, RunProgress, StoppingRule, Trainer, run_batched
+from ..training import BatchedRun, RunProgress, StackingError, StoppingRule, Trainer, run_batched
+from ..training.local_training import TrainingJob
 from ..training.precision import computing_in
 from ..training.reference import sample_losses
 from ..training.threads import threads as using
-from ..training.local_training import TrainingJob
-from .sweep import ComputeConfig
+from .compute import ComputeConfig
 
 CLASSES = 10
 CLIENTS = 100
@@ -110,7 +110,7 @@ def bench(load: BenchLoad, compute: ComputeConfig, notify: Notify) -> dict[str, 
         "model": load.model,
         "image": list(load.image),
         "runs": load.runs,
-        "width": batched.trainer.width,
+        "width": batched.trainer.max_batch_jobs,
         "reference_threads": threads,
         "reference_updates_per_s": statistics.median(slow),
         "batched_updates_per_s": found,
@@ -121,7 +121,7 @@ def bench(load: BenchLoad, compute: ComputeConfig, notify: Notify) -> dict[str, 
         "bandwidth_share": found * traffic / bandwidth,
         "gflop_per_update": update / 1e9,
         "mean_batch": statistics.mean(batched.sizes),
-        "batch_fill": statistics.mean(batched.sizes) / batched.trainer.width,
+        "batch_fill": statistics.mean(batched.sizes) / batched.trainer.max_batch_jobs,
         "peak_memory_bytes": _peak(device),
     }
 
@@ -136,7 +136,7 @@ class BatchedBench:
             task,
             executor.module,
             batch_size=settings.training.batch_size,
-            width=compute.max_batch_jobs,
+            max_batch_jobs=compute.max_batch_jobs,
             memory=compute.memory,
             precision=compute.precision,
         )

@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..config.study import Study
+from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
 from ..fileio import read_text, replacing, writing
+from ..plugins import plugin_hashes
 from ..runstore.journal import JournalPosition
 from ..runstore.layout import RunFiles
 from ..runstore.provenance import processor_name
@@ -160,7 +161,7 @@ class CheckpointDir:
 # The environment and the study must be those of the first session.
 
 
-def environment(compute: ComputeConfig) -> dict[str, Any]:
+def environment(compute: ComputeConfig, study: Study) -> dict[str, Any]:
     """Return all that bit-identical results depend on, besides the study."""
     if compute.device == "cuda":
         hardware = torch.cuda.get_device_name()
@@ -174,15 +175,19 @@ def environment(compute: ComputeConfig) -> dict[str, Any]:
         "hardware": hardware,
         "torch": torch.__version__,
         "defedavg": __version__,
+        "python_files": plugin_hashes(study.python_files()),
     }
 
 
-def check_environment(folder: Path, before: Mapping[str, Any], compute: ComputeConfig) -> list[str]:
+def check_environment(folder: Path, before: Mapping[str, Any], compute: ComputeConfig, study: Study) -> list[str]:
     """Restore the number of threads, refuse what the user must change, and return notes about the rest."""
-    now = environment(compute)
+    now = environment(compute, study)
     chosen = [f"--{name} {before.get(name)}" for name in ("executor", "device", "precision")]
     if any(before.get(name) != now[name] for name in ("executor", "device", "precision")):
         raise UserError(f"{folder} was started with {' '.join(chosen)}; give the same options, or use another name")
+    for path, digest in now["python_files"].items():
+        if before.get("python_files", {}).get(path) != digest:
+            raise UserError(f"{path} has changed since {folder} was started; restore it, or start again with --force")
     notes = []
     threads = before.get("threads")
     if isinstance(threads, int) and 0 < threads <= 4096 and threads != now["threads"]:
@@ -201,9 +206,10 @@ def check_environment(folder: Path, before: Mapping[str, Any], compute: ComputeC
 def check_study(folder: Path, old: str, study: Study) -> None:
     """Raise ``UserError`` if a study, as TOML, is not the one in the folder."""
     try:
-        before, now = (dict(_flat(tomllib.loads(text))) for text in (old, study.to_toml()))
-    except ValueError:
+        stored = stored_study(tomllib.loads(old), folder=folder)
+    except (ValueError, UserError):
         raise UserError(f"{folder / 'config.toml'} cannot be read; start again with --force") from None
+    before, now = (dict(_flat(tomllib.loads(each.to_toml()))) for each in (stored, study))
     differences = [
         f"{name}: {before.get(name, 'not set')} → {now.get(name, 'not set')}"
         for name in dict.fromkeys([*before, *now])
@@ -241,7 +247,7 @@ class SavedSession:
         """Write a checkpoint."""
         state = {
             "study": study.to_toml(),
-            "circumstances": environment(compute),
+            "circumstances": environment(compute, study),
             "metrics": asdict(self.metrics),
             "entries": list(self.entries),
             "open": [{"number": position, **run.to_json()} for position, run in self.runs.items()],
@@ -263,7 +269,7 @@ class SavedSession:
         state, tensors = newest
         try:
             check_study(folder, state["study"], study)
-            notes += check_environment(folder, state["circumstances"], compute)
+            notes += check_environment(folder, state["circumstances"], compute, study)
             runs = {}
             for record in state["open"]:
                 position = int(record["number"])

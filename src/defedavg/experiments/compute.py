@@ -77,7 +77,7 @@ class ComputeConfig:
             run.task,
             run.executor.module,
             batch_size=run.executor.local_training.batch_size,
-            width=self.max_batch_jobs,
+            max_batch_jobs=self.max_batch_jobs,
             memory=self.memory,
             precision=self.precision,
         )

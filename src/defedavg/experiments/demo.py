@@ -1,7 +1,7 @@
 """The demo: six algorithms on 5,000 real digits, 100 clients, the paper's time model, in about half a minute.
 
-Algorithms for IID data run on an IID partition, algorithms for non-IID data on two classes per client. FedAvg and FAVANO,
-which the paper compares in both settings, run in both.
+Algorithms for IID data run on an IID partition, algorithms for non-IID data on two classes per client. FedAvg and
+FAVANO, which the paper compares in both settings, run in both.
 """
 
 from __future__ import annotations

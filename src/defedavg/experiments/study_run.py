@@ -9,10 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 
-from ..config.build import check_run
+from ..config.build import make_simulator
+from ..config.renamed_settings import current_label, current_name
 from ..config.study import Study, SweepPoint
 from ..errors import UserError
 from ..fileio import read_text
@@ -105,7 +107,7 @@ class StudyRun:
     def _check(self) -> None:
         """Find errors in settings and data before anything is written."""
         for spec in self._specs:
-            check_run(spec.settings, spec.seed)
+            make_simulator(spec.settings, spec.seed)
             self.sweep.task(spec.settings, spec.seed)
 
     # Resuming.
@@ -125,7 +127,8 @@ class StudyRun:
             self._load_session()
             text = read_until(files.metrics, self._session.metrics).decode()
         for line in text.splitlines():
-            values = json.loads(line)
+            values = {current_name(name): value for name, value in json.loads(line).items()}
+            values["label"] = current_label(values["label"])
             self._evaluations.setdefault(_run_key(values), []).append(evaluation_of(values))
         self.curves = [
             curve_of(spec.settings.algorithm, spec.label, self._earlier(spec))
@@ -143,7 +146,7 @@ class StudyRun:
         self.entries = [dict(entry) for entry in session.entries]
 
     def _is_finished(self, spec: RunSpec) -> bool:
-        return any((spec.label, spec.seed) == (entry["label"], entry["seed"]) for entry in self.entries)
+        return any((spec.label, spec.seed) == (current_label(entry["label"]), entry["seed"]) for entry in self.entries)
 
     def _earlier(self, spec: RunSpec) -> list[Evaluation]:
         """Return the evaluations of earlier sessions."""
@@ -193,7 +196,7 @@ class StudyRun:
     def _record_plan(self, spec: RunSpec, run: Simulation) -> None:
         path = self._writer.files.plan(spec.label, spec.seed)
         self._plans[spec] = PlanFile(path, run.simulator.header, run.simulator.fleet)
-        run.record_plan(self._plans[spec])
+        run.record_plan(self._plans[spec].add)
 
     def _handle(self, event: Event) -> None:
         event.run.commit_plan()
@@ -222,7 +225,9 @@ class StudyRun:
         self.entries.append(finite(entry))
         # Runs in shared batches end in any order; they are listed in the order of the study.
         order = {point.label: position for position, point in enumerate(self.points)}
-        self.entries.sort(key=lambda entry: (order[entry["label"]], self.study.seeds.index(entry["seed"])))
+        self.entries.sort(
+            key=lambda entry: (order[current_label(entry["label"])], self.study.seeds.index(entry["seed"]))
+        )
         self.curves.sort(key=lambda curve: order[curve.label])
         self._write_summary(finished=False)
 
@@ -236,7 +241,7 @@ class StudyRun:
         targets = {entry["target_accuracy"] for entry in self.entries}
         save_curves(plots, self.study.name, self.curves, targets.pop() if len(targets) == 1 else None)
         if self._partition is not None:
-            save(split_map(self._partition.counts, self._partition.title), plots / "split")
+            save(split_map(np.array(self._partition.counts), self._partition.title), plots / "split")
 
     @cached_property
     def _partition(self) -> PartitionCounts | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.build import build_task
 from ..config.settings import Settings
 from ..tasks import Data, Task
-from ..training import BatchedRun, StackingError, CheckpointHook, RunState, Status, Trainer, run_batched
+from ..training import BatchedRun, CheckpointHook, RunState, StackingError, Status, Trainer, run_batched
 from ..training.precision import computing_in
 from .compute import ComputeConfig
 from .run_events import Event, ResumedRun, RunEvaluated, RunFinished, RunSpec
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def group_of(settings: Settings) -> Hashable:
     """Return a key that is equal for runs that can share batches."""
     task = settings.task
-    return task.data, task.model, task.normalise, settings.training.batch_size
+    return task.module, task.data, task.model, task.normalise, settings.training.batch_size
 
 
 class Sweep:
@@ -101,7 +101,11 @@ class Sweep:
     @property
     def batch_limits(self) -> tuple[int, int] | None:
         """The jobs per batch and the pending updates of the runs in progress, at most."""
-        return (self._trainer.width, self._trainer.room) if self._trainer and self._batched else None
+        return (
+            (self._trainer.max_batch_jobs, self._trainer.max_pending_updates)
+            if self._trainer and self._batched
+            else None
+        )
 
     def interrupt(self) -> list[RunFinished]:
         """Stop the runs in progress and return them as they are."""
@@ -164,7 +168,7 @@ class Sweep:
 
         resumed = [begin(spec) for spec in self._resumed if spec in group]
         if resumed and self._limits is not None:
-            trainer.width, trainer.room = self._limits
+            trainer.max_batch_jobs, trainer.max_pending_updates = self._limits
         for run in resumed:
             self._resumed[specs[run]][0].restore_batched_run(run, trainer)
         others = (begin(spec) for spec in group if spec not in self._resumed)

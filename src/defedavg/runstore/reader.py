@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..algorithms import ALGORITHMS
-from ..config.study import TABLES, Settings, Study
-from ..config.study import study as stored_study
+from ..config.renamed_settings import current_label
+from ..config.settings import Settings
+from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
 from .layout import MARKERS, RunFiles, find_run_folders, is_run
 from .metrics import JsonLines, Measurement, Trail, is_whole, number, read_lines, read_metrics
@@ -187,7 +188,9 @@ class RunFolder:
         labels = {point.label: point.settings for point in self.study.points()}
         found = {}
         for entry in self.runs:
-            settings = labels.get(entry.label) or points.get((entry.algorithm, json.dumps(dict(entry.swept))))
+            settings = labels.get(current_label(entry.label)) or points.get(
+                (entry.algorithm, json.dumps(dict(entry.swept)))
+            )
             if settings is not None:
                 rates: dict[str, Any] = {name: value for name, value in entry.rates.items() if value > 0}
                 found[entry.label] = replace(settings, training=replace(settings.training, **rates))
@@ -285,14 +288,10 @@ def folder_of_records(
 
 def flat_settings(settings: Settings) -> dict[str, Any]:
     """Return every setting by its dotted name, without learning rates that the algorithm does not have."""
-    flat: dict[str, Any] = {"algorithm": settings.algorithm}
-    for table in TABLES:
-        flat |= {f"{table}.{name}": value for name, value in asdict(getattr(settings, table)).items()}
     kind = ALGORITHMS[settings.algorithm]
-    for name, used in (("global_lr", kind.uses_global_lr), ("local_lr", kind.uses_local_lr)):
-        if not used:
-            del flat[f"training.{name}"]
-    return flat | {f"{settings.algorithm}.{name}": value for name, value in asdict(settings.algorithm_settings).items()}
+    unused = {"training.global_lr": not kind.uses_global_lr, "training.local_lr": not kind.uses_local_lr}
+    flat = {name: value for name, value in settings.flat().items() if not unused.get(name)}
+    return {"algorithm": settings.algorithm, **flat}
 
 
 def read_entry(raw: Any) -> RunEntry | None:

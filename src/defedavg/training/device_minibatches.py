@@ -39,7 +39,9 @@ class DeviceMinibatches:
     def draw(self, jobs: Sequence[TrainingJob], steps: int) -> Tensor:
         """Return what ``host_minibatches`` returns, on the device."""
         size = jobs[0].local_training.batch_size
-        if any(job.local_training.sampling != "replacement" or isinstance(job.task.clients, LazyPartition) for job in jobs):
+        if any(
+            job.local_training.sampling != "replacement" or isinstance(job.task.clients, LazyPartition) for job in jobs
+        ):
             return torch.from_numpy(host_minibatches(jobs, steps)).pin_memory().to(self._device, non_blocking=True)
         rows = []
         for job in jobs:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...config.settings import Settings
 from ...errors import UserError
+from ...plugins import loaded_sources
 from ...tasks import Task
 from ...training import CheckpointHook, EvalCounters, RunProgress, RunState, Status
 from ..compute import ComputeConfig
@@ -152,6 +153,7 @@ class RayScheduler:
             slots.cores,
             self._pauses,
             STATE_SECONDS,
+            loaded_sources(),
         )
         started = []
         for _ in range(slots.workers - sum(worker.slots.node == slots.node for worker in self._workers)):

@@ -57,7 +57,9 @@ class SharedTrainer(Trainer):
 
     def _request(self, helper: Any, part: Sequence[TrainingJob]) -> Any:
         assignment = self.assignments[id(part[0].task)]
-        share = [(job.local_training, self.assignments[id(job.task)].task, self._put(job.start), job.update) for job in part]
+        share = [
+            (job.local_training, self.assignments[id(job.task)].task, self._put(job.start), job.update) for job in part
+        ]
         return helper.train.remote(assignment, share)
 
     def _result(self, request: Any) -> list[Tensor] | None:

@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Condition, RLock, Thread
 from typing import Any
@@ -21,10 +21,11 @@ from torch import Tensor
 from ...algorithms.protocol import Update
 from ...config.settings import Settings
 from ...errors import UserError, first_line
+from ...plugins import load_sources
 from ...tasks import Data, Task
-from ...training import BatchedRun, StackingError, Evaluation, LocalTraining, Reference, RunState, Status, run_batched
-from ...training.precision import computing_in
+from ...training import BatchedRun, Evaluation, LocalTraining, Reference, RunState, StackingError, Status, run_batched
 from ...training.local_training import TrainingJob
+from ...training.precision import computing_in
 from ..run_events import completed_share
 from ..simulation import Simulation
 from .connection import versions
@@ -44,6 +45,7 @@ class WorkerConfig:
     cores: int
     pauses: tuple[float, ...]  # completed shares at which a run waits for a command
     state_seconds: float  # between two reports of the state of a run
+    sources: Mapping[str, str]  # Python files of the study by path: plugins and task modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class RayWorker:
         self._helpers: list[Any] = []
         self._helped = 0  # jobs by helpers that were reported
         self._busy = RLock()
+        load_sources(config.sources)
         Thread(target=self._main_loop, daemon=True).start()
 
     # Remote calls.
@@ -174,7 +177,7 @@ class RayWorker:
                 task,
                 module,
                 batch_size=size,
-                width=config.max_batch_jobs,
+                max_batch_jobs=config.max_batch_jobs,
                 memory=config.memory,
                 precision=config.precision,
             )
@@ -278,7 +281,7 @@ class RayWorker:
             with self._busy:
                 self._trainer(assignment)
             run.batched = batched = run.run.batched_run()
-            batched.exact = True  # how far a paused run is ahead depends on what else is computed here
+            batched.defer_results = True  # how far a paused run is ahead depends on what else is computed here
             active[batched] = run
             if assignment.state is not None:
                 assignment.state.restore_batched_run(batched, trainer)
@@ -286,7 +289,7 @@ class RayWorker:
 
         def report() -> None:
             for batched, run in active.items():
-                if batched.schedule.begun and not batched.later:
+                if batched.schedule.started and not batched.unreported:
                     self._report_state(run, RunState.of_batched_run(batched, trainer))
 
         hook = Throttled(self._config.state_seconds, report)
@@ -356,6 +359,7 @@ class AssignedRuns:
         return self
 
     def __next__(self) -> BatchedRun:
+        """Return the next run."""
         assignment = self._next()
         if assignment is None:
             raise StopIteration
