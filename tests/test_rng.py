@@ -19,7 +19,7 @@ MANY = keyed.extend_all(keyed.key(1, "test"), np.arange(20_000))
 
 
 def chi_square_ok(counts: NDArray[np.int64]) -> bool:
-    """Whether counts look uniform: five deviations of the chi-square distribution on either side."""
+    """Return whether counts are uniform within five deviations of the chi-square distribution."""
     expected = counts.sum() / len(counts)
     freedom = len(counts) - 1
     statistic = float(((counts - expected) ** 2 / expected).sum())
@@ -33,14 +33,14 @@ def test_the_mixer_is_splitmix64() -> None:
 
 
 def test_keys_never_change() -> None:
-    """Saved plans and published results rest on these values."""
+    """Saved plans and published results depend on these values."""
     assert keyed.key(7, "batch", 3, 11) == 0xEAEE094A9FBF9ACB
     assert keyed.key(-1, "slowness", 2**40) == 0x75B14FA8AA6DAD99
 
 
 @bounded(200)
 @given(WORDS, st.lists(SIGNED, min_size=1, max_size=20))
-def test_arrays_of_parts_give_the_keys_of_scalars(start: int, parts: list[int]) -> None:
+def test_arrays_of_parts_yield_the_keys_of_scalars(start: int, parts: list[int]) -> None:
     found = keyed.extend_all(start, np.array(parts, np.int64))
     assert found.dtype == np.uint64
     assert found.tolist() == [keyed.extend(start, part) for part in parts]
@@ -48,14 +48,14 @@ def test_arrays_of_parts_give_the_keys_of_scalars(start: int, parts: list[int]) 
 
 @bounded(100)
 @given(st.lists(WORDS, min_size=1, max_size=20), WORDS)
-def test_arrays_of_starts_give_the_keys_of_scalars(starts: list[int], part: int) -> None:
+def test_arrays_of_starts_yield_the_keys_of_scalars(starts: list[int], part: int) -> None:
     found = keyed.extend_all(np.array(starts, np.uint64), np.array([part], np.uint64))
     assert found.tolist() == [keyed.extend(start, part) for start in starts]
 
 
 @bounded(100)
 @given(st.lists(WORDS, min_size=1, max_size=20))
-def test_arrays_give_the_draws_of_scalars(words: list[int]) -> None:
+def test_arrays_yield_the_draws_of_scalars(words: list[int]) -> None:
     keys = np.array(words, np.uint64)
     assert keyed.uniform_all(keys).tolist() == [keyed.uniform(word) for word in words]
     assert keyed.normal_all(keys) == pytest.approx([keyed.normal(word) for word in words], rel=1e-12, abs=1e-12)
@@ -87,7 +87,7 @@ def test_below_is_uniform(limit: int) -> None:
 def test_uniform_is_uniform() -> None:
     draws = keyed.uniform_all(MANY)
     assert chi_square_ok(np.histogram(draws, bins=50, range=(0.0, 1.0))[0])
-    # Neighbouring keys must not move together either.
+    # Draws of neighbouring keys must not correlate.
     assert abs(float(np.corrcoef(draws[:-1], draws[1:])[0, 1])) < 5.0 / math.sqrt(len(draws))
 
 
@@ -100,14 +100,14 @@ def test_normal_is_normal() -> None:
 
 @bounded(100)
 @given(WORDS, st.integers(0, 200))
-def test_a_permutation_is_one(word: int, size: int) -> None:
+def test_a_permutation_has_every_index_once(word: int, size: int) -> None:
     assert sorted(keyed.permutation(word, size).tolist()) == list(range(size))
 
 
 def test_permutations_are_uniform() -> None:
-    """All 24 orders of four things come equally often."""
+    """All 24 orders of four items are equally frequent."""
     orders = [tuple(keyed.permutation(word, 4).tolist()) for word in MANY[:12_000].tolist()]
-    counts = np.unique([sum(place * 4**i for i, place in enumerate(order)) for order in orders], return_counts=True)[1]
+    counts = np.unique([sum(item * 4**i for i, item in enumerate(order)) for order in orders], return_counts=True)[1]
     assert len(counts) == 24
     assert chi_square_ok(counts)
 
@@ -131,7 +131,7 @@ def test_the_order_of_parts_matters(seed: int, left: int, right: int) -> None:
 
 @bounded(100)
 @given(SIGNED, SIGNED)
-def test_seed_and_part_do_not_change_places(seed: int, part: int) -> None:
+def test_seed_and_part_are_not_interchangeable(seed: int, part: int) -> None:
     same = keyed.key(seed, "test", part) == keyed.key(part, "test", seed)
     assert same == (seed == part)
 

@@ -1,12 +1,13 @@
-"""The contract that every registered algorithm keeps; a new one is tested by being registered."""
+"""The contract of every registered algorithm; registering an algorithm tests it."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -17,12 +18,12 @@ from defedavg.algorithms.protocol import Broadcast, ClientPolicy, Merge, Protoco
 from defedavg.errors import UserError
 from defedavg.planning.plan import Plan
 from defedavg.planning.records import Job
-from helpers.strategies import Case, bounded, case, cases, variants
+from helpers.strategies import Case, GuardedSimulator, bounded, case, cases, variants
 
 pytestmark = pytest.mark.parametrize("name", ALGORITHMS)
 
 
-def test_says_what_it_is(name: str) -> None:
+def test_has_a_name_and_texts(name: str) -> None:
     kind = ALGORITHMS[name]
     assert kind.name == name
     assert name == name.lower().strip()
@@ -38,7 +39,7 @@ def test_says_what_it_is(name: str) -> None:
     assert kind.__doc__
 
 
-def test_is_one_short_file_that_opens_with_its_law(name: str) -> None:
+def test_is_one_short_file_that_opens_with_its_equation(name: str) -> None:
     module = inspect.getmodule(ALGORITHMS[name])
     assert module is not None
     assert module.__file__ is not None
@@ -50,12 +51,12 @@ def test_is_one_short_file_that_opens_with_its_law(name: str) -> None:
     assert [kind for kind in ALGORITHMS.values() if kind.__module__ == module.__name__] == [ALGORITHMS[name]]
 
 
-def test_a_misspelt_name_is_met_with_the_right_one(name: str) -> None:
+def test_a_misspelt_name_suggests_the_right_one(name: str) -> None:
     with pytest.raises(UserError, match=name):
         algorithm(name + "x")
 
 
-def test_settings_are_frozen_explained_and_have_defaults(name: str) -> None:
+def test_settings_are_frozen_and_have_help_and_defaults(name: str) -> None:
     kind = ALGORITHMS[name].settings_type
     assert dataclasses.is_dataclass(kind)
     assert kind.__doc__
@@ -73,41 +74,41 @@ def test_settings_are_frozen_explained_and_have_defaults(name: str) -> None:
 
 
 def test_help_texts_name_the_choices(name: str) -> None:
-    """Every word that a text setting takes stands in its help; ``variants`` reads them from there."""
+    """The help of a text setting lists its values; ``variants`` reads them there."""
     kind = ALGORITHMS[name].settings_type
     for field in dataclasses.fields(kind):
         if isinstance(field.default, str):
-            found = {getattr(own, field.name) for own in variants(ALGORITHMS[name])}
+            found = {getattr(settings, field.name) for settings in variants(ALGORITHMS[name])}
             assert field.default in found
             assert len(found) >= 2
 
 
 @pytest.mark.parametrize("word", ["num_clients", "updates_per_round", "local_steps"])
 @pytest.mark.parametrize("value", [0, -1])
-def test_nothing_below_one_is_taken(name: str, word: str, value: int) -> None:
+def test_values_below_one_are_refused(name: str, word: str, value: int) -> None:
     with pytest.raises(UserError, match=word):
         ALGORITHMS[name](dataclasses.replace(Setup(4, 2, 3), **{word: value}))
 
 
 @pytest.mark.parametrize("n", [5, 9])
 def test_more_updates_than_clients_are_refused_or_work(name: str, n: int) -> None:
-    for own in variants(ALGORITHMS[name]):
+    for settings in variants(ALGORITHMS[name]):
         try:
-            ALGORITHMS[name](Setup(4, n, 3), own)
+            ALGORITHMS[name](Setup(4, n, 3), settings)
         except UserError as error:
-            told = str(error)
+            message = str(error)
         else:
-            told = f"{name}: updates_per_round"
-            plan = case(name, 4, n, own=own).plan(6)
+            message = f"{name}: updates_per_round"
+            plan = case(name, 4, n, settings=settings).plan(6)
             assert len(plan.rounds) == 6
             plan.check()
-        assert told.startswith(f"{name}: updates_per_round")
+        assert message.startswith(f"{name}: updates_per_round")
 
 
-def test_its_rule_makes_sense(name: str) -> None:
+def test_its_client_policy_is_consistent(name: str) -> None:
     kind = ALGORITHMS[name]
-    for own in variants(kind):
-        policy = kind.client_policy(own)
+    for settings in variants(kind):
+        policy = kind.client_policy(settings)
         assert isinstance(policy, ClientPolicy)
         assert policy.hold_until_requested or not (policy.pause_when_full or policy.interruptible)
         assert 1 <= kind.steps_per_job(7) <= 7
@@ -136,77 +137,133 @@ def test_a_plan_is_deterministic(name: str, data: st.DataObject) -> None:
     assert list(found.plan(6).lines()) == list(found.plan(6).lines())
 
 
-def test_every_client_takes_part(name: str) -> None:
-    for own in variants(ALGORITHMS[name]):
-        plan = case(name, 6, 2, own=own).plan(150)
+def test_every_client_participates(name: str) -> None:
+    for settings in variants(ALGORITHMS[name]):
+        plan = case(name, 6, 2, settings=settings).plan(150)
         assert {update.client for record in plan.rounds for update, _ in record.merge.updates} == set(range(6))
 
 
 def test_jobs_have_all_their_steps_or_were_interrupted(name: str) -> None:
     kind = ALGORITHMS[name]
-    for own in variants(kind):
-        for job in case(name, 6, 2, own=own, step_seconds=0.01).plan(40).jobs:
+    for settings in variants(kind):
+        for job in case(name, 6, 2, settings=settings, step_seconds=0.01).plan(40).jobs:
             assert isinstance(job, Job)
-            assert job.outcome != "interrupted" or kind.client_policy(own).interruptible
+            assert job.outcome != "interrupted" or kind.client_policy(settings).interruptible
             assert job.steps == kind.steps_per_job(5) or job.outcome == "interrupted"
 
 
 def answers(server: ServerMachine, seed: int) -> list[Any]:
-    """Everything a server answers to a fixed course of events, legal and not."""
-    told: list[Any] = [server.start()]
+    """Return a server's answers to a fixed sequence of legal and illegal events."""
+    given: list[Any] = [server.start()]
     jobs = [0] * server.setup.num_clients
     for step in range(60):
         client = (seed + step * step) % server.setup.num_clients
         event = (seed + step) % 5
         if event == 3:
-            told.append(server.timer(step // 5))
+            given.append(server.timer(step // 5))
         elif event == 4:
-            told.append(server.returned(client) if step % 2 else server.end_of_instant())
+            given.append(server.returned(client) if step % 2 else server.end_of_instant())
         else:
             update = Update(client, jobs[client], max(0, server.version - event), 1 + step % 3)
-            jobs[client] += event < 2  # now and then the same job again
+            jobs[client] += event < 2  # sometimes the same job again
             try:
-                told.append(server.arrived(update))
+                given.append(server.arrived(update))
             except ProtocolError as error:
-                told.append(str(error))
-    return told
+                given.append(str(error))
+    return given
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("timeout", [None, 2.0])
 def test_identical_machines_answer_identical_events_identically(name: str, seed: int, timeout: float | None) -> None:
-    for own in variants(ALGORITHMS[name]):
+    for settings in variants(ALGORITHMS[name]):
         setup = Setup(5, 2, 3, seed, timeout)
-        first, second = (answers(ALGORITHMS[name](setup, own), seed) for _ in range(2))
+        first, second = (answers(ALGORITHMS[name](setup, settings), seed) for _ in range(2))
         assert first == second
-        flat = [action for told in first if isinstance(told, list) for action in told]
+        flat = [action for answer in first if isinstance(answer, list) for action in answer]
         assert any(isinstance(action, Merge) for action in flat)
 
 
-def test_a_merge_is_told_to_somebody(name: str) -> None:
-    """Whoever trains next gets the new version: by broadcast, to one client, or in answer to a request."""
-    for own in variants(ALGORITHMS[name]):
-        server = ALGORITHMS[name](Setup(3, 1, 2), own)
+class RecordedServer:
+    """Forward events to a server machine and keep them."""
+
+    def __init__(self, server: ServerMachine) -> None:
+        self.server = server
+        self.events: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.server, name)
+        if name not in ("start", "arrived", "timer", "end_of_instant", "returned"):
+            return value
+
+        def event(*arguments: Any) -> Any:
+            self.events.append((name, arguments))
+            return value(*arguments)
+
+        return event
+
+
+@bounded(25)
+@given(data=st.data())
+def test_a_machine_restored_from_json_makes_the_same_decisions(name: str, data: st.DataObject) -> None:
+    found: Case = data.draw(cases((name,), lossy=data.draw(st.booleans())))
+    recorded = RecordedServer(found.server())
+    plan = Plan.collect(GuardedSimulator(cast(ServerMachine, recorded), found.fleet), 8)
+    split = data.draw(st.integers(0, len(recorded.events)))
+    original, restored = found.server(), found.server()
+    for hook, arguments in recorded.events[:split]:
+        getattr(original, hook)(*arguments)
+    text = json.dumps(original.state())
+    restored.restore(json.loads(text))
+    assert json.dumps(restored.state()) == text
+    for hook, arguments in recorded.events[split:]:
+        assert getattr(restored, hook)(*arguments) == getattr(original, hook)(*arguments)
+    assert restored.version == original.version == len(plan.rounds)
+    assert json.dumps(restored.state()) == json.dumps(original.state())
+
+
+def test_the_state_of_another_algorithm_or_format_is_refused(name: str) -> None:
+    server = ALGORITHMS[name](Setup(4, 2, 3))
+    state = server.state()
+    for change in ({"algorithm": "other"}, {"format": 0}, {"more": 1}):
+        with pytest.raises(UserError, match=f"not one of '{name}'"):
+            server.restore({**state, **change})
+    with pytest.raises(UserError, match=f"not one of '{name}'"):
+        server.restore({key: value for key, value in state.items() if key != "pool"})
+    assert server.state() == state
+
+
+def test_an_attribute_that_would_not_be_saved_is_refused(name: str) -> None:
+    server = ALGORITHMS[name](Setup(4, 2, 3))
+    vars(server)["extra"] = 1
+    with pytest.raises(UserError, match=f"{name}: extra would not be saved; add to state_attributes"):
+        server.state()
+
+
+def test_a_new_version_is_sent(name: str) -> None:
+    """After a merge the server broadcasts the new version or sends it to a client."""
+    for settings in variants(ALGORITHMS[name]):
+        server = ALGORITHMS[name](Setup(3, 1, 2), settings)
         actions = [*server.start(), *server.timer(1)]
         clients = [action.client for action in actions if isinstance(action, Send | Request)] or [0]
-        told = [*server.arrived(Update(clients[-1], 0, 0, 1)), *server.end_of_instant()]
-        assert isinstance(told[0], Merge)
-        assert told[0].version == server.version == 1
-        assert any(isinstance(a, Broadcast | Send) and a.version == 1 for a in told)
+        actions = [*server.arrived(Update(clients[-1], 0, 0, 1)), *server.end_of_instant()]
+        assert isinstance(actions[0], Merge)
+        assert actions[0].version == server.version == 1
+        assert any(isinstance(a, Broadcast | Send) and a.version == 1 for a in actions)
 
 
-def test_settings_of_its_own_reach_the_machine(name: str) -> None:
-    own = variants(ALGORITHMS[name])[-1]
-    assert ALGORITHMS[name](Setup(3, 1, 2), own).settings == own
+def test_the_machine_has_its_settings(name: str) -> None:
+    settings = variants(ALGORITHMS[name])[-1]
+    assert ALGORITHMS[name](Setup(3, 1, 2), settings).settings == settings
     assert ALGORITHMS[name](Setup(3, 1, 2)).settings == ALGORITHMS[name].settings_type()
 
 
 def test_choices_change_the_plan(name: str) -> None:
-    """A setting that changes nothing is not a setting."""
+    """Every value of a setting changes the plan."""
     kind = ALGORITHMS[name]
-    # Jobs shorter than the pause, and longer: settings differ where clients wait, or where they are interrupted.
+    # Jobs shorter and longer than the pause: settings matter when clients wait, or when they are interrupted.
     plans: list[tuple[str, ...]] = []
-    for own in variants(kind):
-        made: list[Plan] = [case(name, 6, 3, own=own, step_seconds=step).plan(40) for step in (0.0017, 0.05)]
+    for settings in variants(kind):
+        made: list[Plan] = [case(name, 6, 3, settings=settings, step_seconds=step).plan(40) for step in (0.0017, 0.05)]
         plans.append(tuple(plan.hash() for plan in made))
     assert len(set(plans)) == len(plans)

@@ -1,4 +1,4 @@
-"""The machines: an illegal event raises and changes nothing; every rule keeps its promises in any order of events."""
+"""The client machine: illegal events raise and change nothing; every policy holds in any order of events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from defedavg.algorithms.protocol import (
 )
 from helpers.strategies import bounded
 
-RULES = {
+POLICIES = {
     "at-once": ClientPolicy(),
     "eager": ClientPolicy(hold_until_requested=True),
     "thrifty": ClientPolicy(hold_until_requested=True, pause_when_full=True),
@@ -28,7 +28,7 @@ RULES = {
     "repeating": ClientPolicy(allow_same_version=True),
 }
 
-# The law, written out by hand: what each event does in each phase.
+# Whether each event is legal in each phase, written by hand.
 LEGAL = {
     ("idle", "model"): True,
     ("idle", "go"): True,
@@ -65,9 +65,9 @@ def slots(client: ClientMachine) -> dict[str, Any]:
     return {name: getattr(client, name) for name in ClientMachine.__slots__}
 
 
-def client_in(phase: str, rule_: ClientPolicy) -> ClientMachine:
-    """A client brought to a phase by events alone."""
-    client = ClientMachine(3, rule_)
+def client_in(phase: str, policy: ClientPolicy) -> ClientMachine:
+    """Return a client that events brought to a phase."""
+    client = ClientMachine(3, policy)
     client.model(0)
     if phase != "idle":
         client.go()
@@ -83,7 +83,7 @@ def fire(client: ClientMachine, event: str) -> Any:
     return client.model(7) if event == "model" else getattr(client, event)()
 
 
-def test_the_table_speaks_of_every_phase_and_event() -> None:
+def test_the_table_has_every_phase_and_event() -> None:
     assert len(LEGAL) == len(Phase) * 7
     assert {phase for phase, _ in LEGAL} == {phase.value for phase in Phase}
 
@@ -91,18 +91,18 @@ def test_the_table_speaks_of_every_phase_and_event() -> None:
 # A client that holds its updates is never occupied by sending.
 TABLE = [
     (name, *pair)
-    for name, law in RULES.items()
+    for name, policy in POLICIES.items()
     for pair in LEGAL
-    if pair[0] != "sending" or not law.hold_until_requested
+    if pair[0] != "sending" or not policy.hold_until_requested
 ]
 
 
 @pytest.mark.parametrize(("name", "phase", "event"), TABLE)
 def test_every_event_is_legal_or_changes_nothing(name: str, phase: str, event: str) -> None:
-    rule_ = RULES[name]
-    client = client_in(phase, rule_)
+    policy = POLICIES[name]
+    client = client_in(phase, policy)
     before = slots(client)
-    if LEGAL[phase, event] and (event != "request" or rule_.hold_until_requested):
+    if LEGAL[phase, event] and (event != "request" or policy.hold_until_requested):
         fire(client, event)
     else:
         with pytest.raises(ProtocolError, match="client 3"):
@@ -139,7 +139,7 @@ def test_the_receive_buffer_keeps_the_newest() -> None:
     assert [client.model(version) for version in (5, 4, 6)] == [False, False, True]
 
 
-def test_sent_at_once_occupies_the_client() -> None:
+def test_an_upload_occupies_a_client_that_sends_at_once() -> None:
     client = ClientMachine(0, ClientPolicy())
     client.model(0)
     client.go()
@@ -151,8 +151,8 @@ def test_sent_at_once_occupies_the_client() -> None:
     assert client.go() == (Start(1, 1),)
 
 
-def test_eager_overwrites_and_says_so() -> None:
-    client = ClientMachine(0, RULES["eager"])
+def test_an_eager_client_drops_the_update_that_it_overwrites() -> None:
+    client = ClientMachine(0, POLICIES["eager"])
     for version in range(3):
         client.model(version)
         assert client.go() == (Start(version, version),)
@@ -161,8 +161,8 @@ def test_eager_overwrites_and_says_so() -> None:
     assert client.send_buffer is None
 
 
-def test_asked_while_training_an_eager_client_answers_when_the_job_ends() -> None:
-    client = ClientMachine(0, RULES["eager"])
+def test_an_eager_client_answers_a_request_when_its_job_ends() -> None:
+    client = ClientMachine(0, POLICIES["eager"])
     client.model(0)
     client.go()
     assert client.request() == ()
@@ -173,8 +173,8 @@ def test_asked_while_training_an_eager_client_answers_when_the_job_ends() -> Non
     assert client.ended() == ()
 
 
-def test_thrifty_rests_until_collected() -> None:
-    client = ClientMachine(0, RULES["thrifty"])
+def test_a_thrifty_client_pauses_until_its_update_is_requested() -> None:
+    client = ClientMachine(0, POLICIES["thrifty"])
     client.model(0)
     client.go()
     client.ended()
@@ -185,15 +185,15 @@ def test_thrifty_rests_until_collected() -> None:
 
 
 def test_a_request_interrupts() -> None:
-    client = ClientMachine(0, RULES["interruptible"])
+    client = ClientMachine(0, POLICIES["interruptible"])
     client.model(0)
     client.go()
     assert client.request() == (Upload(0),)
     assert client.phase is Phase.IDLE
 
 
-def test_asked_before_it_had_a_model_an_interruptible_client_answers_with_no_steps() -> None:
-    client = ClientMachine(0, RULES["interruptible"])
+def test_an_interruptible_client_requested_before_its_first_model_answers_with_no_steps() -> None:
+    client = ClientMachine(0, POLICIES["interruptible"])
     assert client.request() == ()
     client.model(0)
     assert client.go() == (Start(0, 0), Upload(0))
@@ -203,8 +203,8 @@ def test_asked_before_it_had_a_model_an_interruptible_client_answers_with_no_ste
 @pytest.mark.parametrize(
     ("steps", "lost"), [((), ()), (("go",), (0,)), (("go", "ended"), (0,)), (("go", "ended", "go"), (0, 1))]
 )
-def test_death_loses_the_buffers_and_the_job(steps: tuple[str, ...], lost: tuple[int, ...]) -> None:
-    client = ClientMachine(0, RULES["eager"])
+def test_a_failure_loses_the_buffers_and_the_job(steps: tuple[str, ...], lost: tuple[int, ...]) -> None:
+    client = ClientMachine(0, POLICIES["eager"])
     for version, step in enumerate(steps):
         if step == "go":
             client.model(version)
@@ -219,32 +219,32 @@ def test_death_loses_the_buffers_and_the_job(steps: tuple[str, ...], lost: tuple
 
 
 class ClientWalk(RuleBasedStateMachine):
-    """Any events in any order; a model of the promises beside the machine."""
+    """Any events in any order; a model of the policy runs beside the machine."""
 
-    law: ClientPolicy
+    policy: ClientPolicy
 
     def __init__(self) -> None:
         super().__init__()
-        self.client = ClientMachine(0, self.law)
+        self.client = ClientMachine(0, self.policy)
         self.running: int | None = None
-        self.finished: set[int] = set()  # done, neither uploaded nor dropped
+        self.finished: set[int] = set()  # neither uploaded nor dropped
         self.sending: int | None = None
         self.closed: set[int] = set()  # uploaded or dropped
-        self.versions: list[int] = []  # what jobs started from, by index
-        self.spent: list[int] = []  # the same, without what died with the client
-        self.asked = False
+        self.versions: list[int] = []  # start versions of jobs, by index
+        self.spent: list[int] = []  # the same, without lost jobs
+        self.requested = False
         self.newest = 0
 
     def act(self, actions: tuple[ClientAction, ...], *, dying: bool = False) -> tuple[ClientAction, ...]:
-        """Check that an answer is possible at all, and keep the books."""
+        """Check that the actions are possible, and update the model."""
         for action in actions:
             if isinstance(action, Start):
                 assert self.running is None, "two jobs at a time"
                 assert self.sending is None, "a job while sending"
-                assert not (self.law.pause_when_full and self.finished), "a resting client trains"
+                assert not (self.policy.pause_when_full and self.finished), "a pausing client trains"
                 assert action.index == len(self.versions)
                 assert all(
-                    action.version > v or (self.law.allow_same_version and action.version == v) for v in self.spent
+                    action.version > v or (self.policy.allow_same_version and action.version == v) for v in self.spent
                 )
                 self.versions.append(action.version)
                 self.spent.append(action.version)
@@ -253,11 +253,11 @@ class ClientWalk(RuleBasedStateMachine):
                 assert action.index not in self.closed, "an update leaves twice"
                 assert action.index in self.finished | {self.running, self.sending}
                 if isinstance(action, Drop):
-                    assert dying or (self.law.hold_until_requested and not self.law.pause_when_full), (
+                    assert dying or (self.policy.hold_until_requested and not self.policy.pause_when_full), (
                         "only an eager client overwrites"
                     )
                 elif action.index == self.running:
-                    assert self.law.interruptible
+                    assert self.policy.interruptible
                 self.running = None if action.index == self.running else self.running
                 self.sending = None if action.index == self.sending else self.sending
                 self.finished.discard(action.index)
@@ -271,27 +271,32 @@ class ClientWalk(RuleBasedStateMachine):
         self.newest = max(self.newest, version)
         held = self.client.receive_buffer
         useful = [
-            (version > last or (self.law.allow_same_version and version == last)) and (held is None or version >= held)
+            (version > last or (self.policy.allow_same_version and version == last))
+            and (held is None or version >= held)
             for last in (max(self.versions, default=-1), max(self.spent, default=-1))
         ]
         taken = self.client.model(version)
-        assert taken in useful  # where work from this version was lost, a client may do it again or not
+        assert taken in useful  # a client may or may not repeat lost work from the same version
         assert self.client.receive_buffer == (version if taken else held)
 
     @precondition(lambda self: self.client.phase is not Phase.GONE)
     @rule()
     def go(self) -> None:
-        free = self.running is None and self.sending is None and not (self.law.pause_when_full and self.finished)
-        can, version, asked = free and self.client.receive_buffer is not None, self.client.receive_buffer, self.asked
+        free = self.running is None and self.sending is None and not (self.policy.pause_when_full and self.finished)
+        can, version, requested = (
+            free and self.client.receive_buffer is not None,
+            self.client.receive_buffer,
+            self.requested,
+        )
         actions = self.act(self.client.go())
         if not can:
             assert actions == ()
             return
         assert actions[0] == Start(len(self.versions) - 1, version if version is not None else -1)
         assert self.client.receive_buffer is None
-        if self.law.interruptible and asked:
+        if self.policy.interruptible and requested:
             assert actions[1:] == (Upload(len(self.versions) - 1),)
-            self.asked = False
+            self.requested = False
         else:
             assert actions[1:] == ()
 
@@ -300,16 +305,16 @@ class ClientWalk(RuleBasedStateMachine):
     def ended(self) -> None:
         assert self.running is not None
         index, self.running = self.running, None
-        old, asked = set(self.finished), self.asked
+        old, requested = set(self.finished), self.requested
         self.finished.add(index)
         actions = self.act(self.client.ended())
         drops = tuple(Drop(i) for i in sorted(old))
-        if not self.law.hold_until_requested:
+        if not self.policy.hold_until_requested:
             assert actions == (Upload(index),)
             self.sending = index
-        elif asked:
+        elif requested:
             assert actions == (*drops, Upload(index))
-            self.asked = False
+            self.requested = False
         else:
             assert actions == drops
             assert self.client.send_buffer == index
@@ -320,26 +325,28 @@ class ClientWalk(RuleBasedStateMachine):
         assert self.act(self.client.sent()) == ()
         self.sending = None
 
-    @precondition(lambda self: self.law.hold_until_requested and self.client.phase is not Phase.GONE)
+    @precondition(lambda self: self.policy.hold_until_requested and self.client.phase is not Phase.GONE)
     @rule()
     def request(self) -> None:
-        waiting = self.finished or ({self.running} if self.law.interruptible and self.running is not None else set())
+        waiting = self.finished or ({self.running} if self.policy.interruptible and self.running is not None else set())
         expected = tuple(Upload(index) for index in waiting if index is not None)
         assert self.act(self.client.request()) == expected
         if expected:
             assert self.client.send_buffer is None
         else:
-            self.asked = True
+            self.requested = True
 
     @precondition(lambda self: self.client.phase is not Phase.GONE)
     @rule()
     def died(self) -> None:
-        self.closed -= {self.sending} if self.sending is not None else set()  # on its way: dropped after it left
+        self.closed -= (
+            {self.sending} if self.sending is not None else set()
+        )  # in transit: dropped after its upload started
         held = self.finished | {i for i in (self.running, self.sending) if i is not None}
         assert {action.index for action in self.act(self.client.died(), dying=True)} == held
         lost = {self.versions[index] for index in held}
         self.spent = [version for version in self.spent if version not in lost]
-        self.asked = False
+        self.requested = False
 
     @precondition(lambda self: self.client.phase is Phase.GONE)
     @rule()
@@ -349,7 +356,7 @@ class ClientWalk(RuleBasedStateMachine):
 
     @rule(event=st.sampled_from(["model", "go", "ended", "sent", "request", "died", "returned"]))
     def illegal(self, event: str) -> None:
-        if LEGAL[self.client.phase.value, event] and (event != "request" or self.law.hold_until_requested):
+        if LEGAL[self.client.phase.value, event] and (event != "request" or self.policy.hold_until_requested):
             return
         before = slots(self.client)
         with pytest.raises(ProtocolError):
@@ -362,13 +369,13 @@ class ClientWalk(RuleBasedStateMachine):
         assert (self.client.phase is Phase.SENDING) == (self.sending is not None)
         assert self.client.send_buffer == next(iter(self.finished), None)
         assert len(self.finished) <= 1
-        assert self.client.wanted == self.asked
+        assert self.client.wanted == self.requested
         assert self.client.jobs == len(self.versions)
-        if not self.law.allow_same_version:
+        if not self.policy.allow_same_version:
             assert len(set(self.spent)) == len(self.spent)
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_promises_hold_in_any_order_of_events(name: str) -> None:
-    walk = type(f"{name.title()}Walk", (ClientWalk,), {"law": RULES[name]})
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_hold_in_any_order_of_events(name: str) -> None:
+    walk = type(f"{name.title()}Walk", (ClientWalk,), {"policy": POLICIES[name]})
     run_state_machine_as_test(walk, settings=bounded(60))

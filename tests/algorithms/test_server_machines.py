@@ -1,4 +1,4 @@
-"""Server machines: illegal events raise and change nothing; and the pool they draw from."""
+"""Server machines: illegal events raise and change nothing. The client pool is a set."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from defedavg.algorithms.protocol import Merge, ProtocolError, Request, Send, Up
 from helpers.strategies import bounded, variants
 
 SERVERS = [
-    pytest.param(name, own, id=f"{name}-{i}")
+    pytest.param(name, settings, id=f"{name}-{i}")
     for name, kind in ALGORITHMS.items()
-    for i, own in enumerate(variants(kind))
+    for i, settings in enumerate(variants(kind))
 ]
-ALL_SERVERS = pytest.mark.parametrize(("name", "own"), SERVERS)
+ALL_SERVERS = pytest.mark.parametrize(("name", "settings"), SERVERS)
 
 
 def everything(server: ServerMachine) -> dict[str, Any]:
-    """A deep copy of a server's state, comparable with ==."""
+    """Return a deep copy of a server's attributes, comparable with ==."""
     state = copy.deepcopy(server.__dict__)
     pool = state.pop("pool")
     return {**state, "pool": {slot: getattr(pool, slot) for slot in ClientPool.__slots__}}
 
 
-def running_server(name: str, own: Any) -> tuple[ServerMachine, list[Update]]:
-    """A server of six clients some rounds on, and the updates it was given."""
-    server = ALGORITHMS[name](Setup(6, 3, 4, seed=2), own)
+def running_server(name: str, settings: Any) -> tuple[ServerMachine, list[Update]]:
+    """Return a server of six clients after some rounds, and the updates that arrived."""
+    server = ALGORITHMS[name](Setup(6, 3, 4, seed=2), settings)
     given: list[Update] = []
     actions = list(server.start())
     jobs = [0] * 6
-    asks = Request if server.client_policy(server.settings).hold_until_requested else Send
+    message = Request if server.client_policy(server.settings).hold_until_requested else Send
     while server.version < 3:
-        asked = {a.client for a in actions if isinstance(a, asks)}
-        if not asked:  # nobody is named: everyone may answer, and pauses are over
+        invited = {a.client for a in actions if isinstance(a, message)}
+        if not invited:  # no client is named: any may answer, and pauses are over
             actions = server.timer(getattr(server, "timer_token", 0)) + server.end_of_instant()
-            asked = {a.client for a in actions if isinstance(a, asks)} or set(range(6))
+            invited = {a.client for a in actions if isinstance(a, message)} or set(range(6))
         actions = []
-        for client in sorted(asked):
+        for client in sorted(invited):
             update = Update(client, jobs[client], server.version, server.steps_per_job(4))
             jobs[client] += 1
             given.append(update)
@@ -52,8 +52,8 @@ def running_server(name: str, own: Any) -> tuple[ServerMachine, list[Update]]:
 
 
 @ALL_SERVERS
-def test_illegal_updates_change_nothing(name: str, own: Any) -> None:
-    server, given = running_server(name, own)
+def test_illegal_updates_change_nothing(name: str, settings: Any) -> None:
+    server, given = running_server(name, settings)
     last = max(given, key=lambda update: (update.index, update.client))
     fresh = 1 + max(update.index for update in given)
     for bad in (
@@ -73,8 +73,8 @@ def test_illegal_updates_change_nothing(name: str, own: Any) -> None:
 
 @ALL_SERVERS
 @pytest.mark.parametrize("client", [-1, 6])
-def test_an_unknown_client_cannot_return(name: str, own: Any, client: int) -> None:
-    server, _ = running_server(name, own)
+def test_an_unknown_client_cannot_return(name: str, settings: Any, client: int) -> None:
+    server, _ = running_server(name, settings)
     before = everything(server)
     with pytest.raises(ProtocolError, match=f"client {client} "):
         server.returned(client)
@@ -82,17 +82,17 @@ def test_an_unknown_client_cannot_return(name: str, own: Any, client: int) -> No
 
 
 @ALL_SERVERS
-def test_a_timer_nobody_waits_for_does_nothing(name: str, own: Any) -> None:
-    server, _ = running_server(name, own)
+def test_an_unknown_timer_does_nothing(name: str, settings: Any) -> None:
+    server, _ = running_server(name, settings)
     before = everything(server)
     assert server.timer(-7) == []
     assert everything(server) == before
 
 
 @ALL_SERVERS
-def test_a_server_says_of_each_update_once_what_becomes_of_it(name: str, own: Any) -> None:
-    """Merged at most once, and never merged before it arrived."""
-    server = ALGORITHMS[name](Setup(4, 2, 3, seed=5), own)
+def test_an_update_is_merged_at_most_once(name: str, settings: Any) -> None:
+    """It is not merged before it arrives either."""
+    server = ALGORITHMS[name](Setup(4, 2, 3, seed=5), settings)
     arrived: set[Update] = set()
     merged: list[Update] = []
     pending = list(server.start())

@@ -1,6 +1,6 @@
-"""The plain-loop twin of ``Timeline``: every broadcast is N deliveries, every client is asked every time.
+"""A naive simulator, the correctness oracle of ``Simulator``: every broadcast is N deliveries to N clients.
 
-It shares the machines, the fleet and the event order with the real one, and nothing else.
+It shares the machines, the fleet and the event order with ``Simulator``, and nothing else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from helpers.strategies import Case
 ARRIVAL, DELIVERY, DISPATCH, TIMER = range(4)
 
 
-class Naive:
+class NaiveSimulator:
     """Call ``run``, then read ``rounds`` and ``jobs``."""
 
     def __init__(self, server: ServerMachine, fleet: Fleet) -> None:
@@ -45,28 +45,28 @@ class Naive:
         self.clients = [ClientMachine(i, self.policy) for i in range(fleet.num_clients)]
         self.now = 0.0
         self.rounds: list[tuple[float, Merge]] = []
-        self.jobs: list[Job] = []  # those that stopped
+        self.jobs: list[Job] = []  # stopped jobs
         self._events: list[tuple[float, int, int, int, Callable[[], None]]] = []
         self._sequence = itertools.count()
         self._running: dict[int, tuple[Start, float, float]] = {}  # client -> job, its start, its time per step
         self._finished: dict[tuple[int, int], Update] = {}
-        self._back = [0.0] * fleet.num_clients
-        self._until = [0.0] * fleet.num_clients
+        self._returned_at = [0.0] * fleet.num_clients
+        self._absent_until = [0.0] * fleet.num_clients
         self._lost = 0
 
     def run(self, rounds: int) -> None:
-        """Play until so many merges, or until everybody is lost."""
+        """Simulate that many merges, or until every client is lost."""
         for client, (leaves, _) in self.fleet.absences.items():
             self._at(leaves, ARRIVAL, client, lambda c=client: self._die(c, self.fleet.absences[c][1]))  # type: ignore[misc]
         self._serve(self.server.start())
         while len(self.rounds) < rounds and self._lost < len(self.clients):
-            self.now, _, _, _, happen = heappop(self._events)
-            happen()
+            self.now, _, _, _, handle = heappop(self._events)
+            handle()
 
-    def _at(self, time: float, priority: int, client: int, happen: Callable[[], None]) -> None:
-        heappush(self._events, (time, priority, client, next(self._sequence), happen))
+    def _at(self, time: float, priority: int, client: int, handle: Callable[[], None]) -> None:
+        heappush(self._events, (time, priority, client, next(self._sequence), handle))
 
-    # The server's answers.
+    # Actions of the server.
 
     def _serve(self, actions: list[ServerAction]) -> None:
         for action in actions:
@@ -74,9 +74,9 @@ class Naive:
                 self.rounds.append((self.now, action))
             elif isinstance(action, Broadcast):
                 for client in range(len(self.clients)):
-                    self._send(client, action.version, everyone=True)
+                    self._send(client, action.version, broadcast=True)
             elif isinstance(action, Send):
-                self._send(action.client, action.version, everyone=False)
+                self._send(action.client, action.version, broadcast=False)
             elif isinstance(action, Request):
                 c = action.client
                 self._at(self.now + self.fleet.latency_seconds, DELIVERY, c, lambda c=c: self._request(c))  # type: ignore[misc]
@@ -86,17 +86,17 @@ class Naive:
             elif isinstance(action, EndOfInstant):
                 self._at(self.now, DISPATCH, -1, lambda: self._serve(self.server.end_of_instant()))
 
-    def _send(self, client: int, version: int, *, everyone: bool) -> None:
+    def _send(self, client: int, version: int, *, broadcast: bool) -> None:
         left = self.now
         arrival = self.now + float(self.fleet.down_times[client])
-        self._at(arrival, DELIVERY, client, lambda: self._model(client, version, left if everyone else math.inf))
+        self._at(arrival, DELIVERY, client, lambda: self._model(client, version, left if broadcast else math.inf))
 
-    # What happens to a client.
+    # Events of a client.
 
     def _model(self, client: int, version: int, left: float) -> None:
         machine = self.clients[client]
-        if machine.phase is Phase.GONE or left < self._back[client]:
-            return  # a broadcast from before its return went to nobody
+        if machine.phase is Phase.GONE or left < self._returned_at[client]:
+            return  # a broadcast from before its return does not reach it
         machine.model(version)
         self._at(self.now, DISPATCH, client, lambda: self._go(client))
 
@@ -110,7 +110,7 @@ class Naive:
             self._at(self.now, DISPATCH, client, lambda: self._go(client))
 
     def _closed(self, client: int, again: Callable[[int], None], priority: int) -> bool:
-        """Whether the client cannot be reached now; then it happens again when it can."""
+        """Return whether the client is unreachable now; if so, repeat the event when it is reachable."""
         opens = self.fleet.opens(client, self.now)
         if opens > self.now:
             self._at(opens, priority, client, lambda: again(client))
@@ -126,7 +126,7 @@ class Naive:
     def _arrive(self, client: int, index: int) -> None:
         update = self._finished.pop((client, index), None)
         if update is None:
-            return  # it died with its client
+            return  # its client failed
         if self.clients[client].phase is Phase.SENDING:
             self.clients[client].sent()
             self._at(self.now, DISPATCH, client, lambda: self._go(client))
@@ -138,22 +138,22 @@ class Naive:
             return
         if machine.phase is not Phase.GONE:
             self._act(client, machine.died())
-        elif math.isinf(self._until[client]):
+        elif math.isinf(self._absent_until[client]):
             return
-        until = self._until[client] = max(back, self._until[client])
+        until = self._absent_until[client] = max(back, self._absent_until[client])
         self._lost += math.isinf(until)
         if math.isfinite(until):
             self._at(until, ARRIVAL, client, lambda: self._return(client))
 
     def _return(self, client: int) -> None:
-        if self.now < self._until[client] or self.clients[client].phase is not Phase.GONE:
+        if self.now < self._absent_until[client] or self.clients[client].phase is not Phase.GONE:
             return
         self.clients[client].returned()
-        self._back[client] = self.now
+        self._returned_at[client] = self.now
         self._serve(self.server.returned(client))
         self._at(self.now, DISPATCH, client, lambda: self._go(client))
 
-    # The client's answers.
+    # Actions of a client.
 
     def _act(self, client: int, actions: tuple[ClientAction, ...]) -> None:
         for action in actions:
@@ -169,35 +169,35 @@ class Naive:
         step = float(self.fleet.step_times[client]) * self.fleet.pace(client, start.index)
         length = step * self.steps
         self._running[client] = (start, self.now, step)
-        death = self.fleet.dies_after(client, start.index)
-        if death is not None:
-            moment = self.now + death * length
-            self._at(moment, ARRIVAL, client, lambda: self._die(client, self.now + self.fleet.return_seconds, start))
+        share = self.fleet.dies_after(client, start.index)
+        if share is not None:
+            time = self.now + share * length
+            self._at(time, ARRIVAL, client, lambda: self._die(client, self.now + self.fleet.return_seconds, start))
         self._at(self.now + length, ARRIVAL, client, lambda: self._end(client, start))
 
     def _upload(self, client: int, upload: Upload) -> None:
         if (client, upload.index) not in self._finished:
-            _, began, step = self._running[client]
-            self._stop(client, min(self.steps, int((self.now - began) / step + 1e-9)), "interrupted")
+            _, start_time, step = self._running[client]
+            self._stop(client, min(self.steps, int((self.now - start_time) / step + 1e-9)), "interrupted")
         arrival = self.now + float(self.fleet.up_times[client])
         self._at(arrival, ARRIVAL, client, lambda: self._arrive(client, upload.index))
 
-    def _stop(self, client: int, steps: int, fate: JobOutcome) -> None:
-        start, began, _ = self._running[client]
-        if fate != "lost":
+    def _stop(self, client: int, steps: int, outcome: JobOutcome) -> None:
+        start, start_time, _ = self._running[client]
+        if outcome != "lost":
             self._finished[client, start.index] = Update(client, start.index, start.version, steps)
-        self.jobs.append(Job(client, start.index, start.version, steps, began, self.now, fate))
+        self.jobs.append(Job(client, start.index, start.version, steps, start_time, self.now, outcome))
 
 
 def finished(plan: Plan) -> list[Job]:
     return sorted((job for job in plan.jobs if job.outcome != "running"), key=lambda job: (job.client, job.index))
 
 
-def agrees_with_twin(found: Case, rounds: int) -> Plan:
-    """Plan, compare with the twin, and give the plan."""
+def agrees_with_naive(found: Case, rounds: int) -> Plan:
+    """Plan, compare with the naive simulator, and return the plan."""
     plan = found.plan(rounds)
-    twin = Naive(found.server(), found.fleet)
-    twin.run(rounds)
-    assert [(record.time, record.merge) for record in plan.rounds] == twin.rounds
-    assert finished(plan) == sorted(twin.jobs, key=lambda job: (job.client, job.index))
+    naive = NaiveSimulator(found.server(), found.fleet)
+    naive.run(rounds)
+    assert [(record.time, record.merge) for record in plan.rounds] == naive.rounds
+    assert finished(plan) == sorted(naive.jobs, key=lambda job: (job.client, job.index))
     return plan

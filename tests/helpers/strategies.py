@@ -1,4 +1,4 @@
-"""Random cases for the planning core: algorithms with all their settings, fleets of every kind, and a guarded clock."""
+"""Random cases for planning: algorithms with all their settings, fleets of every kind, and a guarded simulator."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SLOWNESS_TEXTS = (
 
 
 def bounded(examples: int) -> settings:
-    """So many examples and no clock: a slow machine is not a failure."""
+    """Return settings with that many examples and no deadline: a slow machine is not a failure."""
     return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def variants(kind: type[ServerMachine]) -> list[Any]:
-    """Every combination of an algorithm's named choices: flags, and the words its help texts offer."""
+    """Return every combination of an algorithm's choices: flags, and the words that its help texts list."""
     choices: list[list[tuple[str, Any]]] = []
     for field in dataclasses.fields(kind.settings_type):
         values: list[Any] = [field.default]
@@ -44,13 +44,15 @@ def variants(kind: type[ServerMachine]) -> list[Any]:
             values = [True, False]
         elif isinstance(field.default, str):
             values = [
-                word for word in dict.fromkeys(re.findall(r"[a-z-]+", field.metadata["help"])) if _ok(kind, field, word)
+                word
+                for word in dict.fromkeys(re.findall(r"[a-z-]+", field.metadata["help"]))
+                if _accepts(kind, field, word)
             ]
         choices.append([(field.name, value) for value in values])
     return [kind.settings_type(**dict(choice)) for choice in itertools.product(*choices)]
 
 
-def _ok(kind: type[ServerMachine], field: dataclasses.Field[Any], word: str) -> bool:
+def _accepts(kind: type[ServerMachine], field: dataclasses.Field[Any], word: str) -> bool:
     try:
         kind.settings_type(**{field.name: word})
     except Exception:
@@ -58,30 +60,30 @@ def _ok(kind: type[ServerMachine], field: dataclasses.Field[Any], word: str) -> 
     return True
 
 
-class Guarded(Simulator):
-    """A timeline that fails, instead of planning for ever, when round after round of events brings no merge."""
+class GuardedSimulator(Simulator):
+    """A simulator that fails after too many events without a merge instead of planning without end."""
 
-    def __init__(self, server: ServerMachine, fleet: Fleet, patience: int = 20_000) -> None:
+    def __init__(self, server: ServerMachine, fleet: Fleet, max_events: int = 20_000) -> None:
         super().__init__(server, fleet)
-        self.patience = patience
+        self.max_events = max_events
         self.events = 0
-        self._at_merge = 0
+        self._events_at_merge = 0
 
     def _handle(self, event: int, client: int, detail: int) -> None:
         before = self.server.version
         self.events += 1
         super()._handle(event, client, detail)
         if self.server.version > before:
-            self._at_merge = self.events
-        assert self.events - self._at_merge < self.patience, (
-            f"{self.server.name} hangs: {self.patience} events without a merge since version {self.server.version} "
+            self._events_at_merge = self.events
+        assert self.events - self._events_at_merge < self.max_events, (
+            f"{self.server.name} hangs: {self.max_events} events without a merge since version {self.server.version} "
             f"(now {self.now} s)"
         )
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to plan; machines are made afresh each time."""
+    """One run to plan; every call creates new machines."""
 
     algorithm: str
     settings: Any
@@ -89,16 +91,16 @@ class Case:
     fleet: Fleet
 
     def server(self) -> ServerMachine:
-        """A new server machine."""
+        """Return a new server machine."""
         return ALGORITHMS[self.algorithm](self.setup, self.settings)
 
-    def timeline(self) -> Guarded:
-        """A new clock, at zero."""
-        return Guarded(self.server(), self.fleet)
+    def simulator(self) -> GuardedSimulator:
+        """Return a new simulator at time zero."""
+        return GuardedSimulator(self.server(), self.fleet)
 
     def plan(self, rounds: int) -> Plan:
-        """So many rounds, from the beginning."""
-        return Plan.collect(self.timeline(), rounds)
+        """Plan that many rounds."""
+        return Plan.collect(self.simulator(), rounds)
 
 
 def case(
@@ -109,21 +111,21 @@ def case(
     steps: int = 5,
     seed: int = 0,
     timeout: float | None = None,
-    own: Any = None,
+    settings: Any = None,
     **fleet: Any,
 ) -> Case:
-    """A case by hand; further words are those of ``Fleet``."""
-    own = ALGORITHMS[algorithm].settings_type() if own is None else own
-    return Case(algorithm, own, Setup(clients, n, steps, seed, timeout), Fleet(clients, seed, **fleet))
+    """Return a case; further arguments are those of ``Fleet``."""
+    settings = ALGORITHMS[algorithm].settings_type() if settings is None else settings
+    return Case(algorithm, settings, Setup(clients, n, steps, seed, timeout), Fleet(clients, seed, **fleet))
 
 
 def equal_speeds() -> dict[str, Any]:
-    """Words for a fleet in which everything ties."""
+    """Return arguments of a fleet in which all times tie."""
     return {"slowness": Slowness.parse("equal"), "step_seconds": 0.25, "model_megabytes": 25.0}
 
 
 def traces(clients: int, *, leave: bool = False) -> st.SearchStrategy[Trace]:
-    """Unequal clients and links from few values, so that ties are common; with ``leave``, some go away."""
+    """Return unequal clients and links from few values, so that ties are common; with ``leave``, some leave."""
 
     def floats(values: list[float]) -> st.SearchStrategy[Any]:
         return st.lists(st.sampled_from(values), min_size=clients, max_size=clients).map(np.array)
@@ -146,7 +148,7 @@ def traces(clients: int, *, leave: bool = False) -> st.SearchStrategy[Trace]:
 
 @st.composite
 def fleets(draw: st.DrawFn, clients: int, *, lossy: bool = False, windows: bool = True) -> Fleet:
-    """Fleets of every kind; ``lossy`` ones lose clients by chance, at given times, or both."""
+    """Draw fleets of every kind; clients of ``lossy`` ones fail at random, leave at given times, or both."""
     links = st.sampled_from([10.0, 400.0, math.inf])
     opening = st.sampled_from([None, Windows(0.2, 0.3), Windows(0.05, 1.0), Windows(1.0, 0.0)])
     failure_rate = draw(st.sampled_from([0.0, 0.05, 0.3, 0.5])) if lossy else 0.0
@@ -169,22 +171,22 @@ def fleets(draw: st.DrawFn, clients: int, *, lossy: bool = False, windows: bool 
 
 @st.composite
 def cases(draw: st.DrawFn, names: tuple[str, ...] = (), *, lossy: bool = False, windows: bool = True) -> Case:
-    """Any registered algorithm with any of its settings on any fleet of 1 to 12 clients."""
+    """Draw any registered algorithm with any of its settings on any fleet of 1 to 12 clients."""
     name = draw(st.sampled_from(names or tuple(ALGORITHMS)))
     kind = ALGORITHMS[name]
     clients = draw(st.integers(1, 12))
     n = draw(st.integers(1, clients))
-    own = draw(st.sampled_from(variants(kind)))
+    settings = draw(st.sampled_from(variants(kind)))
     if "concurrency" in {field.name for field in dataclasses.fields(kind.settings_type)}:
-        own = dataclasses.replace(own, concurrency=draw(st.integers(0, clients)))
+        settings = dataclasses.replace(settings, concurrency=draw(st.integers(0, clients)))
     fleet = draw(fleets(clients, lossy=lossy, windows=windows))
     steps = draw(st.integers(1, 6))
     timeout = 10.0 * fleet.round_trip(kind.steps_per_job(steps)) if fleet.lossy else None
-    return Case(name, own, Setup(clients, n, steps, draw(st.integers(0, 2**32)), timeout), fleet)
+    return Case(name, settings, Setup(clients, n, steps, draw(st.integers(0, 2**32)), timeout), fleet)
 
 
 def up_to(records: Iterator[Record], rounds: int) -> list[Record]:
-    """The records up to and including the merge of that number."""
+    """Return the records up to and including that round."""
     taken = []
     for record in records:
         taken.append(record)

@@ -1,4 +1,4 @@
-"""Lost clients: planning never hangs, every plan keeps its invariants, and those who are back take part again."""
+"""Client failures: planning never hangs, plans satisfy the invariants, and returned clients participate again."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from defedavg.planning.devices import Fleet, Trace
 from defedavg.planning.plan import Plan
 from defedavg.planning.records import Absence, Job, Stall, Timeout
 from defedavg.planning.simulator import Simulator
-from helpers.naive_simulator import agrees_with_twin
-from helpers.strategies import Case, Guarded, bounded, case, cases, variants
+from helpers.naive_simulator import agrees_with_naive
+from helpers.strategies import Case, GuardedSimulator, bounded, case, cases, variants
 
 NAMES = list(ALGORITHMS)
 DRAWING = [name for name, kind in ALGORITHMS.items() if not (kind.broadcasts and not kind.policy.hold_until_requested)]
 VARIANTS = [
-    pytest.param(name, own, id=f"{name}-{i}")
+    pytest.param(name, settings, id=f"{name}-{i}")
     for name, kind in ALGORITHMS.items()
-    for i, own in enumerate(variants(kind))
+    for i, settings in enumerate(variants(kind))
 ]
-ALL = pytest.mark.parametrize(("name", "own"), VARIANTS)
+ALL = pytest.mark.parametrize(("name", "settings"), VARIANTS)
 ROUNDS = 6
 
 
 def leaving(clients: int, absences: Mapping[int, tuple[float, float]]) -> dict[str, Any]:
-    """Words for a fleet of equal clients of which some leave: a job of five steps and its messages take 1.1 s."""
+    """Return fleet arguments: equal clients of which some leave; a job of five steps and its messages take 1.1 s."""
     return {"trace": Trace(np.full(clients, 0.2), np.full(clients, 400.0), np.full(clients, 400.0), absences)}
 
 
@@ -40,8 +40,8 @@ def lost_for_good(plan: Plan) -> set[int]:
     return {record.client for record in plan.records if isinstance(record, Absence) and math.isinf(record.back)}
 
 
-def goes_on_or_stalls(found: Case, rounds: int) -> Plan:
-    """Enough rounds come, or the plan ends because nobody is left; the guarded clock fails on a hang."""
+def plan_or_stall(found: Case, rounds: int) -> Plan:
+    """Plan all rounds, or fewer if no client is left; the guarded simulator fails on a hang."""
     plan = found.plan(rounds)
     stalled = any(isinstance(record, Stall) for record in plan.records)
     assert stalled == (len(plan.rounds) < rounds)
@@ -54,27 +54,27 @@ def goes_on_or_stalls(found: Case, rounds: int) -> Plan:
 @bounded(250)
 @given(cases(lossy=True))
 def test_planning_never_hangs(found: Case) -> None:
-    goes_on_or_stalls(found, ROUNDS)
+    plan_or_stall(found, ROUNDS)
 
 
 @bounded(150)
 @given(cases(lossy=True))
-def test_every_plan_with_losses_keeps_every_invariant(found: Case) -> None:
-    goes_on_or_stalls(found, ROUNDS).check()
+def test_every_plan_with_failures_satisfies_the_invariants(found: Case) -> None:
+    plan_or_stall(found, ROUNDS).check()
 
 
 @bounded(150)
 @given(cases(lossy=True, windows=False))
-def test_the_twin_loses_the_same_clients(found: Case) -> None:
-    agrees_with_twin(found, ROUNDS)
+def test_the_naive_simulator_loses_the_same_clients(found: Case) -> None:
+    agrees_with_naive(found, ROUNDS)
 
 
 @ALL
 @pytest.mark.parametrize("seed", range(4))
-def test_chance_losses_never_hang_a_lone_client(name: str, own: Any, seed: int) -> None:
-    """With one client there is nobody to take its place: what it lost must be done again."""
-    found = case(name, 1, 1, own=own, seed=seed, timeout=5.0, failure_rate=0.4, return_seconds=0.5)
-    plan = goes_on_or_stalls(found, 8)
+def test_random_failures_never_hang_a_single_client(name: str, settings: Any, seed: int) -> None:
+    """No other client can replace it, so it must repeat what it lost."""
+    found = case(name, 1, 1, settings=settings, seed=seed, timeout=5.0, failure_rate=0.4, return_seconds=0.5)
+    plan = plan_or_stall(found, 8)
     assert len(plan.rounds) == 8
     assert any(isinstance(record, Absence) for record in plan.records)
     plan.check()
@@ -82,30 +82,34 @@ def test_chance_losses_never_hang_a_lone_client(name: str, own: Any, seed: int) 
 
 @ALL
 @pytest.mark.parametrize("return_seconds", [0.0, 0.5, 30.0])
-def test_half_of_all_jobs_may_die(name: str, own: Any, return_seconds: float) -> None:
+def test_half_of_all_jobs_may_fail(name: str, settings: Any, return_seconds: float) -> None:
     for seed in range(3):
-        found = case(name, 5, 3, own=own, seed=seed, timeout=5.0, failure_rate=0.5, return_seconds=return_seconds)
-        plan = goes_on_or_stalls(found, 10)
+        found = case(
+            name, 5, 3, settings=settings, seed=seed, timeout=5.0, failure_rate=0.5, return_seconds=return_seconds
+        )
+        plan = plan_or_stall(found, 10)
         assert len(plan.rounds) == 10
         assert {job.outcome for job in plan.jobs} >= {"ended", "lost"} or ALGORITHMS[name].policy.interruptible
         plan.check()
 
 
 @ALL
-def test_when_nobody_is_left_the_plan_ends(name: str, own: Any) -> None:
-    found = case(name, 4, 2, own=own, timeout=5.0, failure_rate=0.5, return_seconds=math.inf, step_seconds=0.05)
-    plan = goes_on_or_stalls(found, 10_000)
+def test_the_plan_ends_when_no_client_is_left(name: str, settings: Any) -> None:
+    found = case(
+        name, 4, 2, settings=settings, timeout=5.0, failure_rate=0.5, return_seconds=math.inf, step_seconds=0.05
+    )
+    plan = plan_or_stall(found, 10_000)
     assert lost_for_good(plan) == {0, 1, 2, 3}
     assert sum(isinstance(record, Stall) for record in plan.records) == 1
     plan.check()
 
 
 @ALL
-def test_the_last_of_four_goes_on_alone(name: str, own: Any) -> None:
-    """Three of four are dead for good, n = 4."""
+def test_the_last_of_four_clients_continues_alone(name: str, settings: Any) -> None:
+    """Three of four clients never return, n = 4."""
     absences = {1: (0.0, math.inf), 2: (0.5, math.inf), 3: (2.5, math.inf)}
-    found = case(name, 4, 4, own=own, timeout=11.0, **leaving(4, absences))
-    plan = goes_on_or_stalls(found, 12)
+    found = case(name, 4, 4, settings=settings, timeout=11.0, **leaving(4, absences))
+    plan = plan_or_stall(found, 12)
     assert len(plan.rounds) == 12
     assert lost_for_good(plan) == {1, 2, 3}
     assert {update.client for record in plan.rounds[-5:] for update, _ in record.merge.updates} == {0}
@@ -113,29 +117,31 @@ def test_the_last_of_four_goes_on_alone(name: str, own: Any) -> None:
 
 
 @ALL
-def test_everybody_leaves_and_is_back(name: str, own: Any) -> None:
-    found = case(name, 4, 2, own=own, timeout=11.0, **leaving(4, {i: (0.4 + 0.1 * i, 40.0 + i) for i in range(4)}))
-    plan = goes_on_or_stalls(found, 6)
+def test_all_clients_leave_and_return(name: str, settings: Any) -> None:
+    found = case(
+        name, 4, 2, settings=settings, timeout=11.0, **leaving(4, {i: (0.4 + 0.1 * i, 40.0 + i) for i in range(4)})
+    )
+    plan = plan_or_stall(found, 6)
     assert len(plan.rounds) == 6
     assert plan.rounds[-1].time > 40.0
     plan.check()
 
 
 @ALL
-def test_one_of_four_is_back_after_many_waits(name: str, own: Any) -> None:
-    """The server goes on waiting while there is nothing to merge, and closes rounds with fewer when there is."""
+def test_one_of_four_clients_returns_after_many_timeouts(name: str, settings: Any) -> None:
+    """The server keeps waiting while there is nothing to merge, and merges fewer updates when there are some."""
     absences = {0: (0.4, 60.0), 1: (0.4, math.inf), 2: (0.4, math.inf), 3: (0.4, math.inf)}
-    plan = goes_on_or_stalls(case(name, 4, 4, own=own, timeout=11.0, **leaving(4, absences)), 5)
+    plan = plan_or_stall(case(name, 4, 4, settings=settings, timeout=11.0, **leaving(4, absences)), 5)
     assert len(plan.rounds) == 5
     plan.check()
 
 
 @ALL
 @pytest.mark.parametrize("away", [0.0, 0.3, 5.0, 60.0])
-def test_a_client_that_is_back_takes_part_again(name: str, own: Any, away: float) -> None:
-    """Shorter or longer than the wait of 11 s, in the middle of a job: a loss is not held against a client for ever."""
-    found = case(name, 4, 2, own=own, timeout=11.0, **leaving(4, {1: (0.5, 0.5 + away)}))
-    plan = goes_on_or_stalls(found, 700)
+def test_a_returned_client_participates_again(name: str, settings: Any, away: float) -> None:
+    """Whether it leaves for less or more than the timeout of 11 s, in the middle of a job."""
+    found = case(name, 4, 2, settings=settings, timeout=11.0, **leaving(4, {1: (0.5, 0.5 + away)}))
+    plan = plan_or_stall(found, 700)
     assert [record for record in plan.records if isinstance(record, Absence)] == [Absence(1, 0.5, 0.5 + away)]
     later = [u for record in plan.rounds for u, _ in record.merge.updates if u.client == 1 and record.time > 0.5 + away]
     assert len(later) > 10
@@ -143,9 +149,9 @@ def test_a_client_that_is_back_takes_part_again(name: str, own: Any, away: float
 
 
 @ALL
-def test_nothing_happens_at_a_client_that_is_away(name: str, own: Any) -> None:
-    found = case(name, 4, 2, own=own, timeout=11.0, **leaving(4, {1: (0.7, 20.0), 2: (3.0, 25.0)}))
-    plan = goes_on_or_stalls(found, 40)
+def test_an_absent_client_trains_nothing(name: str, settings: Any) -> None:
+    found = case(name, 4, 2, settings=settings, timeout=11.0, **leaving(4, {1: (0.7, 20.0), 2: (3.0, 25.0)}))
+    plan = plan_or_stall(found, 40)
     for record in plan.records:
         if isinstance(record, Job):
             for client, left, back in ((1, 0.7, 20.0), (2, 3.0, 25.0)):
@@ -153,41 +159,43 @@ def test_nothing_happens_at_a_client_that_is_away(name: str, own: Any) -> None:
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_a_drawn_client_that_died_is_replaced(name: str) -> None:
-    """The record names the dead, and those that took their place."""
-    for own in variants(ALGORITHMS[name]):
-        if hasattr(own, "concurrency"):
-            own = dataclasses.replace(own, concurrency=3)  # otherwise nobody is free to take a place
-        found = case(name, 6, 3, own=own, timeout=11.0, **leaving(6, {1: (0.3, math.inf), 4: (0.3, math.inf)}))
-        plan = goes_on_or_stalls(found, 30)
-        notes = [record for record in plan.records if isinstance(record, Timeout)]
-        assert notes
-        assert {client for note in notes for client in note.missing} == {1, 4}
-        assert any(note.drawn for note in notes)
-        for note in notes:
-            assert not set(note.missing) & set(note.drawn)
-        # Known to be gone, they are not asked again: there is no note in the second half.
-        assert notes[-1].time < plan.rounds[15].time
+def test_a_drawn_client_that_failed_is_replaced(name: str) -> None:
+    """The record names the missing clients and their substitutes."""
+    for settings in variants(ALGORITHMS[name]):
+        if hasattr(settings, "concurrency"):
+            settings = dataclasses.replace(settings, concurrency=3)  # otherwise no client is idle
+        found = case(
+            name, 6, 3, settings=settings, timeout=11.0, **leaving(6, {1: (0.3, math.inf), 4: (0.3, math.inf)})
+        )
+        plan = plan_or_stall(found, 30)
+        timeouts = [record for record in plan.records if isinstance(record, Timeout)]
+        assert timeouts
+        assert {client for timeout in timeouts for client in timeout.missing} == {1, 4}
+        assert any(timeout.drawn for timeout in timeouts)
+        for timeout in timeouts:
+            assert not set(timeout.missing) & set(timeout.drawn)
+        # Suspected clients are not drawn again, so no timeout follows in the second half.
+        assert timeouts[-1].time < plan.rounds[15].time
 
 
-def test_an_open_round_that_cannot_be_filled_is_closed_with_fewer() -> None:
+def test_a_buffered_round_that_times_out_merges_fewer_updates() -> None:
     found = case("defedavg-iid", 3, 3, timeout=11.0, **leaving(3, {2: (0.5, math.inf)}))
-    plan = goes_on_or_stalls(found, 5)
+    plan = plan_or_stall(found, 5)
     assert next(record for record in plan.records if isinstance(record, Timeout)).drawn == ()
     for record in plan.rounds:
         assert [(u.client, b) for u, b in record.merge.updates] == [(0, -0.5), (1, -0.5)]
 
 
-def test_fedavg_counts_the_stand_in_as_often_as_the_dead() -> None:
-    """The weights of a round sum to one, whoever gave the updates."""
+def test_fedavg_counts_a_substitute_as_often_as_the_missing_client() -> None:
+    """The weights of a round sum to one, whichever clients sent the updates."""
     for seed in range(10):
         found = case("fedavg", 4, 6, seed=seed, timeout=11.0, **leaving(4, {0: (0.2, math.inf), 3: (0.2, math.inf)}))
-        for record in goes_on_or_stalls(found, 4).rounds:
+        for record in plan_or_stall(found, 4).rounds:
             assert sum(weight for _, weight in record.merge.updates) == pytest.approx(-1.0)
 
 
-def test_fedbuff_keeps_its_places_filled() -> None:
-    """A client that is back before its wait ran out is free again when it has."""
+def test_fedbuff_keeps_its_concurrency() -> None:
+    """A client that returns before its timeout is idle, and stays available after it."""
     server = ALGORITHMS["fedbuff"](Setup(3, 2, 5, timeout_seconds=10.0))
     tokens = {}
     sent = -1
@@ -202,33 +210,33 @@ def test_fedbuff_keeps_its_places_filled() -> None:
 
 
 def test_a_lost_upload_never_arrives() -> None:
-    """A client that is occupied by sending takes its update with it."""
+    """A client that fails during an upload loses its update."""
     slow = Trace(np.full(2, 0.2), np.array([4.0, 4.0]), np.full(2, 400.0), {1: (2.0, math.inf)})
-    plan = goes_on_or_stalls(case("defedavg-iid", 2, 1, timeout=60.0, trace=slow), 3)
+    plan = plan_or_stall(case("defedavg-iid", 2, 1, timeout=60.0, trace=slow), 3)
     assert [(u.client, u.index) for u in plan.uploads][:2] == [
         (0, 0),
         (1, 0),
-    ]  # both leave at about 1 s, and take 4.4 s
+    ]  # both start at about 1 s and take 4.4 s
     assert {update.client for record in plan.rounds for update, _ in record.merge.updates} == {0}
 
 
 @ALL
-def test_a_wait_may_be_endless(name: str, own: Any) -> None:
-    """A time-out of inf is one that never comes."""
-    found = case(name, 4, 2, own=own, timeout=math.inf, step_seconds=0.05)
-    assert found.plan(5).records == case(name, 4, 2, own=own, step_seconds=0.05).plan(5).records
+def test_an_infinite_timeout_never_expires(name: str, settings: Any) -> None:
+    """The plan equals that without a timeout."""
+    found = case(name, 4, 2, settings=settings, timeout=math.inf, step_seconds=0.05)
+    assert found.plan(5).records == case(name, 4, 2, settings=settings, step_seconds=0.05).plan(5).records
 
 
-def test_the_guard_notices_a_hang() -> None:
-    """Without a wait that runs out, a server waits for the dead for ever; the guard says so."""
+def test_the_guard_detects_a_hang() -> None:
+    """A timeout much shorter than a job repeats without a merge."""
     trace = leaving(2, {0: (0.1, math.inf)})
-    found = case("fedavg", 2, 2, timeout=1e-3, own=ALGORITHMS["fedavg"].settings_type(replacement=False), **trace)
+    found = case("fedavg", 2, 2, timeout=1e-3, settings=ALGORITHMS["fedavg"].settings_type(replacement=False), **trace)
     with pytest.raises(AssertionError, match="hangs"):
-        Plan.collect(Guarded(found.server(), found.fleet, patience=50), 1)
+        Plan.collect(GuardedSimulator(found.server(), found.fleet, max_events=50), 1)
 
 
-def test_a_client_that_leaves_for_good_while_away_does_not_return() -> None:
-    """Lost by chance just before its trace says that it leaves: the trace still counts."""
+def test_a_client_that_leaves_for_good_while_absent_does_not_return() -> None:
+    """It fails at random just before it leaves by its trace; the trace still applies."""
     trace = Trace(np.full(2, 0.1), np.full(2, np.inf), np.full(2, np.inf), {1: (0.6, np.inf)})
     left = 0
     for seed in range(30):
@@ -238,13 +246,13 @@ def test_a_client_that_leaves_for_good_while_away_does_not_return() -> None:
         plan.check()
         left += any(r.client == 1 and r.time < 0.6 <= r.back for r in plan.records if isinstance(r, Absence))
         assert all(job.start <= 0.6 for job in plan.jobs if job.client == 1)
-    assert left > 0  # the case was met
+    assert left > 0  # the case occurred
 
 
-def test_without_replacement_nobody_counts_twice_after_a_redraw() -> None:
+def test_without_replacement_no_client_counts_twice_after_a_resample() -> None:
     fleet = Fleet(10, 1, failure_rate=0.15, return_seconds=2.0)
-    own = ALGORITHMS["fedavg"].settings_type(replacement=False)
-    plan = Plan.collect(Simulator(ALGORITHMS["fedavg"](Setup(10, 4, 20, 1, timeout_seconds=1.0), own), fleet), 60)
+    settings = ALGORITHMS["fedavg"].settings_type(replacement=False)
+    plan = Plan.collect(Simulator(ALGORITHMS["fedavg"](Setup(10, 4, 20, 1, timeout_seconds=1.0), settings), fleet), 60)
     plan.check()
     assert any(isinstance(record, Timeout) and record.drawn for record in plan.records)
     full = [record for record in plan.rounds if len(record.merge.updates) == 4]

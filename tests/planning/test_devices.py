@@ -1,4 +1,4 @@
-"""How fast clients are: every distribution against its closed form, the paper's numbers, and what is refused."""
+"""Devices: every distribution against its closed form, the paper's numbers, and invalid values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from helpers.strategies import SLOWNESS_TEXTS, bounded
 MANY = keyed.extend_all(keyed.key(3, "test"), np.arange(200_000))
 
 
-# Slowness: text, mean, tolerance, least, most.
+# Slowness: text, mean, tolerance, minimum, maximum.
 CLOSED_FORMS = [
     ("equal", 1.0, 0.0, 1.0, 1.0),
     ("uniform(1, 5)", 3.0, 0.02, 1.0, 5.0),
@@ -38,13 +38,15 @@ CLOSED_FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "mean", "tolerance", "least", "most"), CLOSED_FORMS)
-def test_slowness_has_its_range_and_mean(text: str, mean: float, tolerance: float, least: float, most: float) -> None:
+@pytest.mark.parametrize(("text", "mean", "tolerance", "low", "high"), CLOSED_FORMS)
+def test_slowness_has_the_right_range_and_mean(
+    text: str, mean: float, tolerance: float, low: float, high: float
+) -> None:
     drawn = Slowness.parse(text).draw(MANY)
     assert drawn.shape == MANY.shape
     assert float(drawn.mean()) == pytest.approx(mean, abs=tolerance or 1e-12)
-    assert drawn.min() >= least
-    assert drawn.max() <= most
+    assert drawn.min() >= low
+    assert drawn.max() <= high
     assert drawn.min() > 0.0
 
 
@@ -58,29 +60,29 @@ QUANTILES: list[tuple[str, Callable[[float], float]]] = [
 
 @pytest.mark.parametrize(("text", "quantile"), QUANTILES)
 @pytest.mark.parametrize("q", [0.1, 0.5, 0.9])
-def test_slowness_has_its_quantiles(text: str, quantile: Callable[[float], float], q: float) -> None:
+def test_slowness_has_the_right_quantiles(text: str, quantile: Callable[[float], float], q: float) -> None:
     assert float(np.quantile(Slowness.parse(text).draw(MANY), q)) == pytest.approx(quantile(q), rel=0.015)
 
 
-def test_two_speeds_are_two() -> None:
+def test_two_speed_has_two_values() -> None:
     drawn = Slowness.parse("two-speed(0.2, 5)").draw(MANY)
     assert set(drawn.tolist()) == {1.0, 5.0}
     assert float((drawn == 5.0).mean()) == pytest.approx(0.2, abs=0.005)
 
 
-def test_every_kind_is_tested() -> None:
+def test_every_distribution_is_tested() -> None:
     assert {Slowness.parse(text).kind for text, *_ in CLOSED_FORMS} == set(SLOWNESS)
     assert {Slowness.parse(text).kind for text in SLOWNESS_TEXTS} == set(SLOWNESS)
 
 
 @pytest.mark.parametrize("name", SLOWNESS)
-def test_every_kind_has_defaults(name: str) -> None:
+def test_every_distribution_has_defaults(name: str) -> None:
     assert Slowness.parse(name).arguments == SLOWNESS[name].defaults
     assert Slowness.parse(f" {name}() ") == Slowness.parse(name)
 
 
 @pytest.mark.parametrize("text", SLOWNESS_TEXTS)
-def test_a_clients_slowness_does_not_depend_on_how_many_there_are(text: str) -> None:
+def test_slowness_does_not_depend_on_the_number_of_clients(text: str) -> None:
     few, many = (Fleet(size, 5, slowness=Slowness.parse(text), availability=Windows(1, 1)) for size in (7, 300))
     assert few.step_times.tolist() == many.step_times[:7].tolist()
     assert [few.opens(i, 0.7) for i in range(7)] == [many.opens(i, 0.7) for i in range(7)]
@@ -120,8 +122,8 @@ def test_spaces_and_signs_are_read() -> None:
         ("equal(1)", "out of range"),
     ],
 )
-def test_slowness_that_makes_no_sense_is_refused(text: str, says: str) -> None:
-    with pytest.raises(UserError, match=says) as caught:
+def test_invalid_slowness_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         Slowness.parse(text)
     assert "\n" not in str(caught.value)
 
@@ -148,7 +150,7 @@ def test_latency_and_links_add_up() -> None:
     assert fleet.down_times.tolist() == [0.5] * 3
 
 
-def test_a_trace_takes_the_place_of_speeds_and_links() -> None:
+def test_a_trace_replaces_speeds_and_links() -> None:
     trace = Trace(np.array([1.0, 2.0]), np.array([8.0, 16.0]), np.array([4.0, math.inf]), {1: (3.0, 4.0)})
     fleet = Fleet(2, step_seconds=9.0, uplink_mbps=1.0, downlink_mbps=1.0, model_megabytes=1.0, trace=trace)
     assert fleet.step_times.tolist() == [1.0, 2.0]
@@ -159,7 +161,7 @@ def test_a_trace_takes_the_place_of_speeds_and_links() -> None:
     assert fleet.round_trip(10) == 20.5
 
 
-# Jitter and loss.
+# Jitter and failures.
 
 
 @pytest.mark.parametrize("jitter", [0.1, 0.5])
@@ -176,14 +178,14 @@ def test_without_jitter_the_pace_is_one() -> None:
     assert {Fleet(5).pace(client, 3) for client in range(5)} == {1.0}
 
 
-def test_dropout_kills_its_share_at_a_uniform_moment() -> None:
+def test_failures_have_their_rate_and_a_uniform_time() -> None:
     fleet = Fleet(1, failure_rate=0.3)
-    fates = [fleet.dies_after(client, job) for client in range(100) for job in range(200)]
-    deaths = np.array([fate for fate in fates if fate is not None])
-    assert len(deaths) / len(fates) == pytest.approx(0.3, abs=0.02)
-    assert deaths.min() >= 0.0
-    assert deaths.max() < 1.0
-    assert float(deaths.mean()) == pytest.approx(0.5, abs=0.02)
+    failures = [fleet.dies_after(client, job) for client in range(100) for job in range(200)]
+    shares = np.array([share for share in failures if share is not None])
+    assert len(shares) / len(failures) == pytest.approx(0.3, abs=0.02)
+    assert shares.min() >= 0.0
+    assert shares.max() < 1.0
+    assert float(shares.mean()) == pytest.approx(0.5, abs=0.02)
     assert fleet.lossy
     assert Fleet(1).dies_after(0, 0) is None
     assert not Fleet(1).lossy
@@ -193,7 +195,7 @@ def test_dropout_kills_its_share_at_a_uniform_moment() -> None:
 
 
 @pytest.mark.parametrize("text", ["always", " always "])
-def test_always_is_no_window(text: str) -> None:
+def test_always_means_no_windows(text: str) -> None:
     assert Windows.parse(text) is None
     assert Fleet(2).opens(1, 3.25) == 3.25
 
@@ -222,7 +224,7 @@ def test_windows_are_read() -> None:
         "windows(a,b)",
     ],
 )
-def test_windows_that_make_no_sense_are_refused(text: str) -> None:
+def test_invalid_windows_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="windows"):
         Windows.parse(text)
 
@@ -239,7 +241,7 @@ PHASES = st.integers(0, 2**53 - 1).map(lambda word: word * 2.0**-53)
 
 @bounded(300)
 @given(PHASES, st.floats(0.0, 1e4), st.floats(0.01, 100.0), st.floats(0.01, 100.0))
-def test_an_opening_is_open_and_at_most_one_closed_stretch_away(
+def test_an_opening_is_open_and_at_most_one_closed_window_later(
     phase: float, time: float, on: float, off: float
 ) -> None:
     windows = Windows(on, off)
@@ -250,7 +252,9 @@ def test_an_opening_is_open_and_at_most_one_closed_stretch_away(
 
 @bounded(300)
 @given(PHASES, st.integers(0, 1000), st.floats(0.05, 0.95), st.floats(0.05, 0.95))
-def test_an_opening_is_one_moment_whoever_asks(phase: float, cycle: int, early: float, late: float) -> None:
+def test_an_opening_is_the_same_for_all_times_of_one_closed_window(
+    phase: float, cycle: int, early: float, late: float
+) -> None:
     """Otherwise a plan would depend, in the last digit, on how often a client was woken."""
     windows = Windows(0.2, 0.3)
     asked = [cycle * 0.5 + 0.2 + 0.3 * part - phase * 0.5 for part in (early, late)]
@@ -266,11 +270,11 @@ def test_clients_open_at_different_times() -> None:
     assert 0.0 <= min(moments) < max(moments) <= 10.0
 
 
-# What a fleet refuses.
+# Invalid fleets.
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         {"num_clients": 0},
         {"num_clients": -3},
@@ -297,9 +301,9 @@ def test_clients_open_at_different_times() -> None:
     ],
     ids=str,
 )
-def test_a_fleet_that_makes_no_sense_is_refused(words: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(words))):
-        Fleet(**{"num_clients": 4, **words})
+def test_an_invalid_fleet_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(arguments))):
+        Fleet(**{"num_clients": 4, **arguments})
 
 
 def test_a_trace_must_fit_its_fleet() -> None:
@@ -333,7 +337,7 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     assert dict(trace.absences) == {1: (3.0, math.inf), 2: (3.0, 4.5)}
 
 
-def test_columns_may_stand_in_any_order_and_files_may_have_marks(tmp_path: Path) -> None:
+def test_columns_may_have_any_order_and_files_a_byte_order_mark(tmp_path: Path) -> None:
     path = written(tmp_path, "\ufeffup_mbps, client ,down_mbps,step_seconds", "5,0,6,7")
     trace = read_trace(path)
     assert (trace.up_mbps[0], trace.down_mbps[0], trace.step_seconds[0]) == (5.0, 6.0, 7.0)
@@ -379,14 +383,14 @@ def test_shuffled_rows_are_equal(tmp_path: Path) -> None:
         ((ABSENT, "0,1,1,1,5,nan"), "line 2.*returns_at"),
     ],
 )
-def test_a_trace_that_makes_no_sense_is_refused_by_line(tmp_path: Path, lines: tuple[str, ...], says: str) -> None:
-    with pytest.raises(UserError, match=says) as caught:
+def test_an_invalid_trace_is_refused_by_line(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         read_trace(written(tmp_path, *lines))
     assert "trace.csv" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_trace_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_binary_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"missing\.csv does not exist"):
         read_trace(tmp_path / "missing.csv")
     with pytest.raises(UserError, match="cannot be read"):

@@ -1,6 +1,7 @@
 """Golden plans: small plans of every algorithm, compared line by line with files.
 
-To accept a change, run ``python tests/test_golden.py --write`` and read the difference before you keep it.
+To accept a change, run with PYTHONPATH=tests ``python tests/planning/test_golden_plans.py --write`` and read the
+difference before you commit it.
 """
 
 from __future__ import annotations
@@ -17,40 +18,44 @@ from helpers.strategies import Case, case, variants
 
 FOLDER = Path(__file__).parent / "golden"
 ROUNDS = 6
-REGENERATE = "if this is meant, run: python tests/test_golden.py --write"
+REGENERATE = "if the change is intended, run: python tests/planning/test_golden_plans.py --write"
 
 
 def golden_cases() -> dict[str, Case]:
-    """By file name: every algorithm, with each of its choices.
+    """Return by file name every algorithm with each of its choices.
 
     Uniform slowness without jitter needs no exp or log, so the numbers are the same on every machine.
     """
     found = {}
     for name, kind in ALGORITHMS.items():
-        for own in variants(kind):
+        for settings in variants(kind):
             words = [
-                f"{f.name}={getattr(own, f.name)}" for f in dataclasses.fields(own) if getattr(own, f.name) != f.default
+                f"{f.name}={getattr(settings, f.name)}"
+                for f in dataclasses.fields(settings)
+                if getattr(settings, f.name) != f.default
             ]
             n = 3 if ALGORITHMS[name].broadcasts else 2
-            found["-".join([name, *words])] = case(name, 5, n, steps=4, seed=11, own=own, step_seconds=0.02)
+            found["-".join([name, *words])] = case(name, 5, n, steps=4, seed=11, settings=settings, step_seconds=0.02)
     return found
 
 
 CASES = golden_cases()
 
 
-def first_difference(found: list[str], kept: list[str]) -> str:
-    """Where two plans part, in words; empty if they do not."""
-    for number, (now, then) in enumerate(zip(found, kept, strict=False), start=1):
+def first_difference(found: list[str], stored: list[str]) -> str:
+    """Describe the first difference of two plans; empty if they are equal."""
+    for number, (now, then) in enumerate(zip(found, stored, strict=False), start=1):
         if now != then:
-            return f"line {number} differs\n  kept:  {then}\n  found: {now}"
-    if len(found) != len(kept):
-        return f"line {min(len(found), len(kept)) + 1} differs: {len(kept)} lines were kept, {len(found)} were found"
+            return f"line {number} differs\n  stored: {then}\n  found:  {now}"
+    if len(found) != len(stored):
+        return (
+            f"line {min(len(found), len(stored)) + 1} differs: {len(stored)} lines are stored, {len(found)} were found"
+        )
     return ""
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_plan_is_as_it_was(name: str) -> None:
+def test_the_plan_has_not_changed(name: str) -> None:
     path = FOLDER / f"{name}.jsonl"
     assert path.exists(), f"{path.name} is missing; {REGENERATE}"
     found = list(CASES[name].plan(ROUNDS).lines())
@@ -59,7 +64,7 @@ def test_the_plan_is_as_it_was(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_golden_plan_is_a_good_plan(name: str) -> None:
+def test_a_golden_plan_is_valid(name: str) -> None:
     plan = Plan.load(FOLDER / f"{name}.jsonl")
     assert len(plan.rounds) == ROUNDS
     plan.check()
@@ -69,18 +74,18 @@ def test_there_are_no_other_golden_plans() -> None:
     assert sorted(path.name for path in FOLDER.iterdir()) == sorted(f"{name}.jsonl" for name in CASES)
 
 
-def test_golden_plans_tell_each_other_apart() -> None:
+def test_golden_plans_differ() -> None:
     assert len({case_.plan(ROUNDS).hash() for case_ in CASES.values()}) == len(CASES)
 
 
-def test_a_difference_is_named_by_line() -> None:
+def test_a_difference_is_reported_by_line() -> None:
     assert first_difference(["a", "b"], ["a", "b"]) == ""
     assert first_difference(["a", "c"], ["a", "b"]).startswith("line 2 differs")
     assert first_difference(["a"], ["a", "b"]).startswith("line 2 differs: 2 lines")
 
 
 def write() -> None:
-    """Make the files anew, and remove those that belong to nothing."""
+    """Write all files again and remove those that no case needs."""
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.glob("*.jsonl"):
         path.unlink()
@@ -90,5 +95,5 @@ def write() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
-        sys.exit("usage: python tests/test_golden.py --write")
+        sys.exit("usage: python tests/planning/test_golden_plans.py --write")
     write()

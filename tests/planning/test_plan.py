@@ -55,10 +55,10 @@ def test_numbers_read_back_exactly(tmp_path_factory: pytest.TempPathFactory, tim
     plan = Plan(GOOD.header, (Round(time, merge, ()), Job(0, 0, 0, 5, weight, time, "lost")))
     path = tmp_path_factory.mktemp("plan") / "plan"
     plan.save(path)
-    assert repr(Plan.load(path)) == repr(plan)  # repr tells −0.0 from 0.0
+    assert repr(Plan.load(path)) == repr(plan)  # repr distinguishes −0.0 from 0.0
 
 
-def test_compressed_files_are_the_same_every_time(tmp_path: Path) -> None:
+def test_compressed_files_are_reproducible(tmp_path: Path) -> None:
     GOOD.save(tmp_path / "a.gz")
     GOOD.save(tmp_path / "b.gz")
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
@@ -72,7 +72,7 @@ def test_a_plan_cannot_be_saved_where_there_is_no_folder(tmp_path: Path) -> None
 
 
 def changed(record: Any) -> list[Any]:
-    """The record with each field changed by the smallest step."""
+    """Return copies of a record, each with one field changed by the smallest step."""
     found = []
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
@@ -94,7 +94,7 @@ def changed(record: Any) -> list[Any]:
     return found
 
 
-def test_the_hash_tells_any_two_plans_apart() -> None:
+def test_the_hash_distinguishes_any_two_plans() -> None:
     hashes = {LOST.hash()}
     count = 1
     kinds = {type(record): i for i, record in enumerate(LOST.records)}
@@ -115,10 +115,10 @@ def lines_of(plan: Plan) -> list[Any]:
     return [json.loads(line) for line in plan.lines()]
 
 
-def refused(folder: Path, text: str, says: str, name: str = "plan.jsonl") -> None:
+def refused(folder: Path, text: str, message: str, name: str = "plan.jsonl") -> None:
     path = folder / name
     path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    with pytest.raises(UserError, match=says) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         Plan.load(path)
     assert name in str(caught.value)
 
@@ -145,9 +145,9 @@ BAD_HEADERS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("header", "says"), BAD_HEADERS, ids=range(len(BAD_HEADERS)))
-def test_a_foreign_header_is_refused(tmp_path: Path, header: str, says: str) -> None:
+def test_an_invalid_header_is_refused(tmp_path: Path, header: str, message: str) -> None:
     assert header != HEADER
-    refused(tmp_path, header + "\n", says)
+    refused(tmp_path, header + "\n", message)
 
 
 BAD_RECORDS = [
@@ -214,7 +214,7 @@ def test_a_damaged_record_is_refused_by_line(tmp_path: Path, line: str, name: st
     refused(tmp_path, "\n".join([HEADER, first, line, first]) + "\n", "line 3:", name)
 
 
-def test_a_hostile_line_is_not_repeated_at_length(tmp_path: Path) -> None:
+def test_a_long_line_is_shortened_in_the_message(tmp_path: Path) -> None:
     path = tmp_path / "plan"
     for line in (json.dumps(["x" * 100_000]), json.dumps(["stall", "x" * 100_000])):
         path.write_text(f"{HEADER}\n{line}\n")
@@ -234,11 +234,11 @@ def test_any_json_is_a_record_or_is_refused(tmp_path_factory: pytest.TempPathFac
         try:
             loaded = Plan.load(path)
         except UserError as error:
-            told = str(error)
+            message = str(error)
         else:  # some garbage happens to be a record
-            told = "line 2"
+            message = "line 2"
             assert [json.loads(encode(record)) for record in loaded.records] == [line]
-        assert "line 2" in told
+        assert "line 2" in message
 
 
 def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe\x00", b"PK\x03\x04 something"])
 @pytest.mark.parametrize("name", ["plan", "plan.gz"])
-def test_a_foreign_file_is_refused(tmp_path: Path, data: bytes, name: str) -> None:
+def test_a_file_that_is_not_a_plan_is_refused(tmp_path: Path, data: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=name):
         Plan.load(tmp_path / name)
@@ -286,7 +286,7 @@ def test_collecting_stops_after_the_last_merge() -> None:
     assert len(GOOD.jobs) + len(GOOD.uploads) + len(GOOD.rounds) < len(GOOD.records)
 
 
-def test_no_rounds_are_no_plan() -> None:
+def test_a_plan_of_no_rounds_is_empty() -> None:
     plan = case("fedavg", 3, 2).plan(0)
     assert (plan.records, plan.rounds, plan.seconds) == ((), (), 0.0)
     plan.check()

@@ -18,7 +18,7 @@ from helpers.strategies import Case, bounded, case, cases
 
 def recorded(found: Case, rounds: int, ahead: int, steps: list[int]) -> Plan:
     """The plan of some rounds, committed in several steps, with an executor that has read further."""
-    simulator = found.timeline()
+    simulator = found.simulator()
     records: list[Record] = []
     recorder = PlanRecorder(simulator, records.append)
     reader = (record for record in recorder if isinstance(record, Round))
@@ -40,7 +40,7 @@ def test_reading_ahead_changes_no_plan(found: Case, rounds: int, ahead: int, ste
 
 def test_a_plan_that_no_executor_reads_is_recorded_too() -> None:
     found = case("defedavg-iid", 5, 2, seed=1)
-    simulator = found.timeline()
+    simulator = found.simulator()
     records: list[Record] = []
     recorder = PlanRecorder(simulator, records.append)
     recorder.finish(8)

@@ -1,4 +1,4 @@
-"""The virtual clock: it agrees with its plain-loop twin, repeats itself exactly, and has the right limits."""
+"""The virtual clock agrees with a naive simulator, is deterministic, and has the right limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from defedavg.planning.devices import Fleet, Slowness, Windows
 from defedavg.planning.plan import Plan
 from defedavg.planning.records import Job, Round
 from defedavg.planning.simulator import Simulator
-from helpers.naive_simulator import agrees_with_twin
+from helpers.naive_simulator import agrees_with_naive
 from helpers.strategies import Case, bounded, case, cases, equal_speeds, up_to, variants
 
 NAMES = list(ALGORITHMS)
@@ -31,29 +31,29 @@ ROUNDS = 12
 
 @bounded(250)
 @given(cases())
-def test_the_timeline_agrees_with_its_plain_loop_twin(found: Case) -> None:
-    assert len(agrees_with_twin(found, ROUNDS).rounds) == ROUNDS
+def test_the_simulator_agrees_with_the_naive_one(found: Case) -> None:
+    assert len(agrees_with_naive(found, ROUNDS).rounds) == ROUNDS
 
 
 @bounded(200)
 @given(cases())
-def test_every_plan_keeps_every_invariant(found: Case) -> None:
+def test_every_plan_satisfies_the_invariants(found: Case) -> None:
     found.plan(ROUNDS).check()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_twin_and_timeline_agree_where_everything_ties(name: str) -> None:
-    for own, clients, n in itertools.product(variants(ALGORITHMS[name]), (1, 3, 7), (1, 3)):
+def test_the_simulators_agree_if_all_times_tie(name: str) -> None:
+    for settings, clients, n in itertools.product(variants(ALGORITHMS[name]), (1, 3, 7), (1, 3)):
         if n <= clients:
-            agrees_with_twin(case(name, clients, n, own=own, **equal_speeds()), 20)
+            agrees_with_naive(case(name, clients, n, settings=settings, **equal_speeds()), 20)
 
 
 @bounded(60)
 @given(cases())
 def test_taking_five_rounds_then_ten_gives_the_same_prefix(found: Case) -> None:
-    short, long = up_to(iter(found.timeline()), 5), up_to(iter(found.timeline()), 10)
+    short, long = up_to(iter(found.simulator()), 5), up_to(iter(found.simulator()), 10)
     assert long[: len(short)] == short
-    stream = iter(found.timeline())
+    stream = iter(found.simulator())
     assert up_to(stream, 5) + up_to(stream, 10) == long
 
 
@@ -67,21 +67,23 @@ def test_the_same_seed_gives_the_same_plan(found: Case) -> None:
 def test_another_seed_gives_another_plan(name: str) -> None:
     def records(seed: int) -> Plan:
         plan = case(name, 8, 3, seed=seed).plan(10)
-        return Plan(dataclasses.replace(plan.header, seed=0), plan.records)  # the header alone must not tell them apart
+        return Plan(
+            dataclasses.replace(plan.header, seed=0), plan.records
+        )  # the header alone must not make them differ
 
     assert len({records(seed).hash() for seed in range(5)}) == 5
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_draws_depend_on_the_seed_even_where_speeds_do_not(name: str) -> None:
-    """Where the server draws at all, other seeds draw other clients."""
-    own = ALGORITHMS[name].settings_type()
+def test_draws_depend_on_the_seed_even_if_speeds_do_not(name: str) -> None:
+    """If the server draws at all, other seeds draw other clients."""
+    settings = ALGORITHMS[name].settings_type()
     merges = set()
     for seed in range(6):
-        found = case(name, 9, 2, seed=seed, own=own, **equal_speeds())
+        found = case(name, 9, 2, seed=seed, settings=settings, **equal_speeds())
         merges.add(tuple(tuple(u.client for u, _ in record.merge.updates) for record in found.plan(8).rounds))
     broadcast_to_all = ALGORITHMS[name].broadcasts and not ALGORITHMS[name].policy.hold_until_requested
-    everyone_trains = "concurrency" in {field.name for field in dataclasses.fields(own)}
+    everyone_trains = "concurrency" in {field.name for field in dataclasses.fields(settings)}
     assert (len(merges) == 1) == (broadcast_to_all or everyone_trains)
 
 
@@ -95,9 +97,9 @@ class Backwards(dict[int, None]):
 @bounded(60)
 @given(cases())
 def test_the_order_of_clients_in_memory_changes_nothing(found: Case) -> None:
-    timeline = found.timeline()
-    timeline._idle = Backwards()
-    assert Plan.collect(timeline, 8).hash() == found.plan(8).hash()
+    simulator = found.simulator()
+    simulator._idle = Backwards()
+    assert Plan.collect(simulator, 8).hash() == found.plan(8).hash()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,7 +138,7 @@ def test_settings_become_the_fleet_and_the_machines() -> None:
     assert setup.timeout_seconds == pytest.approx(10.0 * fleet.round_trip(3))  # clients can be lost
 
 
-def test_nobody_times_out_where_nobody_can_be_lost() -> None:
+def test_there_is_no_timeout_if_no_client_can_fail() -> None:
     assert make_simulator(config.study({}).points()[0].settings, 0).server.setup.timeout_seconds is None
 
 
@@ -152,10 +154,10 @@ def test_server_and_fleet_must_agree() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("slowness", ["equal", "two-speed(0.5, 30)"])
 def test_no_version_is_freed_that_is_used_later(name: str, slowness: str) -> None:
-    """By hand, from the records alone: once freed, a version is neither started from nor merged."""
-    for own in variants(ALGORITHMS[name]):
+    """No job starts from a freed version, and no merge uses one; checked from the records alone."""
+    for settings in variants(ALGORITHMS[name]):
         freed: set[int] = set()
-        found = case(name, 7, 3, own=own, slowness=Slowness.parse(slowness), latency_seconds=0.02, jitter=0.2)
+        found = case(name, 7, 3, settings=settings, slowness=Slowness.parse(slowness), latency_seconds=0.02, jitter=0.2)
         for record in found.plan(60).records:
             if isinstance(record, Job):
                 assert record.version not in freed
@@ -168,13 +170,13 @@ def test_no_version_is_freed_that_is_used_later(name: str, slowness: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_live_versions_do_not_grow_with_rounds(name: str) -> None:
-    """A version per client and buffer, and those on their way: no more, however long the plan."""
-    for own in variants(ALGORITHMS[name]):
+    """The number of versions is bounded by clients and buffers, not by the length of the plan."""
+    for settings in variants(ALGORITHMS[name]):
         live, most = 1, []
-        for record in case(name, 6, 2, own=own, step_seconds=0.02, model_megabytes=0.1).plan(500).rounds:
+        for record in case(name, 6, 2, settings=settings, step_seconds=0.02, model_megabytes=0.1).plan(500).rounds:
             live += 1 - len(record.freed)
             most.append(live)
-        # Receive buffer, running job, send buffer or upload: three a client; and the newest two.
+        # Receive buffer, running job, send buffer or upload: three per client, and the newest two.
         assert max(most) <= 3 * 6 + 2
         assert max(most[300:]) <= max(most[:300]) + 2
 
@@ -195,14 +197,14 @@ def merges(plan: Plan, *, index: bool = False) -> list[Any]:
 
 
 @pytest.mark.parametrize(("clients", "steps"), [(1, 1), (4, 3), (10, 7)])
-def test_equal_speeds_and_all_clients_make_fedavg_of_the_asynchronous(clients: int, steps: int) -> None:
-    words: dict[str, Any] = {"steps": steps, **equal_speeds()}
+def test_with_equal_speeds_and_all_clients_asynchronous_algorithms_equal_fedavg(clients: int, steps: int) -> None:
+    arguments: dict[str, Any] = {"steps": steps, **equal_speeds()}
     drawn = dataclasses.replace(ALGORITHMS["fedavg"].settings_type(), replacement=False)
-    fedavg = merges(case("fedavg", clients, clients, own=drawn, **words).plan(15), index=True)
+    fedavg = merges(case("fedavg", clients, clients, settings=drawn, **arguments).plan(15), index=True)
     assert len(fedavg) == 15
-    assert merges(case("defedavg-iid", clients, clients, **words).plan(15), index=True) == fedavg
+    assert merges(case("defedavg-iid", clients, clients, **arguments).plan(15), index=True) == fedavg
     full = ALGORITHMS["fedbuff"].settings_type(concurrency=clients)
-    assert merges(case("fedbuff", clients, clients, own=full, **words).plan(15), index=True) == fedavg
+    assert merges(case("fedbuff", clients, clients, settings=full, **arguments).plan(15), index=True) == fedavg
     for time, past, updates in fedavg:
         version = past[0][0]
         assert past == ((version, 1.0),)
@@ -211,7 +213,7 @@ def test_equal_speeds_and_all_clients_make_fedavg_of_the_asynchronous(clients: i
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_local_step_makes_asysg_of_defedavg_iid(seed: int) -> None:
+def test_with_one_local_step_defedavg_iid_equals_asysg(seed: int) -> None:
     defedavg = case("defedavg-iid", 9, 4, steps=1, seed=seed, jitter=0.2).plan(40)
     asysg = case("asysg", 9, 4, steps=50, seed=seed, jitter=0.2).plan(40)
     assert asysg.records == defedavg.records
@@ -219,26 +221,26 @@ def test_one_local_step_makes_asysg_of_defedavg_iid(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_equal_speeds_and_all_clients_leave_nothing_stale(name: str) -> None:
-    """λ = 0 wherever every round has all clients; draws with replacement leave some out, and those come late."""
-    for own in variants(ALGORITHMS[name]):
-        plan = case(name, 5, 5, own=own, **equal_speeds()).plan(12)
-        everybody = all(len(record.merge.updates) == 5 for record in plan.rounds)
+def test_with_equal_speeds_and_all_clients_no_update_is_stale(name: str) -> None:
+    """Staleness is 0 if every round has all clients; draws with replacement omit some, whose updates are stale."""
+    for settings in variants(ALGORITHMS[name]):
+        plan = case(name, 5, 5, settings=settings, **equal_speeds()).plan(12)
+        all_participate = all(len(record.merge.updates) == 5 for record in plan.rounds)
         stale = {delay for record in plan.rounds for delay in record.merge.staleness} != {0}
-        assert not (everybody and stale)
-        assert everybody or "replacement" in ALGORITHMS[name].equation or getattr(own, "replacement", False)
+        assert not (all_participate and stale)
+        assert all_participate or "replacement" in ALGORITHMS[name].equation or getattr(settings, "replacement", False)
 
 
 def test_fedavg_is_never_stale() -> None:
-    for own in variants(ALGORITHMS["fedavg"]):
-        plan = case("fedavg", 9, 4, own=own, jitter=0.5).plan(20)
+    for settings in variants(ALGORITHMS["fedavg"]):
+        plan = case("fedavg", 9, 4, settings=settings, jitter=0.5).plan(20)
         assert {delay for record in plan.rounds for delay in record.merge.staleness} == {0}
 
 
 @pytest.mark.parametrize("name", [name for name, kind in ALGORITHMS.items() if kind.uses_global_lr])
-def test_one_client_makes_a_chain(name: str) -> None:
-    for own in variants(ALGORITHMS[name]):
-        plan = case(name, 1, 1, own=own, steps=3).plan(10)
+def test_one_client_gives_sequential_sgd(name: str) -> None:
+    for settings in variants(ALGORITHMS[name]):
+        plan = case(name, 1, 1, settings=settings, steps=3).plan(10)
         for t, record in enumerate(plan.rounds):
             merge = record.merge
             ((update, weight),) = merge.updates
@@ -257,8 +259,8 @@ def test_a_round_of_fedavg_takes_as_long_as_its_slowest() -> None:
 
 
 def test_staleness_weights_divide_once() -> None:
-    own = ALGORITHMS["fedbuff"].settings_type(staleness="sqrt")
-    plan = case("fedbuff", 9, 3, own=own).plan(30)
+    settings = ALGORITHMS["fedbuff"].settings_type(staleness="sqrt")
+    plan = case("fedbuff", 9, 3, settings=settings).plan(30)
     assert max(delay for record in plan.rounds for delay in record.merge.staleness) > 1
     for record in plan.rounds:
         for (_, weight), delay in zip(record.merge.updates, record.merge.staleness, strict=True):
@@ -267,11 +269,11 @@ def test_staleness_weights_divide_once() -> None:
 
 @pytest.mark.parametrize("reweight", ["stochastic", "deterministic"])
 def test_favano_averages_models_and_scales_by_alpha(reweight: str) -> None:
-    """w[t+1] = (w[t] + Σ (w[τ] − Δ/α)) / (s + 1), with α recomputed here from what was answered."""
-    own = ALGORITHMS["favano"].settings_type(reweight=reweight, wait_seconds=0.05)
+    """w[t+1] = (w[t] + Σ (w[τ] − Δ/α)) / (s + 1), with α recomputed here from the answers."""
+    settings = ALGORITHMS["favano"].settings_type(reweight=reweight, wait_seconds=0.05)
     seen: dict[int, list[int]] = {}
     interrupted = 0
-    for record in case("favano", 6, 3, steps=8, own=own, step_seconds=0.01).plan(60).rounds:
+    for record in case("favano", 6, 3, steps=8, settings=settings, step_seconds=0.01).plan(60).rounds:
         merge = record.merge
         past: Counter[int] = Counter({merge.version - 1: 1})
         past.update(update.version for update, _ in merge.updates)
@@ -287,7 +289,7 @@ def test_favano_averages_models_and_scales_by_alpha(reweight: str) -> None:
     assert interrupted > 20
 
 
-# Who takes part (invariant 4).
+# Participation.
 
 UNEQUAL = Slowness.parse("uniform(1, 30)")
 
@@ -298,10 +300,10 @@ def spearman(left: Any, right: Any) -> float:
 
 
 @pytest.mark.parametrize("mode", ["eager", "thrifty"])
-def test_defedavg_niid_draws_uniformly_whatever_the_speed(mode: str) -> None:
+def test_defedavg_niid_draws_uniformly_at_any_speed(mode: str) -> None:
     clients, n, rounds = 12, 4, 2_500
-    own = ALGORITHMS["defedavg-niid"].settings_type(mode=mode)
-    found = case("defedavg-niid", clients, n, own=own, steps=2, slowness=UNEQUAL, step_seconds=0.01)
+    settings = ALGORITHMS["defedavg-niid"].settings_type(mode=mode)
+    found = case("defedavg-niid", clients, n, settings=settings, steps=2, slowness=UNEQUAL, step_seconds=0.01)
     draws = np.zeros(clients)
     for record in found.plan(rounds).rounds:
         counts = {u.client: -b * n for u, b in record.merge.updates}
@@ -311,12 +313,12 @@ def test_defedavg_niid_draws_uniformly_whatever_the_speed(mode: str) -> None:
     assert draws.sum() == n * rounds
     expected = n * rounds / clients
     assert ((draws - expected) ** 2 / expected).sum() < 36.1  # 11 degrees of freedom, p = 0.00016
-    # With replacement: P(a client is drawn twice or more in a round) is not zero, and its speed is no help either.
+    # With replacement: P(a client is drawn twice or more in a round) is not zero, and does not depend on its speed.
     assert abs(spearman(draws, found.fleet.step_times)) < 0.75
 
 
 @pytest.mark.parametrize("name", ["defedavg-iid", "fedbuff", "asysg"])
-def test_in_open_rounds_participation_grows_with_speed(name: str) -> None:
+def test_in_buffered_rounds_participation_grows_with_speed(name: str) -> None:
     found = case(name, 20, 3, steps=2, slowness=UNEQUAL, step_seconds=0.05)
     taken = Counter(u.client for record in found.plan(600).rounds for u, _ in record.merge.updates)
     assert spearman([taken[i] for i in range(20)], 1.0 / found.fleet.step_times) > 0.95
@@ -325,10 +327,10 @@ def test_in_open_rounds_participation_grows_with_speed(name: str) -> None:
 
 @pytest.mark.parametrize("replacement", [True, False])
 def test_fedavg_draws_uniformly(replacement: bool) -> None:
-    own = ALGORITHMS["fedavg"].settings_type(replacement=replacement)
+    settings = ALGORITHMS["fedavg"].settings_type(replacement=replacement)
     draws: Counter[int] = Counter()
     twice = 0
-    for record in case("fedavg", 10, 4, own=own, steps=1).plan(2_000).rounds:
+    for record in case("fedavg", 10, 4, settings=settings, steps=1).plan(2_000).rounds:
         counts = {u.client: round(-b * 4) for u, b in record.merge.updates}
         draws.update(counts)
         twice += len(counts) < 4
@@ -339,7 +341,7 @@ def test_fedavg_draws_uniformly(replacement: bool) -> None:
 
 
 def test_the_papers_round_times() -> None:
-    """N = 100, K = 50, FashionMNIST figures: seconds a round, and mean staleness, against an independent simulation."""
+    """N = 100, K = 50, FashionMNIST: seconds per round and mean staleness against an independent simulation."""
     table = {
         "fedavg": (0.495, 0.0),
         "defedavg-iid": (0.028, 11.6),
@@ -369,26 +371,26 @@ def test_a_plan_starts_at_version_zero(clients: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 4])
-def test_a_client_that_was_asked_in_vain_many_times_goes_on_when_it_can_be_reached(clients: int) -> None:
-    """FAVANO: all requests reach it at once; its answer to the last comes too late, and it is given more to do."""
-    words: dict[str, Any] = {"slowness": Slowness.parse("equal"), "step_seconds": 0.0017, "model_megabytes": 0.0}
-    found = case("favano", clients, 1, steps=1, timeout=0.05, availability=Windows(0.2, 0.3), **words)
+def test_a_client_that_missed_many_requests_continues_when_it_is_reachable(clients: int) -> None:
+    """FAVANO: all requests reach it at once; its last answer arrives too late, and it receives a new version."""
+    arguments: dict[str, Any] = {"slowness": Slowness.parse("equal"), "step_seconds": 0.0017, "model_megabytes": 0.0}
+    found = case("favano", clients, 1, steps=1, timeout=0.05, availability=Windows(0.2, 0.3), **arguments)
     rounds = found.plan(60 * clients).rounds
     later = {update.client for record in rounds[30 * clients :] for update, _ in record.merge.updates}
     assert later == set(range(clients))
 
 
-def test_of_two_versions_that_arrive_at_one_moment_the_newer_counts() -> None:
-    """Waits that run out send again; rounding can let both reach the client together."""
-    words: dict[str, Any] = {"slowness": Slowness.parse("equal"), "step_seconds": 0.0017, "model_megabytes": 2.2}
-    found = case("fedbuff", 1, 1, steps=2, timeout=0.3, uplink_mbps=400.0, downlink_mbps=10.0, **words)
-    assert len(agrees_with_twin(found, 12).rounds) == 12
+def test_of_two_versions_that_arrive_at_once_the_newer_one_counts() -> None:
+    """After a timeout the server sends again; by rounding both versions can arrive at the same time."""
+    arguments: dict[str, Any] = {"slowness": Slowness.parse("equal"), "step_seconds": 0.0017, "model_megabytes": 2.2}
+    found = case("fedbuff", 1, 1, steps=2, timeout=0.3, uplink_mbps=400.0, downlink_mbps=10.0, **arguments)
+    assert len(agrees_with_naive(found, 12).rounds) == 12
 
 
 @bounded(150)
 @given(cases(), st.sampled_from([0.05, 0.3, 3.0]))
-def test_the_timeline_agrees_with_its_twin_where_waits_run_out(found: Case, timeout: float) -> None:
-    assume(found.fleet.availability is None)  # where it is, windows open at moments that differ in the last bit
-    agrees_with_twin(
+def test_the_simulators_agree_with_timeouts(found: Case, timeout: float) -> None:
+    assume(found.fleet.availability is None)  # windows open at times that differ in the last bit
+    agrees_with_naive(
         dataclasses.replace(found, setup=dataclasses.replace(found.setup, timeout_seconds=timeout)), ROUNDS
     )

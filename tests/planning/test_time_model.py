@@ -1,7 +1,7 @@
 """The paper's time model: round times against closed forms and against an independent simulation.
 
 The independent figures (N = 100, K = 50, FashionMNIST, mean of 400 rounds) come from ONE draw of the clients' speeds,
-and that draw is slow: its capacity lies 1.3 standard deviations below the mean of such draws. So averages over many
+and that draw is slow: its capacity is 1.3 standard deviations below the mean of such draws. So averages over many
 draws are compared with closed forms, and the figures with averages over 20 draws that share the capacity and the tail
 of that one (two numbers that the table itself reveals: FedBuff's and FedAvg's round times).
 """
@@ -35,7 +35,7 @@ STALENESS = {
 
 
 def measure(name: str, n: int, seed: int) -> tuple[float, float]:
-    """Seconds per round and mean staleness."""
+    """Return seconds per round and mean staleness."""
     staleness: list[int] = []
     for record in rounds_of(Simulator(algorithm(name)(Setup(100, n, 50, seed)), Fleet(100, seed))):
         staleness.extend(record.merge.staleness)
@@ -45,18 +45,18 @@ def measure(name: str, n: int, seed: int) -> tuple[float, float]:
 
 
 def cycles(seed: int) -> NDArray[np.float64]:
-    """Download, 50 steps, upload: seconds, per client."""
+    """Return the seconds of download, 50 steps and upload, by client."""
     fleet = Fleet(100, seed)
     return np.asarray(fleet.step_times * 50 + fleet.up_times + fleet.down_times)
 
 
 def fedbuff_round(seed: int, n: int) -> float:
-    """Each client returns at its own rate; when counting begins, each has done half a job on average."""
+    """Return the closed form: each client answers at its own rate; on average each starts with half a job done."""
     return float((n * ROUNDS + 50) / np.sum(1.0 / cycles(seed)) / ROUNDS)
 
 
 def fedavg_round(seed: int, n: int) -> float:
-    """The expected slowest of n draws with replacement."""
+    """Return the expected duration of the slowest of n draws with replacement."""
     ordered = np.sort(cycles(seed))
     below = (np.arange(101) / 100) ** n
     return float(np.sum(ordered * np.diff(below)))
@@ -64,7 +64,7 @@ def fedavg_round(seed: int, n: int) -> float:
 
 @lru_cache
 def like_the_table() -> tuple[int, ...]:
-    """The 20 of 4,000 draws whose capacity and tail are nearest to those of the table's draw."""
+    """Return the 20 of 4,000 seeds whose capacity and tail are nearest to those of the table's draw."""
     found = np.array([(fedbuff_round(s, 40), fedavg_round(s, 10), fedavg_round(s, 40)) for s in range(4000)])
     wanted = np.array([TABLE["fedbuff"][40], TABLE["fedavg"][10], TABLE["fedavg"][40]])
     distance = (((found - wanted) / found.std(axis=0)) ** 2).sum(axis=1)
@@ -83,9 +83,9 @@ def test_round_times_follow_closed_forms(n: int) -> None:
     for seed in range(3):
         assert measure("fedbuff", n, seed)[0] == pytest.approx(fedbuff_round(seed, n), rel=0.01)
         assert measure("fedavg", n, seed)[0] == pytest.approx(fedavg_round(seed, n), rel=0.015)
-        # DeFedAvg-IID downloads while it trains: the same without the way down, which only the first job waits for.
-        own = cycles(seed) - 0.044
-        expected = ((n * ROUNDS + 50) / np.sum(1.0 / own) + 0.044) / ROUNDS
+        # DeFedAvg-IID downloads while it trains: only the first job waits for the download.
+        busy = cycles(seed) - 0.044
+        expected = ((n * ROUNDS + 50) / np.sum(1.0 / busy) + 0.044) / ROUNDS
         assert measure("defedavg-iid", n, seed)[0] == pytest.approx(expected, rel=0.01)
 
 
@@ -94,7 +94,7 @@ def test_round_times_follow_closed_forms(n: int) -> None:
 def test_round_times_and_staleness_agree_with_an_independent_simulation(name: str, n: int) -> None:
     found = np.array([measure(name, n, seed) for seed in like_the_table()])
     seconds, staleness = found.mean(axis=0)
-    # The figure is a single draw: where draws that are alike still scatter by more than 3 %, two deviations of one.
+    # The figure is a single draw: if similar draws scatter by more than 3 %, allow two deviations of one draw.
     allowed = max(0.03 * TABLE[name][n], 2 * float(found[:, 0].std()))
     assert abs(seconds - TABLE[name][n]) <= allowed
     assert abs(staleness - STALENESS[name][n]) <= max(0.05 * STALENESS[name][n], 0.1)

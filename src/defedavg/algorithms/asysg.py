@@ -22,6 +22,6 @@ class AsySG(DeFedAvgIID):
     uses_local_lr = False
 
     @classmethod
-    def steps_per_job(cls, local_steps: int) -> int:
+    def steps_per_job(cls, local_steps: int) -> int:  # noqa: ARG003 (overrides a hook)
         """Return 1: a job computes one gradient."""
         return 1

@@ -71,7 +71,7 @@ class ServerMachine:
         self.check_setup()
 
     @classmethod
-    def client_policy(cls, settings: Any) -> ClientPolicy:
+    def client_policy(cls, settings: Any) -> ClientPolicy:  # noqa: ARG003 (a hook: subclasses use it)
         """Return how clients behave under these settings."""
         return cls.policy
 
@@ -114,10 +114,10 @@ class ServerMachine:
         return self.on_update(update)
 
     def on_update(self, update: Update) -> Actions:
-        """Hook: react to an update that has been checked."""
+        """React to an update that has been checked (hook)."""
         raise NotImplementedError
 
-    def timer(self, token: int) -> Actions:
+    def timer(self, token: int) -> Actions:  # noqa: ARG002 (a hook: subclasses use it)
         """React to a timer; ignore one whose token no longer matters."""
         return []
 
@@ -209,24 +209,24 @@ class SampledRound(ServerMachine):
     # Hooks.
 
     def with_replacement(self) -> bool:
-        """Hook: whether a client can be drawn twice in a round."""
+        """Return whether a client can be drawn twice in a round (hook)."""
         return True
 
     def invite(self, client: int) -> ServerAction:
-        """Hook: the message to a client that was drawn."""
+        """Return the message to a client that was drawn (hook)."""
         raise NotImplementedError
 
-    def accepts(self, update: Update) -> bool:
-        """Hook: whether an update can be merged at all."""
+    def accepts(self, update: Update) -> bool:  # noqa: ARG002 (a hook: subclasses use it)
+        """Return whether an update can be merged at all (hook)."""
         return True
 
     def combine(self, received: list[tuple[Update, int]]) -> Merge:
-        """Hook: the merge of a complete round, from its updates and how often each client was drawn."""
+        """Return the merge of a complete round, from its updates and how often each client was drawn (hook)."""
         n = self.setup.updates_per_round
         return self.merge((update, -count / n) for update, count in received)
 
     def close_round(self) -> Actions:
-        """Hook: what follows a merge; opens the next round."""
+        """Return the actions after a merge (hook): open the next round."""
         return self.open_round()
 
     # The round.
@@ -311,12 +311,12 @@ class BufferedRound(ServerMachine):
         super().__init__(setup, settings)
         self.buffer: list[Update] = []
 
-    def weight(self, update: Update) -> float:
-        """Hook: the weight of an update relative to the others."""
+    def weight(self, update: Update) -> float:  # noqa: ARG002 (a hook: subclasses use it)
+        """Return the weight of an update relative to the others (hook)."""
         return 1.0
 
     def after_merge(self) -> Actions:
-        """Hook: what follows a merge."""
+        """Return the actions after a merge (hook)."""
         return []
 
     def on_update(self, update: Update) -> Actions:

@@ -68,7 +68,7 @@ class Favano(SampledRound):
         return [Send(client, self.version), *super().returned(client)]
 
     def with_replacement(self) -> bool:
-        """No: the clients of a round are distinct."""
+        """Return False: the clients of a round are distinct."""
         return False
 
     def invite(self, client: int) -> ServerAction:

@@ -36,7 +36,7 @@ class FedAvg(SampledRound):
         return self.open_round()
 
     def with_replacement(self) -> bool:
-        """As the setting says."""
+        """Return the setting."""
         return bool(self.settings.replacement)
 
     def invite(self, client: int) -> ServerAction:
@@ -44,5 +44,5 @@ class FedAvg(SampledRound):
         return Send(client, self.version)
 
     def accepts(self, update: Update) -> bool:
-        """Only updates that start from the newest version."""
+        """Accept only updates that start from the newest version."""
         return update.version == self.version

@@ -19,7 +19,7 @@ from .base import Actions, BufferedRound, Setup
 from .client_pool import ClientPool
 from .protocol import ClientPolicy, EndOfInstant, Resample, Send, SetTimer, Update
 
-STALENESS = {"constant": lambda delay: 1.0, "sqrt": lambda delay: 1.0 / math.sqrt(1.0 + delay)}
+STALENESS = {"constant": lambda _: 1.0, "sqrt": lambda staleness: 1.0 / math.sqrt(1.0 + staleness)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,14 @@ class FedBuff(BufferedRound):
         return [Resample((client,), tuple(a.client for a in fresh if isinstance(a, Send))), *fresh]
 
     def returned(self, client: int) -> Actions:
-        """A client that returned has lost its job, so it is idle."""
+        """Mark a client that returned as idle: it has lost its job."""
         self.check_client(client)
         self.active.pop(client, None)
         self.pool.add(client)
         return [EndOfInstant()]
 
     def weight(self, update: Update) -> float:
-        """By staleness, as the setting says."""
+        """Return the weight that the setting gives to the staleness."""
         return STALENESS[self.settings.staleness](self.version - update.version)
 
     def on_update(self, update: Update) -> Actions:

@@ -184,7 +184,7 @@ class ClientMachine:
             raise ProtocolError(f"client {self.id} cannot handle {event!r} while {self.phase.value}")
 
     def model(self, version: int) -> bool:
-        """A version arrived; return whether it entered the receive buffer."""
+        """Offer a version that arrived; return whether it entered the receive buffer."""
         self._check("model")
         if version < 0:
             raise ProtocolError(f"client {self.id} received version {version}; versions count from 0")
@@ -213,7 +213,7 @@ class ClientMachine:
         return (start,)
 
     def ended(self) -> tuple[ClientAction, ...]:
-        """The running job completed all its steps."""
+        """End the running job: it completed all its steps."""
         self._check("ended")
         index = self.jobs - 1
         if not self.policy.hold_until_requested:
@@ -228,13 +228,13 @@ class ClientMachine:
         return replaced
 
     def sent(self) -> tuple[ClientAction, ...]:
-        """An upload that occupied the client has ended."""
+        """End an upload that occupied the client."""
         self._check("sent")
         self.phase = Phase.IDLE
         return ()
 
     def request(self) -> tuple[ClientAction, ...]:
-        """The server requests the update."""
+        """Handle a request for the update."""
         self._check("request")
         if not self.policy.hold_until_requested:
             raise ProtocolError(f"client {self.id} sends its updates unrequested and cannot receive a request")
@@ -248,7 +248,7 @@ class ClientMachine:
         return ()
 
     def died(self) -> tuple[ClientAction, ...]:
-        """The client failed; its buffers and its running job are lost."""
+        """Lose the buffers and the running job: the client failed."""
         self._check("died")
         lost = [] if self.send_buffer is None else [self.send_buffer]
         if self.phase in (Phase.TRAINING, Phase.SENDING):
@@ -260,7 +260,7 @@ class ClientMachine:
         return tuple(Drop(index) for index in lost)
 
     def returned(self) -> tuple[ClientAction, ...]:
-        """The client is reachable again, with empty buffers."""
+        """Make the client reachable again, with empty buffers."""
         self._check("returned")
         self.phase = Phase.IDLE
         return ()
