@@ -25,10 +25,10 @@ from ..errors import UserError
 from ..planning.plan import Round
 from ..tasks import Data, Task, build, cross_entropy, iid
 from ..training import BatchedRun, RunProgress, StackingError, StoppingRule, Trainer, run_batched
+from ..training.local_training import TrainingJob
 from ..training.precision import computing_in
 from ..training.reference import sample_losses
 from ..training.threads import threads as using
-from ..training.trainer import TrainingJob
 from .sweep import ComputeConfig
 
 CLASSES = 10

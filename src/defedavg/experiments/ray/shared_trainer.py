@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...training import Trainer
-from ...training.trainer import TrainingJob
+from ...training.local_training import TrainingJob
 
 WORTH = 0.05  # seconds of work; for less nobody is asked
 

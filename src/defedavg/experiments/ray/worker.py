@@ -23,8 +23,8 @@ from ...config.study import Settings
 from ...errors import UserError, first_line
 from ...tasks import Data, Task
 from ...training import BatchedRun, Evaluation, LocalTraining, Reference, RunState, StackingError, Status, run_batched
+from ...training.local_training import TrainingJob
 from ...training.precision import computing_in
-from ...training.trainer import TrainingJob
 from ..simulation import Simulation
 from ..sweep import part
 from .connection import versions
