@@ -1,9 +1,9 @@
-"""The Triton kernels on this machine's CUDA device: agreement with plain operations, time, and the search for tiles.
+"""The Triton kernels on this machine's CUDA device: agreement with plain operations, times, and a search for tiles.
 
     python benchmarks/kernels.py [--tune] [--clients 192] [--precision tf32]
 
-Without ``--tune`` every kernel is compared with plain operations in float64 on fresh random inputs, and timed on the
-layers of the paper's CNN. With it, other tiles are tried, and the fastest are printed.
+Without ``--tune`` it compares every kernel with plain operations in float64 on random inputs, and times it on the
+layers of the paper's CNN. With ``--tune`` it tries other tiles and prints the fastest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from defedavg.training.kernels.plain import LayerKernels, Weights, Window
+from defedavg.training.kernels.plain import LayerKernels, LayerWeights, Window
 from defedavg.training.kernels.triton_layers import CONFIGS, TritonLayerKernels
 
 PLAIN = Window((5, 5), (1, 1), (0, 0))
@@ -33,7 +33,7 @@ LIMITS = {"float32": 1e-5, "tf32": 5e-3, "bf16": 5e-2}
 
 
 def milliseconds(work: Callable[[], object], repeats: int = 20) -> float:
-    """The time of one call, from a graph of several."""
+    """Return the time of one call, measured with a CUDA graph of several."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -51,7 +51,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 20) -> float:
 
 
 class Case:
-    """One layer with random numbers, and its kernels."""
+    """One layer with random weights and inputs."""
 
     def __init__(self, name: str, clients: int, samples: int = 10) -> None:
         shape, outs, self.window = LAYERS[name]
@@ -66,75 +66,75 @@ class Case:
         else:
             self.x = random(clients * samples, *shape)
             weight = random(clients, outs, *self.window.size, shape[-1]) / (25 * shape[-1]) ** 0.5
-        self.own = Weights(weight, random(clients, outs), torch.full((clients,), 1e-4, device="cuda"))
+        self.params = LayerWeights(weight, random(clients, outs), torch.full((clients,), 1e-4, device="cuda"))
 
     def double(self) -> Case:
-        """The same numbers in float64."""
+        """Return the same layer in float64."""
         other = object.__new__(Case)
         other.window, other.inner, other.x = self.window, self.inner, self.x.double()
-        bias, rates = self.own.bias, self.own.rates
+        bias, rates = self.params.bias, self.params.rates
         assert bias is not None
         assert rates is not None
-        other.own = Weights(self.own.weight.double(), bias.double(), rates.double())
+        other.params = LayerWeights(self.params.weight.double(), bias.double(), rates.double())
         return other
 
-    def forward(self, products: LayerKernels) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Outputs, and what the way back needs."""
+    def forward(self, kernels: LayerKernels) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the outputs, and the tensors for the backward pass."""
         if self.window is None:
-            return products.linear(self.x, self.own, True)
-        return products.conv(self.x, self.own, self.window)
+            return kernels.linear(self.x, self.params, True)
+        return kernels.conv(self.x, self.params, self.window)
 
-    def backward(self, products: LayerKernels, grad: Tensor, saved: tuple[Tensor, ...], needs_x: bool) -> Tensor | None:
-        """The gradient of the inputs; the parameters move."""
+    def backward(self, kernels: LayerKernels, grad: Tensor, saved: tuple[Tensor, ...], needs_x: bool) -> Tensor | None:
+        """Update the parameters, and return the gradient of the inputs."""
         if self.window is None:
-            return products.linear_back(grad, saved, self.own, True, needs_x)
-        return products.conv_back(grad, saved, self.x.shape, self.own, self.window, needs_x)
+            return kernels.linear_backward(grad, saved, self.params, True, needs_x)
+        return kernels.conv_backward(grad, saved, self.x.shape, self.params, self.window, needs_x)
 
 
 def compare(name: str, precision: str) -> dict[str, float]:
-    """How far the kernels are from plain operations in float64, relative."""
+    """Return the relative errors of the kernels against plain operations in float64."""
     case = Case(name, clients=5)
-    truth = case.double()
-    before = truth.own.weight.clone()
+    exact = case.double()
+    before = exact.params.weight.clone()
     out, saved = case.forward(TritonLayerKernels(precision))
-    expected, kept = truth.forward(LayerKernels())
+    expected, kept = exact.forward(LayerKernels())
     grad = torch.randn(out.shape, device="cuda", generator=torch.Generator(device="cuda").manual_seed(1))
     rates = 0.1 / len(case.x)
-    assert case.own.rates is not None
-    assert truth.own.rates is not None
-    case.own.rates.fill_(rates)
-    truth.own.rates.fill_(rates)
+    assert case.params.rates is not None
+    assert exact.params.rates is not None
+    case.params.rates.fill_(rates)
+    exact.params.rates.fill_(rates)
     found = case.backward(TritonLayerKernels(precision), grad, saved, True)
-    wanted = truth.backward(LayerKernels(), grad.double(), kept, True)
+    wanted = exact.backward(LayerKernels(), grad.double(), kept, True)
     assert found is not None
     assert wanted is not None
 
     def far(a: Tensor, b: Tensor) -> float:
         return float((a.double() - b).norm() / b.norm())
 
-    # TF32 can turn a near tie of the pooling round; what the gradient then takes another way is counted, too.
+    # With TF32 the pooling may choose another of two nearly equal values; the error includes the effect on gradients.
     return {
         "outputs": far(out, expected),
         "inputs": far(found, wanted),
-        "step": far(case.own.weight.double() - before, truth.own.weight - before),
+        "step": far(case.params.weight.double() - before, exact.params.weight - before),
     }
 
 
 def times(name: str, clients: int, precision: str) -> dict[str, float]:
-    """Milliseconds of every kernel of a layer."""
+    """Return the milliseconds of every kernel of a layer."""
     case = Case(name, clients)
-    products = TritonLayerKernels(precision)
-    out, saved = case.forward(products)
+    kernels = TritonLayerKernels(precision)
+    out, saved = case.forward(kernels)
     grad = torch.randn_like(out)
-    found = {"forward": milliseconds(lambda: case.forward(products))}
-    found["step"] = milliseconds(lambda: case.backward(products, grad, saved, False))
+    found = {"forward": milliseconds(lambda: case.forward(kernels))}
+    found["step"] = milliseconds(lambda: case.backward(kernels, grad, saved, False))
     if case.inner:
-        found["both"] = milliseconds(lambda: case.backward(products, grad, saved, True))
+        found["both"] = milliseconds(lambda: case.backward(kernels, grad, saved, True))
     return found
 
 
 def tiles(kind: str) -> Iterator[dict[str, int]]:
-    """Settings to try."""
+    """Yield the configurations to try."""
     sizes = {
         "conv": ((128, 256), (64,), (32, 64)),
         "conv_step": ((32, 64), (32, 64, 128), (32, 64)),
@@ -147,11 +147,11 @@ def tiles(kind: str) -> Iterator[dict[str, int]]:
 
 
 def tune(kind: str, names: list[str], clients: int, precision: str) -> None:
-    """Try every setting of a kernel on some layers, and print the best."""
+    """Try every configuration of a kernel on some layers, and print the fastest."""
     which = {"conv": "forward", "linear": "forward", "conv_step": "step", "linear_step": "both"}.get(kind, "both")
     cases = {name: Case(name, clients) for name in names}
-    products = TritonLayerKernels(precision)
-    ready = {name: case.forward(products) for name, case in cases.items()}
+    kernels = TritonLayerKernels(precision)
+    ready = {name: case.forward(kernels) for name, case in cases.items()}
     results: list[tuple[list[float], dict[str, int]]] = []
     kept = CONFIGS[kind]
     for setting in tiles(kind):
@@ -162,26 +162,26 @@ def tune(kind: str, names: list[str], clients: int, precision: str) -> None:
             grad = torch.ones_like(out)
             try:
                 spent.append(
-                    milliseconds(lambda case=case: case.forward(products))  # type: ignore[misc]
+                    milliseconds(lambda case=case: case.forward(kernels))  # type: ignore[misc]
                     if which == "forward"
                     else milliseconds(
                         lambda case=case, grad=grad, saved=saved: case.backward(  # type: ignore[misc]
-                            products, grad, saved, which == "both"
+                            kernels, grad, saved, which == "both"
                         )
                     )
                 )
-            except Exception as error:  # a tile that does not fit the device
+            except Exception as error:  # the configuration does not fit the device
                 spent.append(float("inf"))
-                print("no", kind, setting, str(error).splitlines()[0][:80])
+                print("failed:", kind, setting, str(error).splitlines()[0][:80])
         results.append((spent, setting))
     CONFIGS[kind] = kept
-    for place, name in enumerate(cases):
-        for spent, setting in sorted(results, key=lambda found: found[0][place])[:4]:
-            print(f"{kind:<12} {name:<18} {spent[place]:.4f} ms  {setting}", flush=True)
+    for i, name in enumerate(cases):
+        for spent, setting in sorted(results, key=lambda result: result[0][i])[:4]:
+            print(f"{kind:<12} {name:<18} {spent[i]:.4f} ms  {setting}", flush=True)
 
 
 def main() -> None:
-    """Compare, time, search."""
+    """Compare and time the kernels, or search for tiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", nargs="*", metavar="KERNEL", help="search tiles; all kernels if none is named")
     parser.add_argument("--clients", type=int, default=192)
@@ -197,7 +197,7 @@ def main() -> None:
             far = compare(name, precision)
             print(f"{name:<18} {precision:<8} " + "  ".join(f"{k} {v:.1e}" for k, v in far.items()))
             if not far["outputs"] <= limit:
-                raise SystemExit("the kernels disagree with the plain operations")
+                raise SystemExit(f"{name}: the kernels disagree with the plain operations; results would be wrong")
     for name in LAYERS:
         spent = times(name, options.clients, options.precision)
         print(f"{name:<18} {options.clients} clients  " + "  ".join(f"{k} {v:.4f} ms" for k, v in spent.items()))

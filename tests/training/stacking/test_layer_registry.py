@@ -55,7 +55,7 @@ def chained(*layers: nn.Module) -> nn.Module:
 def scale(_: Scale, site: LayerSite) -> StackedLayer:
     def run(context: StackedPass, x: Tensor) -> Tensor:
         factors = context.weights[f"{site.name}factors"]
-        return (x.unflatten(0, (len(factors), -1)) * factors.unsqueeze(1)).flatten(0, 1)
+        return (x.reshape(len(factors), -1, 8) * factors.unsqueeze(1)).flatten(0, 1)
 
     return StackedLayer(run)
 

@@ -328,6 +328,7 @@ def linear_step(grad, out, x, w, bias, rates, grad_x, R,
                 tl.store(to, weights - rate * gradient, mask=tile_mask)
         if BIAS:
             if tl.program_id(0) == 0:
-                _sgd_update(bias + c * O + o, tl.sum(g, 0), rate, o < O)
+                biases = bias + c * O + o
+                tl.store(biases, tl.load(biases, mask=o < O, other=0.0) - rate * tl.sum(g, 0), mask=o < O)
     if INPUTS:
         tl.store(grad_x + c * R * I + r[:, None] * I + i[None, :], acc, mask=inner)

@@ -7,7 +7,7 @@ its own layer in the same way:
     def scale(module: Scale, site: LayerSite) -> StackedLayer:
         def run(context: StackedPass, x: Tensor) -> Tensor:
             factors = context.weights[f"{site.name}factors"]  # (C, features)
-            return (x.unflatten(0, (len(factors), -1)) * factors.unsqueeze(1)).flatten(0, 1)
+            return (x.reshape(len(factors), -1, x.shape[-1]) * factors.unsqueeze(1)).reshape(x.shape)
 
         return StackedLayer(run)
 
