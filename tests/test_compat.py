@@ -98,8 +98,9 @@ def test_old_names_of_packages() -> None:
     ):
         with pytest.warns(RenamedWarning, match=f"{package.__name__}.{old} is now {package.__name__}.{new}"):
             assert getattr(package, old) is getattr(package, new)
-        with pytest.raises(AttributeError):
-            package.nothing  # noqa: B018
+        for other in ("nothing", "Timeline"):
+            with pytest.raises(AttributeError, match=f"has no attribute '{other}'"):
+                getattr(package, other)
     with pytest.warns(RenamedWarning, match=r"defedavg\.config\.load is now defedavg\.config\.study\.load"):
         assert config.load is config.study.load
     with pytest.warns(RenamedWarning, match=r"defedavg\.config\.study is now defedavg\.config\.study\.study"):

@@ -154,7 +154,7 @@ def _resolve_in(module: str, targets: Sequence[str]) -> Callable[..., Any]:
     def get(name: str, stacklevel: int = 2) -> Any:
         for target in () if name.startswith("__") else map(import_module, targets):
             for new in (NAMES.get(name, name), name):
-                if hasattr(target, new):
+                if (target.__name__, new) != (module, name) and hasattr(target, new):
                     if new != name:
                         warn_renamed(f"{module}.{name}", f"{target.__name__}.{new}", stacklevel)
                     return _old_rule(getattr(target, new)) if name == "Rule" else getattr(target, new)
