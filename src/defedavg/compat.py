@@ -28,7 +28,7 @@ MODULES = {
     "simulation": ("config.build", "experiments.simulation"),
     "algorithms.server": ("algorithms.base",),
     "tasks.splits": ("tasks.partition",),
-    "deploy.flower_client": ("deploy.flower.client_app",),
+    "deploy.flower_client": ("deploy.flower",),
     "deploy.settings": ("deploy.deploy_config",),
 }
 """Old module -> the modules that hold its names now."""
@@ -46,6 +46,7 @@ NAMES = {
     "make_timeline": "make_simulator",
     "make_goal": "make_stopping_rule",
     "named_task": "build_task",
+    "read_orders": "read_deploy_config",
     "SPLITS": "PARTITIONS",
     "Drawn": "LazyPartition",
 }
@@ -139,17 +140,24 @@ def install() -> None:
 
 def renamed_names(module: str) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a module: it resolves the old names of what the module holds."""
-    return _resolve_in(module, [module])
+    resolve = _resolve_in(module, [module])
 
-
-def _resolve_in(module: str, targets: Sequence[str]) -> Callable[[str], Any]:
     def get(name: str) -> Any:
-        new = NAMES.get(name, name)
+        if name not in NAMES:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return resolve(name, stacklevel=3)
+
+    return get
+
+
+def _resolve_in(module: str, targets: Sequence[str]) -> Callable[..., Any]:
+    def get(name: str, stacklevel: int = 2) -> Any:
         for target in () if name.startswith("__") else map(import_module, targets):
-            if new in vars(target):
-                if new != name:
-                    warn_renamed(f"{module}.{name}", f"{target.__name__}.{new}")
-                return _old_rule(vars(target)[new]) if name == "Rule" else vars(target)[new]
+            for new in (NAMES.get(name, name), name):
+                if (target.__name__, new) != (module, name) and hasattr(target, new):
+                    if new != name:
+                        warn_renamed(f"{module}.{name}", f"{target.__name__}.{new}", stacklevel)
+                    return _old_rule(getattr(target, new)) if name == "Rule" else getattr(target, new)
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return get
