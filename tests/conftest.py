@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from defedavg.report.dashboard.http_server import DashboardServer, serve
-from defedavg.report.dashboard.run_index import Views
+from defedavg.report.dashboard.run_index import RunIndex
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def server(tmp_path: Path) -> Iterator[DashboardServer]:
     """A live view of tmp_path/runs."""
     (tmp_path / "runs").mkdir()
-    with serve(Views(tmp_path / "runs"), "127.0.0.1", 0) as made:
+    with serve(RunIndex(tmp_path / "runs"), "127.0.0.1", 0) as made:
         thread = threading.Thread(target=made.serve_forever, daemon=True)
         thread.start()
         yield made
