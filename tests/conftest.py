@@ -33,10 +33,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def server(tmp_path: Path) -> Iterator[DashboardServer]:
     """A dashboard of tmp_path/runs."""
     from defedavg.report.dashboard.http_server import serve
-    from defedavg.report.dashboard.run_index import Views
+    from defedavg.report.dashboard.run_index import RunIndex
 
     (tmp_path / "runs").mkdir()
-    with serve(Views(tmp_path / "runs"), "127.0.0.1", 0) as made:
+    with serve(RunIndex(tmp_path / "runs"), "127.0.0.1", 0) as made:
         thread = threading.Thread(target=made.serve_forever, daemon=True)
         thread.start()
         yield made

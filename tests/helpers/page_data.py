@@ -1,4 +1,4 @@
-"""The data inside a report page."""
+"""Reads the data block of a report page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from defedavg.report.page import PLOTLY, asset
 
 
-def told(page: str) -> dict[str, Any]:
-    """The data of a page, as a browser would find them."""
+def page_data(page: str) -> dict[str, Any]:
+    """Return the data block of a page, as a browser parses it."""
 
-    class Reader(HTMLParser):
+    class PayloadParser(HTMLParser):
         inside, text = False, ""
 
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -25,7 +25,7 @@ def told(page: str) -> dict[str, Any]:
             if self.inside:
                 self.text += data
 
-    reader = Reader()
-    reader.feed(page.replace(asset(PLOTLY), ""))
-    found: dict[str, Any] = json.loads(reader.text)
-    return found
+    parser = PayloadParser()
+    parser.feed(page.replace(asset(PLOTLY), ""))
+    data: dict[str, Any] = json.loads(parser.text)
+    return data

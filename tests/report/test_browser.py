@@ -22,7 +22,7 @@ if CHROMIUM is None:
 
 WIDTHS = (400, 1600)
 SCHEMES = ("light", "dark")
-CHARTS = ("accuracy", "loss", "staleness", "participation", "gantt", "split")
+CHARTS = ("accuracy", "loss", "staleness", "participation", "activity", "split")
 
 
 class Tab:
@@ -103,15 +103,15 @@ def test_every_chart_is_there_and_every_switch_works(report: Path, open_page: Op
     tab = open_page(report.as_uri())
     page = tab.page
     assert page.text_content("h1") == "Both"
-    assert "reached 50 % first" in page.text_content("#verdict")
-    assert page.locator("#times tbody tr").count() == 2
-    assert page.locator("#times tr.best").count() == 1
+    assert "reached 50 % first" in page.text_content("#conclusion")
+    assert page.locator("#results-table tbody tr").count() == 2
+    assert page.locator("#results-table tr.best").count() == 1
     assert (tab.traces("accuracy", "mean"), tab.traces("accuracy", "band")) == (2, 2)
     assert (tab.traces("loss", "mean"), tab.traces("staleness"), tab.traces("participation")) == (2, 2, 2)
-    names = page.evaluate("document.getElementById('gantt').data.map(t => t.name)")
-    assert names == ["waiting", "training", "training no merge used", "uploading", "merge", "scale"]
+    names = page.evaluate("document.getElementById('activity').data.map(t => t.name)")
+    assert names == ["idle", "training", "training not merged", "upload", "merge", "scale"]
     assert page.evaluate("document.getElementById('split').data[0].z.length") == 10
-    axes = {"rounds": "rounds", "updates": "updates", "bytes": "megabytes", "seconds": "simulated"}
+    axes = {"rounds": "rounds", "updates": "updates", "megabytes": "megabytes", "seconds": "simulated"}
     for value, words in axes.items():
         page.check(f"#axis input[value={value}]", force=True)
         assert tab.axis("accuracy").startswith(words)
@@ -123,12 +123,12 @@ def test_every_chart_is_there_and_every_switch_works(report: Path, open_page: Op
     assert page.evaluate("document.getElementById('accuracy').layout.xaxis.type") == "log"
     page.locator("#chips input").first.uncheck()
     assert (tab.traces("accuracy", "mean"), tab.traces("staleness"), tab.traces("participation")) == (1, 1, 1)
-    assert page.locator("#times input:checked").count() == 1
-    page.locator("#times input").first.check()
+    assert page.locator("#results-table input:checked").count() == 1
+    page.locator("#results-table input").first.check()
     assert tab.traces("accuracy", "mean") == 2
-    before = page.evaluate("document.getElementById('gantt').data[1].base")
-    page.select_option("#gantt-choice", index=1)
-    assert page.evaluate("document.getElementById('gantt').data[1].base") != before
+    before = page.evaluate("document.getElementById('activity').data[1].base")
+    page.select_option("#activity-choice", index=1)
+    assert page.evaluate("document.getElementById('activity').data[1].base") != before
     page.check("#group-switch input[value='1']", force=True)
     tab.ready()
     assert (tab.traces("accuracy", "mean"), tab.traces("accuracy", "band"), tab.traces("staleness")) == (3, 0, 3)
@@ -143,7 +143,7 @@ def test_the_chart_of_clients_can_be_zoomed_with_buttons(report: Path, open_page
     tab = open_page(report.as_uri())
 
     def shown() -> list[float]:
-        found: list[float] = tab.page.evaluate("document.getElementById('gantt').layout.xaxis.range")
+        found: list[float] = tab.page.evaluate("document.getElementById('activity').layout.xaxis.range")
         return found
 
     tab.page.click("[data-zoom=all]")
@@ -175,7 +175,7 @@ def test_the_keyboard_reaches_everything(report: Path, open_page: Open) -> None:
             const box = a.closest('label') || a; return getComputedStyle(box).outlineStyle !== 'none' ||
             getComputedStyle(a).outlineStyle !== 'none'; })()""")
         assert visible, "the focus can be seen"
-    wanted = {"theme", "group", "axis", "log", "spread", "gantt-choice", "in", "out", "left", "right", "all", "0", "1"}
+    wanted = {"theme", "group", "axis", "log", "spread", "activity-choice", "in", "out", "left", "right", "all", "0", "1"}
     assert wanted <= reached
     page.focus("#axis input:checked")
     page.keyboard.press("ArrowRight")
@@ -187,9 +187,9 @@ def test_the_keyboard_reaches_everything(report: Path, open_page: Open) -> None:
     page.keyboard.press("Space")
     assert tab.traces("accuracy", "mean") == 2
     page.focus("[data-zoom=in]")
-    before = page.evaluate("document.getElementById('gantt').layout.xaxis.range")
+    before = page.evaluate("document.getElementById('activity').layout.xaxis.range")
     page.keyboard.press("Enter")
-    assert page.evaluate("document.getElementById('gantt').layout.xaxis.range") != before
+    assert page.evaluate("document.getElementById('activity').layout.xaxis.range") != before
     page.focus("#theme")
     page.keyboard.press("Enter")
     tab.ready()
@@ -221,7 +221,7 @@ CONTRAST = """(() => {
     return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
   const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
     if (!/, 0\\)$|transparent/.test(c)) return c; } return 'rgb(255, 255, 255)'; };
-  return [...document.querySelectorAll('p, h1, h2, h3, td, th, dt, dd, label, button, summary, footer, .medal')]
+  return [...document.querySelectorAll('p, h1, h2, h3, td, th, dt, dd, label, button, summary, footer, .badge')]
     .filter(e => e.offsetParent && e.textContent.trim()).map(e => {
       const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
       return [(a + 0.05) / (b + 0.05), e.tagName + ' ' + e.textContent.trim().slice(0, 30)]; })
@@ -263,7 +263,7 @@ def test_results_without_measurements_have_a_table_and_no_empty_charts(tmp_path:
     for group, shown in (("0", False), ("1", True), ("0", False)):
         tab.page.check(f"#group-switch input[value='{group}']", force=True)
         tab.ready()
-        assert tab.page.is_visible("#times")
+        assert tab.page.is_visible("#results-table")
         assert tab.page.is_visible("#curves") is shown
         assert tab.page.is_visible("#chips") is shown
     assert tab.said == []
@@ -277,7 +277,7 @@ def test_hostile_names_are_text_in_tables_and_in_charts(tmp_path: Path, open_pag
         page = tab.page
         assert page.title() == f"{HOSTILE} · defedavg"
         assert page.text_content("h1") == HOSTILE
-        assert HOSTILE in page.locator("#times th span span").all_text_contents()
+        assert HOSTILE in page.locator("#results-table th span span").all_text_contents()
         assert page.locator("main img, main b b, #folders script").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert tab.traces("accuracy", "mean") == 3
@@ -328,8 +328,8 @@ def test_the_live_view_follows_runs_as_they_come_grow_and_go(
     assert all(asked.startswith((server.address, "data:,")) for asked in tab.asked)
     server.shutdown()
     server.server_close()
-    page.wait_for_selector("#trouble:not([hidden])")
-    assert "does not answer" in page.text_content("#trouble")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "does not answer" in page.text_content("#error")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -64,9 +64,9 @@ def test_every_job_is_a_bar_and_the_hatched_are_exactly_the_unmerged(algorithm: 
             bar = (job.start, last if job.outcome == "running" else job.end, job.client)
             (used if (job.client, job.index) in merged else vain).add(bar)
     assert boxes(ax, "jobs") == used
-    assert boxes(ax, "vain") == vain
+    assert boxes(ax, "unused") == vain
     hatched = [each for each in ax.collections if each.get_hatch()]
-    assert hatched == [each for each in ax.collections if each.get_gid() == "vain"]
+    assert hatched == [each for each in ax.collections if each.get_gid() == "unused"]
 
 
 def test_uploads_are_drawn_where_they_take_time() -> None:
@@ -99,11 +99,11 @@ def test_merges_at_one_moment_share_a_label_and_labels_do_not_overlap() -> None:
     (ax,) = gantt({"title": made}).axes
     times = [done.time for done in made.rounds]
     assert len(set(times)) < len(times), "the example has merges that coincide"
-    labels = [text for text in ax.texts if text.get_gid() == "made"]
+    labels = [text for text in ax.texts if text.get_gid() == "merge-labels"]
     assert "1–2" in [text.get_text() for text in labels]
     figure = gantt({"title": plan("fedbuff", clients=30, wanted=2, rounds=50)})
     figure.draw_without_rendering()
-    spans = sorted(tuple(t.get_window_extent().intervalx) for t in figure.axes[0].texts if t.get_gid() == "made")
+    spans = sorted(tuple(t.get_window_extent().intervalx) for t in figure.axes[0].texts if t.get_gid() == "merge-labels")
     assert len(spans) > 5
     assert all(left[1] <= right[0] for left, right in itertools.pairwise(spans))
 
@@ -111,7 +111,7 @@ def test_merges_at_one_moment_share_a_label_and_labels_do_not_overlap() -> None:
 def test_only_the_first_clients_and_the_first_seconds_are_shown() -> None:
     made = plan("defedavg-niid", clients=30, wanted=5, rounds=100)
     (ax,) = gantt({"title": made}, clients=4, until=3.0).axes
-    drawn = boxes(ax, "jobs") | boxes(ax, "vain")
+    drawn = boxes(ax, "jobs") | boxes(ax, "unused")
     assert {client for _, _, client in drawn} == {0, 1, 2, 3}
     assert len(drawn) == sum(job.client < 4 and job.start < 3.0 for job in made.jobs)
     lines = part(ax, "merges")
@@ -119,8 +119,8 @@ def test_only_the_first_clients_and_the_first_seconds_are_shown() -> None:
     assert len(lines.get_paths()) == sum(done.time <= 3.0 for done in made.rounds)
     assert "4 of 30" in ax.get_title(loc="right")
     (ax,) = gantt({"title": made}).axes
-    assert len({client for _, _, client in boxes(ax, "jobs") | boxes(ax, "vain")}) == 20
-    assert not [text for text in ax.texts if text.get_gid() == "made"], "a hundred merges carry no labels"
+    assert len({client for _, _, client in boxes(ax, "jobs") | boxes(ax, "unused")}) == 20
+    assert not [text for text in ax.texts if text.get_gid() == "merge-labels"], "a hundred merges carry no labels"
 
 
 def test_successive_versions_differ_in_colour() -> None:

@@ -18,26 +18,25 @@ from defedavg.config import study as config
 from defedavg.config.build import make_fleet
 from defedavg.errors import UserError
 from defedavg.experiments.study_run import StudyRun
-from defedavg.planning.plan import Plan
+from defedavg.planning.plan import Plan, Sent, Uploaded
 from defedavg.planning.plan_stats import summarise
-from defedavg.planning.records import Sent, Uploaded
-from defedavg.planning.sparse_simulator import SPARSE_FROM_CLIENTS
+from defedavg.planning.sparse_simulator import FROM
 from defedavg.report import payload as payloads
 from defedavg.report.page import PLOTLY, asset, build, in_script, write, write_records
 from defedavg.report.payload import payload
-from defedavg.report.plan_digest import digest, gantt, participation
+from defedavg.report.plan_digest import client_activity, digest, participation
 from defedavg.runstore.reader import find_runs, of_records, read_folder
-from helpers.page_data import told
+from helpers.page_data import page_data
 from helpers.run_folders import HOSTILE, make_folder, make_hostile, measurement, write_summary
 from helpers.strategies import case
 
 
 def test_every_number_of_the_page_is_that_of_the_files(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, seeds=(0, 1, 2))
-    (group,) = told(build([folder]))["groups"]
+    (group,) = page_data(build([folder]))["groups"]
     assert [s["name"] for s in group["series"]] == ["fedavg", "defedavg-niid"]
     assert group["winner"] == 0
-    assert "fedavg reached 50 % first" in group["verdict"]
+    assert "fedavg reached 50 % first" in group["conclusion"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for series in group["series"]:
         assert [run["seed"] for run in series["runs"]] == [0, 1, 2]
@@ -77,11 +76,11 @@ def test_figures_of_a_plan_are_those_of_the_plan(tmp_path: Path, algorithm: str,
     assert np.mean(shares["share"]) == pytest.approx(1.0)
     assert shares["step"] == sorted(shares["step"])
     if bars:
-        chart = gantt(found, fleet.step_times)
+        chart = client_activity(found, fleet.step_times)
         assert chart["clients"] == np.argsort(fleet.step_times, kind="stable").tolist()
         assert len(chart["jobs"]["row"]) == sum(job.start < chart["until"] for job in plan.jobs)
         used = [(u.client, u.index) for done in plan.rounds for u, _ in done.merge.updates]
-        assert sum(value >= 0 for value in chart["jobs"]["late"]) == len(set(used))
+        assert sum(value >= 0 for value in chart["jobs"]["staleness"]) == len(set(used))
 
 
 def test_a_chart_of_many_clients_shows_some_of_every_speed_and_says_how_many(tmp_path: Path) -> None:
@@ -89,11 +88,11 @@ def test_a_chart_of_many_clients_shows_some_of_every_speed_and_says_how_many(tmp
     case("defedavg-iid", 200, 20, seed=1).plan(200).save(path)
     found = digest(path, bars=True)
     speeds = np.linspace(1.0, 2.0, 200)
-    chart = gantt(found, speeds)
+    chart = client_activity(found, speeds)
     assert len(chart["clients"]) == 24
     assert (chart["clients"][0], chart["clients"][-1], chart["of"]) == (0, 199, 200)
-    assert len(chart["jobs"]["row"]) == len(chart["jobs"]["late"]) == len(chart["jobs"]["version"]) <= 1200
-    assert participation(found.merged, speeds, 50)["each"] == 4
+    assert len(chart["jobs"]["row"]) == len(chart["jobs"]["staleness"]) == len(chart["jobs"]["version"]) <= 1200
+    assert participation(found.merged, speeds, 50)["clients_per_point"] == 4
 
 
 def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +101,7 @@ def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pyte
         {
             "algorithms": ["fedavg", "asysg", "defedavg-niid"],
             "task": {"model": "softmax", "split": "sampled", "samples_per_client": 5},
-            "clients": {"num_clients": SPARSE_FROM_CLIENTS},
+            "clients": {"num_clients": FROM},
             "training": {"updates_per_round": 3, "local_steps": 1},
             "stop": {"max_rounds": 4, "eval_every_rounds": 2},
         }
@@ -111,23 +110,23 @@ def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pyte
         patch.delattr(Plan, "collect")
         assert StudyRun(study, tmp_path / "many").carry_out(lambda event: None)
     folder = read_folder(tmp_path / "many")
-    (group,) = told(build([tmp_path / "many"]))["groups"]
-    assert "every client has 5 samples drawn from all" in group["about"]
+    (group,) = page_data(build([tmp_path / "many"]))["groups"]
+    assert "every client has 5 samples drawn from all" in group["task"]
     assert group["split"]["of"] == len(group["split"]["counts"]) == 1000
     for series, entry in zip(group["series"], folder.runs, strict=True):
         path = folder.plan_path(entry)
         assert path is not None
         plan = Plan.load(path)
         plan.check()
-        assert plan.header.sparse
+        assert plan.header.lean
         assert plan.hash() == entry.plan
         delays = [late for done in plan.rounds for late in done.merge.staleness]
         assert series["staleness"] == np.bincount(delays).tolist()
-        assert series["participation"]["each"] == -(-SPARSE_FROM_CLIENTS // 240)
+        assert series["participation"]["clients_per_point"] == -(-FROM // 240)
         assert np.mean(series["participation"]["share"]) == pytest.approx(1.0, rel=0.02)  # the last group is smaller
-        assert (series["lean"], series["gantt"], series["updates_started"]) == (True, None, None)
+        assert (series["lean_plans"], series["activity"], series["updates_started"]) == (True, None, None)
         (run,) = series["runs"]
-        assert (run["x"]["rounds"], run["x"]["bytes"]) == ([0, 2, 4], None)
+        assert (run["x"]["rounds"], run["x"]["megabytes"]) == ([0, 2, 4], None)
 
 
 def test_settings_that_learn_another_task_or_to_another_target_are_never_ranked_together(tmp_path: Path) -> None:
@@ -154,7 +153,7 @@ def test_a_lead_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
             for seed, hit in enumerate(own)
         ]
         (group,) = payload([of_records(name, records)], name)["groups"]
-        return str(group["verdict"])
+        return str(group["conclusion"])
 
     clear = verdict("clear", {"a": [1.0, 1.1], "b": [3.0, 3.1]})
     assert clear == "a reached 50 % first: after 1.05 simulated seconds, 2.9 times as fast as b."
@@ -165,7 +164,7 @@ def test_a_lead_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
 
 def test_what_differs_is_told_from_what_is_shared(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, algorithms=("asysg", "fedbuff"), training={"updates_per_round": [2, 3]})
-    (group,) = told(build([folder]))["groups"]
+    (group,) = page_data(build([folder]))["groups"]
     table = group["differences"]
     assert {"algorithm", "training.updates_per_round"} <= set(table["columns"])
     place = table["columns"].index("training.updates_per_round")
@@ -187,7 +186,7 @@ def test_no_text_can_end_the_block_of_data(value: Any) -> None:
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     folder = make_hostile(tmp_path)
     page = build([folder])
-    found = told(page)
+    found = page_data(page)
     assert HOSTILE in [s["name"] for group in found["groups"] for s in group["series"]]
     assert found["title"] == HOSTILE
     outside = page.replace(asset(PLOTLY), "")
@@ -219,7 +218,7 @@ def test_damaged_files_become_notes(tmp_path: Path) -> None:
     plan.write_bytes(b"not gzip")
     (folder / "split.json").write_text('{"counts": [[1, 2], [3]]}')
     (folder / "config.toml").write_text("name = ")
-    (described,) = told(build([folder]))["folders"]
+    (described,) = page_data(build([folder]))["folders"]
     notes = " ".join(described["notes"])
     for word in ("3 damaged lines", "cannot be read", "split.json", "configuration"):
         assert word in notes
@@ -246,9 +245,9 @@ def test_any_summary_can_be_read(tmp_path_factory: pytest.TempPathFactory, value
 
 def test_a_run_in_progress_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, finished=False)
-    (group,) = told(build([folder]))["groups"]
+    (group,) = page_data(build([folder]))["groups"]
     assert {run["status"] for s in group["series"] for run in s["runs"]} == {"running"}
-    assert "yet" in group["verdict"]
+    assert "yet" in group["conclusion"]
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "config.toml").write_text('name = "empty"')
@@ -265,15 +264,15 @@ def test_folders_of_before_can_be_shown(tmp_path: Path) -> None:
         label = line.pop("label")
         line["training.updates_per_round"] = int(label.split("=")[1])
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (group,) = told(build([folder]))["groups"]
+    (group,) = page_data(build([folder]))["groups"]
     assert [len(run["accuracy"]) for s in group["series"] for run in s["runs"]] == [13] * 8
     assert group["split"] is None
 
 
 def test_a_page_of_many_measurements_shows_fewer_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payloads, "MOST_POINTS", 20)
-    found = told(build([make_folder(tmp_path)]))
-    assert found["every"] == 3
+    monkeypatch.setattr(payloads, "MAX_EVALUATIONS", 20)
+    found = page_data(build([make_folder(tmp_path)]))
+    assert found["thinning"] == 3
     run = found["groups"][0]["series"][0]["runs"][0]
     assert run["x"]["rounds"] == [0, 3, 6, 9, 12]
 
@@ -302,9 +301,9 @@ def test_a_search_for_rates_has_a_page_without_plans(tmp_path: Path) -> None:
     (folder / "points.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
     best = [{"label": "fedavg", "global_lr": 1.0, "local_lr": 0.1}]
     (folder / "summary.json").write_text(json.dumps({"name": "s", "finished": True, "best": best}))
-    (group,) = told(build([folder]))["groups"]
+    (group,) = page_data(build([folder]))["groups"]
     assert [s["chosen"] for s in group["series"]] == [True, False]
-    assert [s["gantt"] for s in group["series"]] == [None, None]
+    assert [s["activity"] for s in group["series"]] == [None, None]
     columns = group["differences"]["columns"]
     assert columns == ["training.local_lr"]
 
@@ -313,9 +312,9 @@ def test_records_without_a_folder_have_a_page(tmp_path: Path) -> None:
     record = {"label": "fedavg", "algorithm": "fedavg", "seed": 0, "status": "target", "target_accuracy": 0.8}
     groups = {name: [{**record, "first_hit_seconds": 3.0}] for name in ("iid", "non-iid")}
     assert write_records(groups, tmp_path / "p.html", "Table 1") == (tmp_path / "p.html").stat().st_size
-    found = told((tmp_path / "p.html").read_text(encoding="utf-8"))
+    found = page_data((tmp_path / "p.html").read_text(encoding="utf-8"))
     assert [group["title"] for group in found["groups"]] == ["iid", "non-iid"]
-    assert found["groups"][0]["series"][0]["hit"] == 3.0
+    assert found["groups"][0]["series"][0]["seconds_to_target"] == 3.0
 
 
 def test_folders_are_found_below_folders_and_what_is_none_is_said(tmp_path: Path) -> None:
@@ -324,7 +323,7 @@ def test_folders_are_found_below_folders_and_what_is_none_is_said(tmp_path: Path
     (tmp_path / "more" / "link").symlink_to(inner)
     assert list(find_runs(tmp_path)) == [inner, outer]
     assert write([tmp_path, outer], tmp_path / "r.html") > 1_000_000
-    assert len(told((tmp_path / "r.html").read_text(encoding="utf-8"))["folders"]) == 2
+    assert len(page_data((tmp_path / "r.html").read_text(encoding="utf-8"))["folders"]) == 2
     with pytest.raises(UserError, match="no folder"):
         build([tmp_path / "nowhere"])
     with pytest.raises(UserError, match="holds no run"):

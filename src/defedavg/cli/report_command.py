@@ -94,9 +94,9 @@ def view(
     draws those that are ticked together, and links to the report of each.
     """
     from ..report.dashboard.http_server import serve
-    from ..report.dashboard.run_index import Views
+    from ..report.dashboard.run_index import RunIndex
 
-    with serve(Views(runs), host, port) as server:
+    with serve(RunIndex(runs), host, port) as server:
         out.print(f"open in a browser: {server.address}   (Ctrl-C ends it)", markup=False, soft_wrap=True)
         try:
             server.serve_forever()

@@ -1,1 +1,1 @@
-"""What a run is shown as: tables for the terminal, figures for paper."""
+"""Reports of runs: tables for the terminal, figures, the report page and the live view."""

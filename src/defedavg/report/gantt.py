@@ -1,17 +1,19 @@
-"""A plan as a picture: who trained from which version, when, and what became of it.
+"""A Gantt chart of plans: which client trained from which version, when, and which updates were merged.
 
-The law of this file: a bar is a job and a line is a merge, exactly as the plan records them. A job that no merge of the
-plan uses is hatched; white is idle time; where a plan ends before its panel does, the rest is grey, because nothing is
-known of it.
+Every bar is a job and every line is a merge, exactly as the plan records them. Jobs that no merge of the plan uses are
+hatched. White is idle time. Where a plan ends before its panel does, the panel is grey, since the plan says nothing
+about that time.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -25,52 +27,55 @@ from matplotlib.ticker import MaxNLocator
 
 from ..errors import UserError
 from ..planning.plan import Plan
-from ..planning.records import Job, Round, Stall
+from ..planning.records import Job, Round, Stall, Uploaded
 from .plots import PALETTE, STYLE, tint
 
-# The page, in inches; margins are fixed so that what fits into a bar is known before anything is drawn.
+# Inches. Margins are fixed, so the text that fits into a bar is known before anything is drawn.
 _WIDTH, _LEFT, _RIGHT, _HEAD, _FOOT = 7.4, 0.62, 0.2, 0.5, 0.5
 _LEGEND_ROW = 0.22
-_MANY_MERGES = 60
+_DEFAULT_CLIENTS = 20
+_MAX_LABELLED_MERGES = 60
+_RIGHT_PADDING = 1.004  # keeps the last merge off the right edge
 _DARK = "0.2"
-_LINE: dict[str, Any] = {"color": _DARK, "linestyle": (0, (4, 2.5)), "linewidth": 0.9}
+_MERGE_LINE: dict[str, Any] = {"color": _DARK, "linestyle": (0, (4, 2.5)), "linewidth": 0.9}
+_UNUSED_TINT, _UNUSED_EDGE_TINT, _UNUSED_HATCH = 0.78, 0.1, "/////"
+
+Polygon: TypeAlias = list[tuple[float, float]]
 
 
 def gantt(plans: Mapping[str, Plan], *, clients: int | None = None, until: float | None = None) -> Figure:
-    """The first ``clients`` (20) of every plan on one time axis, up to the last merge or ``until``."""
-    shown = 20 if clients is None else clients
+    """Draw the first ``clients`` (20) of every plan on one time axis, up to the last merge or ``until``."""
+    shown = _DEFAULT_CLIENTS if clients is None else clients
     if shown < 1:
-        raise UserError(f"clients is {shown}; at least one must be shown")
+        raise UserError(f"clients is {shown}; give at least one client to draw")
     if not plans:
         raise UserError("there is nothing to draw: no plan was given")
-    if until is None:
-        until = max(plan.seconds for plan in plans.values())
-        if until <= 0:
-            raise UserError("there is nothing to draw: no plan has a merge after time zero; give an end time")
-    if not 0 < until < math.inf:
-        raise UserError(f"until is {until:g}; it must be a number of seconds above zero")
+    end = _end_of_axis(plans.values()) if until is None else until
+    if not 0 < end < math.inf:
+        raise UserError(f"until is {end:g}; it must be a finite number of seconds above zero")
 
-    lanes = [min(shown, plan.header.num_clients) for plan in plans.values()]
-    most = max(lanes)
-    lane = 0.3 if most <= 6 else 0.22 if most <= 12 else min(0.17, 12 / most)
+    rows = [min(shown, plan.header.num_clients) for plan in plans.values()]
+    row_inches = _row_inches(max(rows))
+    panels = [_Panel(plan, count, end, row_inches) for plan, count in zip(plans.values(), rows, strict=True)]
     with matplotlib.rc_context(STYLE):
         figure = Figure()
-        handles = _handles(plans.values(), shown, until)
+        handles = _legend_handles(plans.values(), shown, end)
         foot = _FOOT + _LEGEND_ROW * math.ceil(len(handles) / 2)
-        height = foot + sum(_HEAD + lane * count for count in lanes)
+        height = foot + sum(_HEAD + row_inches * count for count in rows)
         figure.set_size_inches(_WIDTH, height)
         top, first = height, None
-        for (title, plan), count in zip(plans.items(), lanes, strict=True):
-            top -= _HEAD + lane * count
-            box = (_LEFT / _WIDTH, top / height, (_WIDTH - _LEFT - _RIGHT) / _WIDTH, lane * count / height)
+        for title, panel in zip(plans, panels, strict=True):
+            top -= _HEAD + row_inches * panel.clients
+            width = (_WIDTH - _LEFT - _RIGHT) / _WIDTH
+            box = (_LEFT / _WIDTH, top / height, width, row_inches * panel.clients / height)
             ax = figure.add_axes(box, sharex=first)
             first = first or ax
-            _panel(ax, title, plan, count, until, lane)
+            _draw_panel(ax, title, panel)
             ax.tick_params(labelbottom=False)
         ax.tick_params(labelbottom=True)
         ax.set_xlabel("simulated seconds")
         ax.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10]))
-        ax.set_xlim(0, until * 1.004)  # so that the last merge does not lie on the edge
+        ax.set_xlim(0, end * _RIGHT_PADDING)
         figure.legend(
             handles=list(handles.values()),
             labels=list(handles),
@@ -83,100 +88,168 @@ def gantt(plans: Mapping[str, Plan], *, clients: int | None = None, until: float
     return figure
 
 
-def _panel(ax: Axes, title: str, plan: Plan, count: int, until: float, lane: float) -> None:
-    points = 72 * (_WIDTH - _LEFT - _RIGHT) / (until * 1.004)  # per second
-    size = 8.0 if lane > 0.2 else 6.5
-    end = _end(plan)
-    merged = {(update.client, update.index) for done in plan.rounds for update, _ in done.merge.updates}
-    jobs = [job for job in plan.jobs if job.client < count and job.start < until]
-    used = [job for job in jobs if (job.client, job.index) in merged]
-    vain = [job for job in jobs if (job.client, job.index) not in merged]
-    sent = [up for up in plan.uploads if up.client < count and up.start < until and up.end > up.start]
-    rounds = [done for done in plan.rounds if done.time <= until]
-    faint = len(rounds) > _MANY_MERGES or (bool(rounds) and rounds[-1].time * points < 8 * len(rounds))
-    edge = 0.7 if used and median(job.end - job.start for job in used) * points > 4 else 0.0  # or nothing is left
-    # An upload has its own strip below the bar, since a client may train on while it sends.
-    half, centre = (0.28, -0.09) if any(up.end > up.start for up in plan.uploads) else (0.36, 0.0)
+def _end_of_axis(plans: Collection[Plan]) -> float:
+    end = max(plan.seconds for plan in plans)
+    if end <= 0:
+        raise UserError("there is nothing to draw: no plan has a merge after time zero; give an end time")
+    return end
 
-    def boxes(items: Sequence[Any], middle: float, tall: float) -> list[list[tuple[float, float]]]:
-        found = []
-        for item in items:
-            low, high = item.client + 1 + middle - tall, item.client + 1 + middle + tall
-            stop = end if isinstance(item, Job) and item.outcome == "running" else item.end
-            found.append([(item.start, low), (stop, low), (stop, high), (item.start, high)])
-        return found
 
-    def put(gid: str, polygons: list[list[tuple[float, float]]], **how: Any) -> None:
-        if polygons:
-            ax.add_collection(PolyCollection(polygons, gid=gid, **how), autolim=False)
+def _row_inches(rows: int) -> float:
+    """Return the height of a client's row: the more rows, the lower each."""
+    if rows <= 6:
+        return 0.3
+    return 0.22 if rows <= 12 else min(0.17, 12 / rows)
 
-    put("jobs", boxes(used, centre, half), facecolors=[_colour(j) for j in used], edgecolors="white", lw=edge, zorder=2)
-    put(
-        "vain",
-        boxes(vain, centre, half),
-        facecolors=[tint(_colour(job), 0.78) for job in vain],
-        edgecolors=[tint(_colour(job), 0.1) for job in vain],
-        hatch="/////",
-        lw=0.5,
-        zorder=2,
-    )
-    put("uploads", boxes(sent, 0.31, 0.075), facecolors=_DARK, lw=0, zorder=2.2)
 
-    lines = [] if faint else [done.time for done in rounds]
-    plates, grounds = [], []
-    for job in jobs:
-        text, stop = str(job.version), min(end if job.outcome == "running" else job.end, until)
-        width = (0.65 * len(text) + 0.3) * size / points
-        if stop - job.start < 1.1 * width or lane < 0.14:
-            continue
-        x, clear = _clear(job.start, stop, lines, width)
-        wasted = (job.client, job.index) not in merged
-        ground = tint(_colour(job), 0.78) if wasted else _colour(job)
-        y = job.client + 1 + centre
-        ax.text(x, y, text, size=size, ha="center", va="center_baseline", color=_ink(ground), zorder=4)
-        if wasted or not clear:
-            left, right, low, high = x - width / 2, x + width / 2, y - 0.85 * half, y + 0.85 * half
-            plates.append([(left, low), (right, low), (right, high), (left, high)])
-            grounds.append(ground)
-    put("plates", plates, facecolors=grounds, lw=0, zorder=3.5)
-    if end < until:
-        ax.axvspan(end, until * 1.004, color="0.94", lw=0, zorder=0, gid="unknown")
-    _merges(ax, rounds, count, points, faint)
+@dataclass(frozen=True)
+class _Panel:
+    """The part of one plan that a panel shows, and the geometry of its bars."""
 
+    plan: Plan
+    clients: int
+    until: float
+    row_inches: float
+
+    @cached_property
+    def points_per_second(self) -> float:
+        return 72 * (_WIDTH - _LEFT - _RIGHT) / (self.until * _RIGHT_PADDING)
+
+    @cached_property
+    def end(self) -> float:
+        return _last_known_time(self.plan)
+
+    @cached_property
+    def merged(self) -> set[tuple[int, int]]:
+        return {(update.client, update.index) for done in self.plan.rounds for update, _ in done.merge.updates}
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        return [job for job in self.plan.jobs if job.client < self.clients and job.start < self.until]
+
+    @property
+    def used(self) -> list[Job]:
+        return [job for job in self.jobs if self.is_used(job)]
+
+    @property
+    def unused(self) -> list[Job]:
+        return [job for job in self.jobs if not self.is_used(job)]
+
+    @property
+    def uploads(self) -> list[Uploaded]:
+        inside = (up for up in self.plan.uploads if up.client < self.clients and up.start < self.until)
+        return [upload for upload in inside if _takes_time(upload)]
+
+    @cached_property
+    def rounds(self) -> list[Round]:
+        return [done for done in self.plan.rounds if done.time <= self.until]
+
+    @property
+    def merges_are_dense(self) -> bool:
+        """Whether merge lines are so close that they must be faint."""
+        if len(self.rounds) > _MAX_LABELLED_MERGES:
+            return True
+        return bool(self.rounds) and self.rounds[-1].time * self.points_per_second < 8 * len(self.rounds)
+
+    @cached_property
+    def bar(self) -> tuple[float, float]:
+        """Half the height of a bar and the offset of its centre, in rows.
+
+        An upload has its own strip below the bar, since a client may train while it uploads.
+        """
+        return (0.28, -0.09) if any(_takes_time(upload) for upload in self.plan.uploads) else (0.36, 0.0)
+
+    def is_used(self, job: Job) -> bool:
+        return (job.client, job.index) in self.merged
+
+    def stop(self, job: Job) -> float:
+        return self.end if job.outcome == "running" else job.end
+
+
+def _draw_panel(ax: Axes, title: str, panel: _Panel) -> None:
+    _draw_bars(ax, panel)
+    _draw_start_versions(ax, panel)
+    if panel.end < panel.until:
+        ax.axvspan(panel.end, panel.until * _RIGHT_PADDING, color="0.94", lw=0, zorder=0, gid="unknown")
+    _draw_merges(ax, panel)
+
+    count, total = panel.clients, panel.plan.header.num_clients
     ax.set_ylim(count + 0.5, 0.5)
     ax.set_title(title, loc="left", pad=17)
-    if count < plan.header.num_clients:
-        note = f"the first {count} of {plan.header.num_clients} clients"
+    if count < total:
+        note = f"the first {count} of {total} clients"
         ax.set_title(note, loc="right", pad=17, size=8.5, weight="normal", color="0.35")
     ax.set_ylabel("client")
     step = 1 if count <= 25 else max(5, 5 * (count // 50))
     ax.set_yticks(sorted({1, *range(step, count + 1, step)}))
-    ax.tick_params(axis="y", length=0, labelsize=9 if lane > 0.2 else 7.5)
+    ax.tick_params(axis="y", length=0, labelsize=9 if panel.row_inches > 0.2 else 7.5)
 
 
-def _clear(start: float, stop: float, lines: Sequence[float], width: float) -> tuple[float, bool]:
-    """Where a number stands in a bar, and whether no merge line runs through it: the middle, or else the widest gap."""
-    middle = (start + stop) / 2
-    if all(abs(time - middle) > 0.9 * width for time in lines):
-        return middle, True
-    cuts = [start, *(time for time in lines if start < time < stop), stop]
-    low, high = max(itertools.pairwise(cuts), key=lambda gap: gap[1] - gap[0])
-    return ((low + high) / 2, True) if high - low > width else (middle, False)
+def _draw_bars(ax: Axes, panel: _Panel) -> None:
+    """Draw a bar for every job, hatched where no merge uses it, and a strip for every upload."""
+    half, centre = panel.bar
+    used, unused = panel.used, panel.unused
+
+    def bars(jobs: Iterable[Job]) -> list[Polygon]:
+        return [_rectangle(job.start, panel.stop(job), job.client + 1 + centre, half) for job in jobs]
+
+    # A white edge around a very short bar would leave nothing of it.
+    edge = 0.7 if used and median(job.end - job.start for job in used) * panel.points_per_second > 4 else 0.0
+    colours = [_colour(job) for job in used]
+    _add_polygons(ax, "jobs", bars(used), facecolors=colours, edgecolors="white", lw=edge, zorder=2)
+    _add_polygons(
+        ax,
+        "unused",
+        bars(unused),
+        facecolors=[tint(_colour(job), _UNUSED_TINT) for job in unused],
+        edgecolors=[tint(_colour(job), _UNUSED_EDGE_TINT) for job in unused],
+        hatch=_UNUSED_HATCH,
+        lw=0.5,
+        zorder=2,
+    )
+    strips = [_rectangle(upload.start, upload.end, upload.client + 1 + 0.31, 0.075) for upload in panel.uploads]
+    _add_polygons(ax, "uploads", strips, facecolors=_DARK, lw=0, zorder=2.2)
 
 
-def _merges(ax: Axes, rounds: Sequence[Round], count: int, points: float, faint: bool) -> None:
+def _draw_start_versions(ax: Axes, panel: _Panel) -> None:
+    """Write the start version into every bar that is wide enough, on a plain patch where a line or hatch crosses it."""
+    if panel.row_inches < 0.14:
+        return
+    size = 8.0 if panel.row_inches > 0.2 else 6.5
+    half, centre = panel.bar
+    merges = [] if panel.merges_are_dense else [done.time for done in panel.rounds]
+    patches, patch_colours = [], []
+    for job in panel.jobs:
+        text, stop = str(job.version), min(panel.stop(job), panel.until)
+        width = (0.65 * len(text) + 0.3) * size / panel.points_per_second
+        if stop - job.start < 1.1 * width:
+            continue
+        x, clear = _label_position(job.start, stop, merges, width)
+        used = panel.is_used(job)
+        ground = _colour(job) if used else tint(_colour(job), _UNUSED_TINT)
+        y = job.client + 1 + centre
+        ax.text(x, y, text, size=size, ha="center", va="center_baseline", color=_text_colour(ground), zorder=4)
+        if not used or not clear:
+            patches.append(_rectangle(x - width / 2, x + width / 2, y, 0.85 * half))
+            patch_colours.append(ground)
+    _add_polygons(ax, "label-patches", patches, facecolors=patch_colours, lw=0, zorder=3.5)
+
+
+def _draw_merges(ax: Axes, panel: _Panel) -> None:
+    """Draw a line for every merge and write the new version above it, once for merges at the same time."""
+    rounds = panel.rounds
     if not rounds:
         return
-    how = {"color": _DARK, "linewidth": 0.4, "alpha": 0.35} if faint else _LINE
-    ax.vlines([done.time for done in rounds], 0.5, count + 0.5, gid="merges", zorder=3, **how)
-    if len(rounds) > _MANY_MERGES:
+    style = {"color": _DARK, "linewidth": 0.4, "alpha": 0.35} if panel.merges_are_dense else _MERGE_LINE
+    ax.vlines([done.time for done in rounds], 0.5, panel.clients + 0.5, gid="merges", zorder=3, **style)
+    if len(rounds) > _MAX_LABELLED_MERGES:
         return
-    size, free = 8.0, -math.inf
+    size, free_from = 8.0, -math.inf
     for time, group in itertools.groupby(rounds, key=lambda done: done.time):
         versions = [done.merge.version for done in group]
         text = str(versions[0]) if len(versions) == 1 else f"{versions[0]}–{versions[-1]}"
         half = 0.32 * size * len(text)
-        if time * points - half >= free:
+        if time * panel.points_per_second - half >= free_from:
             ax.annotate(
                 text,
                 (time, 1),
@@ -187,41 +260,66 @@ def _merges(ax: Axes, rounds: Sequence[Round], count: int, points: float, faint:
                 size=size,
                 color=_DARK,
                 annotation_clip=False,
-                gid="made",
+                gid="merge-labels",
             )
-            free = time * points + half + 2.5
+            free_from = time * panel.points_per_second + half + 2.5
+
+
+def _label_position(start: float, stop: float, merges: Sequence[float], width: float) -> tuple[float, bool]:
+    """Return the x of a label in a bar (the middle, or else the widest gap) and whether no merge line crosses it."""
+    middle = (start + stop) / 2
+    if all(abs(time - middle) > 0.9 * width for time in merges):
+        return middle, True
+    cuts = [start, *(time for time in merges if start < time < stop), stop]
+    low, high = max(itertools.pairwise(cuts), key=lambda gap: gap[1] - gap[0])
+    return ((low + high) / 2, True) if high - low > width else (middle, False)
+
+
+def _rectangle(left: float, right: float, y: float, half: float) -> Polygon:
+    low, high = y - half, y + half
+    return [(left, low), (right, low), (right, high), (left, high)]
+
+
+def _add_polygons(ax: Axes, gid: str, polygons: Sequence[Polygon], **style: Any) -> None:
+    if polygons:
+        ax.add_collection(PolyCollection(polygons, gid=gid, **style), autolim=False)
 
 
 def _colour(job: Job) -> str:
     return PALETTE[job.version % len(PALETTE)]
 
 
-def _ink(colour: str) -> str:
-    """Black or white, whichever can be read on the colour."""
-    red, green, blue = to_rgb(colour)
+def _text_colour(ground: str) -> str:
+    """Return black or white, whichever is legible on the ground."""
+    red, green, blue = to_rgb(ground)
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
 
 
-def _end(plan: Plan) -> float:
-    """The last moment of which the plan knows."""
+def _takes_time(upload: Uploaded) -> bool:
+    return upload.end > upload.start
+
+
+def _last_known_time(plan: Plan) -> float:
     times = [plan.seconds]
     times += [job.start if job.outcome == "running" else job.end for job in plan.jobs]
     times += [record.time for record in plan.records if isinstance(record, Stall)]
     return max(times)
 
 
-def _handles(plans: Collection[Plan], shown: int, until: float) -> dict[str, Any]:
-    """The legend; uploads and the grey are explained only where there are any."""
+def _legend_handles(plans: Collection[Plan], shown: int, until: float) -> dict[str, Any]:
+    """Return the legend's handles by their text; uploads and grey have one only where the figure has them."""
     box: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.7}
-    found: dict[str, Any] = {
+    colour, edge = tint(PALETTE[0], _UNUSED_TINT), tint(PALETTE[0], _UNUSED_EDGE_TINT)
+    handles: dict[str, Any] = {
         "training (colour, number: start version)": tuple(Patch(facecolor=c, **box) for c in PALETTE[:3]),
         "training that no merge of the plan uses": Patch(
-            facecolor=tint(PALETTE[0], 0.78), edgecolor=tint(PALETTE[0], 0.1), hatch="/////", linewidth=0.5
+            facecolor=colour, edgecolor=edge, hatch=_UNUSED_HATCH, linewidth=0.5
         ),
     }
-    if any(up.end > up.start and up.client < shown and up.start < until for plan in plans for up in plan.uploads):
-        found["upload"] = Line2D([], [], color=_DARK, lw=2.5, solid_capstyle="butt")
-    found["merge (number: version made)"] = Line2D([], [], **_LINE)
-    if any(_end(plan) < until for plan in plans):
-        found["after the end of the plan"] = Patch(facecolor="0.9", linewidth=0)
-    return found
+    uploads = (upload for plan in plans for upload in plan.uploads)
+    if any(_takes_time(upload) and upload.client < shown and upload.start < until for upload in uploads):
+        handles["upload"] = Line2D([], [], color=_DARK, lw=2.5, solid_capstyle="butt")
+    handles["merge (number: version made)"] = Line2D([], [], **_MERGE_LINE)
+    if any(_last_known_time(plan) < until for plan in plans):
+        handles["after the end of the plan"] = Patch(facecolor="0.9", linewidth=0)
+    return handles

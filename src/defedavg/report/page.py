@@ -1,7 +1,7 @@
-"""The report page: one file that holds its charts, its data and its scripts, and asks nothing of any network.
+"""The report page: one file with its charts, data and scripts, which loads nothing from a network.
 
-The law of this file: text from outside enters the page in two places only, escaped in the title and as JSON that no
-tag can end. The scripts set it as text.
+Untrusted text enters the page in two places only: escaped in the title, and as JSON that cannot contain a tag. The
+scripts insert it as text, never as HTML.
 """
 
 from __future__ import annotations
@@ -20,74 +20,75 @@ from ..runstore.reader import Folder, find_runs, of_records, read_folder
 from .payload import payload
 
 PLOTLY = "vendor/plotly-cartesian.min.js"
+SCRIPTS = ("charts.js", "activity.js", "page.js")  # in the order in which they depend on each other
 
 
 def asset(name: str) -> str:
-    """A file of the page."""
+    """Return the text of an asset."""
     return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
 def in_script(value: Any) -> str:
-    """JSON for a script block: no tag, comment or line separator in it can be taken for the page's own."""
+    """Return JSON for a script block, without tags, comments or line separators that could end the block."""
     text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for sign in ("<", ">", "&", "\u2028", "\u2029"):
         text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text.encode("utf-8", "replace").decode()  # half of a surrogate pair is no text
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be encoded
 
 
 def gather(paths: Sequence[Path]) -> list[Path]:
-    """The run folders named, or below those named, each once."""
+    """Return the run folders at or below the given paths, each once."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
-            raise UserError(f"there is no folder {path}; name a run, such as runs/demo")
+            raise UserError(f"there is no folder {path}; name a run folder, such as runs/demo")
         below = list(find_runs(path))
         if not below:
-            raise UserError(f"{path} holds no run; name a folder that `defedavg run` made, or one above it")
+            raise UserError(f"{path} holds no run; name a folder that `defedavg run` wrote, or a parent of one")
         found.update(dict.fromkeys(below))
     return list(found)
 
 
 def build(paths: Sequence[Path], title: str | None = None) -> str:
-    """The page of these runs, as text."""
+    """Return the page of these runs, as HTML."""
     folders = [read_folder(path) for path in gather(paths)]
     names = list(dict.fromkeys(folder.name for folder in folders))
     return page(folders, title or ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
 
 
 def page(folders: Sequence[Folder], title: str) -> str:
-    """The page of what was read, or of what was never in a folder."""
+    """Return the page of folders that were read, or of results given as records."""
     parts = {
         "TITLE": html.escape(f"{title} · defedavg"),
-        "STYLE": asset("look.css"),
+        "STYLE": asset("style.css"),
         "DATA": in_script(payload(folders, title)),
         "PLOTLY": asset(PLOTLY),
-        "SCRIPT": asset("charts.js") + asset("page.js"),
+        "SCRIPT": "".join(map(asset, SCRIPTS)),
     }
     return _fill(asset("page.html"), parts)
 
 
 def _fill(text: str, parts: dict[str, str]) -> str:
-    """Put each part in its place; a part is never searched for another's."""
-    made: list[str] = []
+    """Replace each ``{{NAME}}`` of the template; the inserted parts are not searched for further names."""
+    filled: list[str] = []
     for piece in text.split("{{"):
-        name, end, rest = piece.partition("}}")
-        made += [parts[name], rest] if end and name in parts else [piece]
-    return "".join(made)
+        name, end, after = piece.partition("}}")
+        filled += [parts[name], after] if end and name in parts else [piece]
+    return "".join(filled)
 
 
 def write(paths: Sequence[Path], to: Path, title: str | None = None) -> int:
-    """Write the page of these runs; gives its size in bytes."""
+    """Write the page of these runs and return its size in bytes."""
     return _write(build(paths, title), to)
 
 
 def write_records(
     groups: Mapping[str, Iterable[Mapping[str, Any]]], to: Path, title: str, provenance: Mapping[str, str] | None = None
 ) -> int:
-    """A page of results that are no run folders: records like the entries of ``summary.json``, by the title of a group.
+    """Write a page of results without run folders, given as records by the title of their group; return its size.
 
-    A record has ``label``, ``algorithm``, ``seed``, ``status`` and whatever of the entries' numbers is known, and
-    under ``curve`` measurements like the lines of ``metrics.jsonl``.
+    A record is like an entry of ``summary.json``: it has ``label``, ``algorithm``, ``seed``, ``status`` and any of an
+    entry's numbers. Its ``curve`` is a list of evaluations like the lines of ``metrics.jsonl``.
     """
     return _write(page([of_records(name, records, provenance) for name, records in groups.items()], title), to)
 

@@ -1,7 +1,7 @@
-"""From run folders to what the page is told: series of runs, in groups that can be compared.
+"""The data of the report page: series of runs, in groups that can be compared.
 
-A series is a setting with its seeds; a group is the series that learn the same task to the same target, since only
-they can be ranked. Everything here is plain data, ready for JSON.
+A series is a setting with its seeds. A group holds the series that learn the same task to the same target, since only
+these can be ranked. Everything here is plain data, ready for JSON.
 """
 
 from __future__ import annotations
@@ -9,215 +9,245 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
 from .. import __version__
 from ..config.build import make_fleet
+from ..config.study import Settings
 from ..errors import UserError
 from ..runstore.reader import Entry, Folder, Trail
-from .plan_digest import Digest, digest, gantt, participation
-from .series import Series, decided, known, looks_of, names_of, shorten, verdict
+from . import seed_stats
+from .plan_digest import Digest, Floats, client_activity, digest, participation
+from .series import Series, conclusion, has_result, looks_of, names_of, shorten
 
-MOST_POINTS = 60_000  # measurements on one page; beyond, every second, third, … is shown
-MOST_CHARTS = 12  # series of a group with a chart of clients over time
-MOST_SHOWN = 8  # series of a group that are ticked at first
-MOST_SPLIT = 1000  # clients in the chart of the split
+MAX_EVALUATIONS = 60_000  # on one page; above, every second, third, … is shown
+MAX_ACTIVITY_CHARTS = 12  # in a group
+MAX_SHOWN = 8  # series of a group that are ticked when the page opens
+MAX_SPLIT_CLIENTS = 1000  # in the chart of the data split
+MAX_LIVE_EVALUATIONS = 400  # of a run in the live view
 
 
 def payload(folders: Sequence[Folder], title: str) -> dict[str, Any]:
-    """All that the page shows."""
-    found = [
-        Series(folder, label, [run for run in folder.runs if run.label == label])
-        for folder in folders
-        for label in dict.fromkeys(run.label for run in folder.runs)
-    ]
-    if not found:
-        raise UserError("there is nothing to show: no run has a measurement yet")
+    """Return all the data of the page."""
+    every = [series for folder in folders for series in _series_of(folder)]
+    if not every:
+        raise UserError("there is nothing to show: no run has an evaluation yet")
     groups: dict[tuple[Any, ...], list[Series]] = {}
-    for series in found:
+    for series in every:
         groups.setdefault(series.key(), []).append(series)
-    for own in groups.values():
-        for place, series in enumerate(sorted(own, key=Series.rank)):
-            _read_plans(series, chart=place < MOST_CHARTS)
-    every = _thinning(found)
+    for group in groups.values():
+        for rank, series in enumerate(sorted(group, key=Series.rank)):
+            _read_plans(series, with_activity=rank < MAX_ACTIVITY_CHARTS)
+    step = _thinning(every)
     titles = _titles(list(groups.values()))
     return {
         "title": title,
         "made": datetime.now(UTC).isoformat(timespec="minutes"),
         "version": __version__,
-        "every": every,
-        "groups": [_group(own, name, every) for name, own in zip(titles, groups.values(), strict=True)],
-        "folders": [_folder(folder, found) for folder in folders],
+        "thinning": step,
+        "groups": [_group(group, name, step) for name, group in zip(titles, groups.values(), strict=True)],
+        "folders": [_folder(folder, [series for series in every if series.folder is folder]) for folder in folders],
     }
 
 
-def _read_plans(series: Series, *, chart: bool) -> None:
+def live(folder: Folder) -> list[dict[str, Any]]:
+    """Return the data of a run for the live view: its evaluations, without its plans."""
+    found = []
+    for series in _series_of(folder):
+        longest = max(len(run.trail.rounds) for run in series.runs)
+        step = max(1, math.ceil(longest / MAX_LIVE_EVALUATIONS))
+        found.append(
+            {
+                "name": series.label,
+                "algorithm": series.algorithm,
+                "target": series.target or None,
+                "runs": [_run(run, None, None, step) for run in series.runs],
+            }
+        )
+    return found
+
+
+def _series_of(folder: Folder) -> list[Series]:
+    runs: dict[str, list[Entry]] = {}
+    for run in folder.runs:
+        runs.setdefault(run.label, []).append(run)
+    return [Series(folder, label, seeds) for label, seeds in runs.items()]
+
+
+def _read_plans(series: Series, *, with_activity: bool) -> None:
+    """Read the plans of a series; only the first needs the bars of the activity chart."""
     for run in series.runs:
         path = series.folder.plan_path(run)
         if path is not None:
             try:
-                series.digests[run.seed] = digest(path, bars=chart and not series.digests)
+                series.digests[run.seed] = digest(path, bars=with_activity and not series.digests)
             except UserError as error:
                 series.notes.append(str(error))
 
 
-def _thinning(found: Iterable[Series]) -> int:
-    total = sum(len(run.trail.rounds) for series in found for run in series.runs)
-    return max(1, math.ceil(total / MOST_POINTS))
+def _thinning(every: Iterable[Series]) -> int:
+    """Return the step at which evaluations are shown."""
+    total = sum(len(run.trail.rounds) for series in every for run in series.runs)
+    return max(1, math.ceil(total / MAX_EVALUATIONS))
 
 
 # Groups.
 
 
 def _titles(groups: Sequence[Sequence[Series]]) -> list[str]:
-    """The names of the studies where they tell groups apart, else what differs between their tasks."""
-    names = [" + ".join(dict.fromkeys(s.folder.name for s in own)) for own in groups]
+    """Return the names of the studies, with what differs between their tasks where the names are not unique."""
+    names = [" + ".join(dict.fromkeys(series.folder.name for series in group)) for group in groups]
     if len(set(names)) == len(names):
         return names
-    tasks = [own[0].settings for own in groups]
-    differing = [n for n in tasks[0] if n.startswith("task.") and len({str(t.get(n)) for t in tasks}) > 1]
-    targets = len({own[0].target for own in groups}) > 1
-    found = []
-    for name, own, task in zip(names, groups, tasks, strict=True):
-        said = [f"{key.split('.')[-1]} {task.get(key)}" for key in differing]
-        said += [f"target {100 * own[0].target:g} %"] if targets and own[0].target else []
-        found.append(f"{name}: {', '.join(said)}" if said else name)
-    return found
+    details = _task_differences([group[0] for group in groups])
+    return [f"{name}: {', '.join(words)}" if words else name for name, words in zip(names, details, strict=True)]
 
 
-def _group(own: list[Series], title: str, every: int) -> dict[str, Any]:
-    names = names_of(own)
-    order = sorted(range(len(own)), key=lambda i: own[i].rank())
-    looks = looks_of(own, order)
-    charted = set(order[:MOST_CHARTS])
-    series = [
-        {
-            **_series(each, every, chart=i in charted),
-            "name": names[i],
-            "look": looks[i],
-            "place": order.index(i),
-            "shown": order.index(i) < MOST_SHOWN,
-        }
-        for i, each in enumerate(own)
-    ]
-    target = own[0].target
+def _task_differences(series: Sequence[Series]) -> list[list[str]]:
+    """Return, for every series, those values of its task and its target that differ between the series."""
+    tasks = [each.settings for each in series]
+    keys = [key for key in tasks[0] if key.startswith("task.") and len({str(task.get(key)) for task in tasks}) > 1]
+    details = [[f"{key.split('.')[-1]} {task.get(key)}" for key in keys] for task in tasks]
+    if len({each.target for each in series}) > 1:
+        for words, each in zip(details, series, strict=True):
+            words += [f"target {100 * each.target:g} %"] if each.target else []
+    return details
+
+
+def _group(group: Sequence[Series], title: str, step: int) -> dict[str, Any]:
+    names = names_of(group)
+    order = sorted(range(len(group)), key=lambda i: group[i].rank())
+    looks = looks_of(group, order)
+    target = group[0].target
     return {
         "title": title,
-        "about": _about(own),
+        "task": _task(group),
         "target": target or None,
-        "verdict": verdict([(shorten(names[i]), own[i]) for i in order], target),
-        "winner": order[0] if decided(own[order[0]], target) and len(own) > 1 else None,
-        "series": series,
-        "split": _split(own),
-        "differences": _differences(own, names),
-        "notes": list(dict.fromkeys(note for each in own for note in each.notes)),
+        "conclusion": conclusion([(shorten(names[i]), group[i]) for i in order], target),
+        "winner": order[0] if has_result(group[order[0]], target) and len(group) > 1 else None,
+        "series": [
+            {
+                **_series(series, step, with_activity=order.index(i) < MAX_ACTIVITY_CHARTS),
+                "name": names[i],
+                "look": looks[i],
+                "rank": order.index(i),
+                "shown": order.index(i) < MAX_SHOWN,
+            }
+            for i, series in enumerate(group)
+        ],
+        "split": _split(group),
+        "differences": _differences(group, names),
+        "notes": _notes(group),
     }
 
 
-def _about(own: Sequence[Series]) -> str:
-    """The task in one line."""
-    settings = own[0].settings
+def _notes(group: Iterable[Series]) -> list[str]:
+    return list(dict.fromkeys(note for series in group for note in series.notes))
+
+
+def _task(group: Sequence[Series]) -> str:
+    """Return the task in one line."""
+    settings = group[0].settings
     if "task.data" not in settings:
         return ""
     split = settings["task.split"]
-    how = {
+    partition = {
         "iid": "every client has data of all classes",
         "classes": f"every client has {settings['task.classes_per_client']} classes",
-        "dirichlet": f"classes shared out by Dirichlet({settings['task.alpha']:g})",
+        "dirichlet": f"classes partitioned by Dirichlet({settings['task.alpha']:g})",
         "shards": f"every client has {settings['task.shards_per_client']} shards",
         "sampled": f"every client has {settings['task.samples_per_client']} samples drawn from all",
         "sampled-classes": f"every client has {settings['task.samples_per_client']} samples drawn from "
         f"{settings['task.classes_per_client']} classes",
     }.get(split, split)
-    clients = sorted({each.settings["clients.num_clients"] for each in own})
-    seeds = sorted({run.seed for each in own for run in each.runs})
+    clients = sorted({series.settings["clients.num_clients"] for series in group})
+    seeds = {run.seed for series in group for run in series.runs}
     return (
-        f"{settings['task.data']}, model {settings['task.model']}; {' or '.join(map(str, clients))} clients, {how}; "
-        f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+        f"{settings['task.data']}, model {settings['task.model']}; {' or '.join(map(str, clients))} clients, "
+        f"{partition}; {len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
     )
 
 
-def _differences(own: Sequence[Series], names: Sequence[str]) -> dict[str, Any]:
-    """Settings that differ (a column each) and those that all share; what only one algorithm has counts as its own."""
-    tables = [each.settings for each in own]
-    keys = list(dict.fromkeys(key for table in tables for key in table))
+def _differences(group: Sequence[Series], names: Sequence[str]) -> dict[str, Any]:
+    """Return a column per setting that differs, and the settings that all share.
+
+    A setting that only some algorithms have is shared if its value is the same in all of these.
+    """
+    tables = [{key: _setting_text(value) for key, value in series.settings.items()} for series in group]
     shared, differing = {}, []
-    for key in keys:
-        values = {_shown(table[key]) for table in tables if key in table}
-        if len(values) == 1 and (all(key in table for table in tables) or not key.startswith("task.")):
-            shared[key] = next(iter(values))
+    for key in dict.fromkeys(key for table in tables for key in table):
+        values = [table[key] for table in tables if key in table]
+        if len(set(values)) == 1 and (len(values) == len(tables) or not key.startswith("task.")):
+            shared[key] = values[0]
         else:
             differing.append(key)
-    rows = [
-        [name, *(_shown(table[key]) if key in table else "" for key in differing)]
-        for name, table in zip(names, tables, strict=True)
-    ]
+    rows = [[name, *(table.get(key, "") for key in differing)] for name, table in zip(names, tables, strict=True)]
     return {"columns": differing, "rows": rows, "shared": shared}
 
 
-def _shown(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _split(own: Sequence[Series]) -> dict[str, Any] | None:
-    """The split of the first folder that kept it and whose first setting is in this group."""
-    for each in own:
-        split = each.folder.split
-        if split is not None and each.folder.runs and each.folder.runs[0].label == each.label:
-            shown = split.counts[:MOST_SPLIT]
-            return {"title": split.title, "counts": shown, "of": len(split.counts)}
+def _split(group: Sequence[Series]) -> dict[str, Any] | None:
+    """Return the data split of the first folder that has one and whose first setting is in this group."""
+    for series in group:
+        split = series.folder.split
+        if split is not None and series.folder.runs and series.folder.runs[0].label == series.label:
+            return {"title": split.title, "counts": split.counts[:MAX_SPLIT_CLIENTS], "of": len(split.counts)}
     return None
 
 
 # Series and runs.
 
 
-def _series(series: Series, every: int, *, chart: bool) -> dict[str, Any]:
+def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]:
     settings = series.folder.settings(series.label)
     megabytes = None if settings is None else settings.clients.model_megabytes
-    speeds: dict[int, Any] = {}
-    if settings is not None and series.digests:
-        try:
-            speeds = {seed: make_fleet(settings, seed).step_times for seed in series.digests}
-        except UserError as error:
-            series.notes.append(f"speeds of clients are not known: {error}")
-    fits = {s: t for s, t in speeds.items() if len(t) == series.digests[s].num_clients}
-    first = next(iter(series.digests), None)
-    hits = known(series.runs, "first_hit_seconds")
+    step_times = {} if settings is None else _step_times(series, settings)
+    plans = series.digests
+    seed = next(iter(plans), None)
     return {
         "algorithm": series.algorithm,
         "folder": series.folder.name,
         "chosen": series.label in series.folder.best,
-        "hit": fmean(hits) if hits else None,
-        "spread": stdev(hits) if len(hits) > 1 else None,
-        "hits": len(hits),
-        **{name: _average(series.runs, name) for name in (
+        "seconds_to_target": seed_stats.mean(series.numbers, "first_hit_seconds"),
+        "spread": seed_stats.spread(series.numbers, "first_hit_seconds"),
+        "hits": series.hits,
+        **{name: seed_stats.mean(series.numbers, name) for name in (
             "best_accuracy", "final_accuracy", "rounds", "seconds", "staleness_mean", "updates_trained",
             "updates_started", "wall_seconds",
         )},
-        "runs": [_run(run, series.digests.get(run.seed), megabytes, every) for run in series.runs],
-        "lean": any(not found.traffic for found in series.digests.values()),
-        "staleness": _staleness(series.digests.values()),
-        "participation": _participation(series.digests, fits),
-        "gantt": None
-        if not chart or first is None or not len(series.digests[first].jobs)
-        else _rounded(gantt(series.digests[first], fits.get(first))),
-        "gantt_seed": first,
+        "runs": [_run(run, plans.get(run.seed), megabytes, step) for run in series.runs],
+        "lean_plans": any(not plan.traffic for plan in plans.values()),
+        "staleness": _staleness(plans.values()),
+        "participation": _participation(plans, step_times),
+        "activity": None if not with_activity or seed is None else _activity(plans[seed], step_times.get(seed)),
+        "activity_seed": seed,
     }  # fmt: skip
 
 
-def _average(runs: Sequence[Entry], name: str) -> float | None:
-    values = known(runs, name)
-    return fmean(values) if values else None
+def _step_times(series: Series, settings: Settings) -> dict[int, Floats]:
+    """Return the step times of the clients, by seed, for every plan that they fit."""
+    try:
+        times = {seed: make_fleet(settings, seed).step_times for seed in series.digests}
+    except UserError as error:
+        series.notes.append(f"the speeds of clients are unknown: {error}")
+        return {}
+    return {seed: each for seed, each in times.items() if len(each) == series.digests[seed].num_clients}
 
 
-def _staleness(found: Iterable[Digest]) -> list[int] | None:
-    counts = [each.staleness for each in found]
+def _activity(plan: Digest, step_times: Floats | None) -> dict[str, Any] | None:
+    activity: dict[str, Any] | None = _rounded(client_activity(plan, step_times)) if len(plan.jobs) else None
+    return activity
+
+
+def _staleness(plans: Iterable[Digest]) -> list[int] | None:
+    counts = [plan.staleness for plan in plans]
     if not counts:
         return None
     total = np.zeros(max(map(len, counts)), np.int64)
@@ -226,65 +256,64 @@ def _staleness(found: Iterable[Digest]) -> list[int] | None:
     return [int(value) for value in total]
 
 
-def _participation(found: Mapping[int, Digest], speeds: Mapping[int, Any]) -> dict[str, Any] | None:
-    if not speeds:
+def _participation(plans: Mapping[int, Digest], step_times: Mapping[int, Floats]) -> dict[str, Any] | None:
+    if not step_times:
         return None
-    most = max(20, 240 // len(speeds))
-    parts = [participation(found[seed].merged, speeds[seed], most) for seed in speeds]
+    max_points = max(20, 240 // len(step_times))
+    parts = [participation(plans[seed].merged, times, max_points) for seed, times in step_times.items()]
     return {
         "step": _rounded([x for part in parts for x in part["step"]]),
         "share": _rounded([y for part in parts for y in part["share"]]),
-        "each": max(part["each"] for part in parts),
+        "clients_per_point": max(part["clients_per_point"] for part in parts),
     }
 
 
-def _run(run: Entry, found: Digest | None, megabytes: float | None, every: int) -> dict[str, Any]:
+def _run(run: Entry, plan: Digest | None, megabytes: float | None, step: int) -> dict[str, Any]:
     trail = run.trail
     size = len(trail.rounds)
-    kept = [i for i in range(size) if i % every == 0 or i == size - 1]
-    sent = _sent(trail, found, megabytes)
+    kept = [i for i in range(size) if i % step == 0 or i == size - 1]
+    sent = _megabytes_sent(trail, plan, megabytes)
     return {
         "seed": run.seed,
         "status": run.status,
         "plan": run.plan,
-        "hit": run.numbers["first_hit_seconds"],
+        "seconds_to_target": run.numbers["first_hit_seconds"],
         "seconds": run.numbers["seconds"],
         "diverged_at": run.numbers["diverged_at"],
         "best_accuracy": run.numbers["best_accuracy"],
         "x": {
-            "seconds": [_six(trail.seconds[i]) for i in kept],
+            "seconds": [_digits(trail.seconds[i]) for i in kept],
             "rounds": [int(trail.rounds[i]) for i in kept],
             "updates": [int(trail.updates[i]) for i in kept],
-            "bytes": None if sent is None else [_six(sent[i]) for i in kept],
+            "megabytes": None if sent is None else [_digits(sent[i]) for i in kept],
         },
-        "accuracy": [_six(trail.accuracy[i], 5) for i in kept],
-        "loss": [_six(trail.loss[i], 5) for i in kept],
+        "accuracy": [_digits(trail.accuracy[i], 5) for i in kept],
+        "loss": [_digits(trail.loss[i], 5) for i in kept],
     }
 
 
-def _sent(trail: Trail, found: Digest | None, megabytes: float | None) -> list[float] | None:
-    """Megabytes up and down, by all clients, at every measurement."""
-    if found is None or megabytes is None or not found.traffic:
+def _megabytes_sent(trail: Trail, plan: Digest | None, megabytes: float | None) -> list[float] | None:
+    """Return the megabytes that all clients sent and received by every evaluation, if the plan says so."""
+    if plan is None or megabytes is None or not plan.traffic:
         return None
-    last = len(found.traffic) - 1
-    return [megabytes * found.traffic[min(int(done), last)] for done in trail.rounds]
+    last = len(plan.traffic) - 1
+    return [megabytes * plan.traffic[min(int(done), last)] for done in trail.rounds]
 
 
-def _six(value: float | None, digits: int = 6) -> float | None:
-    """As many digits as a chart can show."""
+def _digits(value: float | None, digits: int = 6) -> float | None:
+    """Round to the digits that a chart can show."""
     return None if value is None else float(f"{value:.{digits}g}")
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return _six(value)
+        return _digits(value)
     if isinstance(value, dict):
         return {name: _rounded(item) for name, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def _folder(folder: Folder, found: Iterable[Series]) -> dict[str, Any]:
-    own = [each for each in found if each.folder is folder]
+def _folder(folder: Folder, group: Sequence[Series]) -> dict[str, Any]:
     return {
         "name": folder.name,
         "path": str(folder.path),
@@ -292,31 +321,11 @@ def _folder(folder: Folder, found: Iterable[Series]) -> dict[str, Any]:
         "searched": folder.searched,
         "provenance": dict(folder.provenance),
         "config": folder.text,
-        "notes": [*folder.notes, *dict.fromkeys(note for each in own for note in each.notes)],
+        "notes": [*folder.notes, *_notes(group)],
         "plans": [
-            {"label": each.label, "seed": run.seed, "plan": run.plan} for each in own for run in each.runs if run.plan
+            {"label": series.label, "seed": run.seed, "plan": run.plan}
+            for series in group
+            for run in series.runs
+            if run.plan
         ],
     }
-
-
-# The live view.
-
-MOST_LIVE = 400  # measurements of a run
-
-
-def live(folder: Folder) -> list[dict[str, Any]]:
-    """What is known of a run while it runs: its measurements, without its plans."""
-    found = []
-    for label in dict.fromkeys(run.label for run in folder.runs):
-        own = [run for run in folder.runs if run.label == label]
-        longest = max(len(run.trail.rounds) for run in own)
-        every = max(1, math.ceil(longest / MOST_LIVE))
-        found.append(
-            {
-                "name": label,
-                "algorithm": own[0].algorithm,
-                "target": Series(folder, label, own).target or None,
-                "runs": [_run(run, None, None, every) for run in own],
-            }
-        )
-    return found

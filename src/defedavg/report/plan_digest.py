@@ -1,15 +1,16 @@
-"""What a page shows of a plan: traffic by round, staleness, who took part, and bars for a chart of clients over time.
+"""The figures of a plan that the page shows: traffic per round, staleness, participation and client activity.
 
-A page may show a hundred plans, so records are taken as columns of numbers and not one by one as ``Plan.load`` does;
-anything that is not of the right form still raises ``UserError``.
+A page may show a hundred plans, so records are read as columns of numbers, not as objects as ``Plan.load`` does.
+Malformed records still raise ``UserError``.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from ..errors import UserError, first_line
 from ..planning.plan_io import read_header
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
-MOST_CLIENTS = 10_000_000
-MOST_ROWS = 24  # clients in a chart
-MOST_BARS = 1200  # jobs in a chart
-FIRST_BARS = 300  # jobs in its first view
-UNUSED = -1  # staleness of what no merge uses
+MAX_CLIENTS = 10_000_000
+CHART_CLIENTS = 24
+CHART_JOBS = 1200
+FIRST_VIEW_JOBS = 300  # before the reader zooms out
+UNUSED = -1  # the staleness of a job that no merge uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,10 @@ class Digest:
 
     num_clients: int
     seconds: float  # of the last merge
-    rounds: list[float]  # when each merge happened
-    traffic: list[int]  # models sent, up and down, by the end of each round; [0] is before the first; empty: not known
-    staleness: NDArray[np.int64]  # how many merged updates had each
-    merged: NDArray[np.int64]  # updates of each client
+    rounds: list[float]  # the time of each merge
+    traffic: list[int]  # models sent, up and down, by the end of each round; [0] is before the first; empty: unknown
+    staleness: Integers  # the number of merged updates of each staleness
+    merged: Integers  # merged updates of each client
     jobs: Floats  # client, index, version, start, end
     uploads: Floats  # client, start, end
     absences: Floats  # client, start, end
@@ -46,19 +48,21 @@ class Digest:
 
 
 def digest(path: Path, *, bars: bool) -> Digest:
-    """Read a plan file for its figures; without ``bars``, jobs and uploads are only counted, which is faster."""
+    """Read the figures of a plan file; without ``bars``, jobs and uploads are only counted, which is faster."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
             head = read_header(json.loads(next(lines, "null")))
-            found = _digest(head.num_clients, _rows(lines, bars and not head.sparse))
-        # A lean plan leaves out jobs and messages that no merge needs: what was sent cannot be counted from it.
-        return replace(found, traffic=[]) if head.sparse else found
+            records = _Records(head.num_clients)
+            for row in _rows(lines, bars and not head.sparse):
+                records.add(row)
+        # A lean plan leaves out jobs and messages that no merge needs, so it does not say how much was sent.
+        return replace(records.digest(), traffic=[]) if head.sparse else records.digest()
     except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise UserError(f"the plan {path.name} cannot be read: {first_line(error)}") from None
 
 
 def _rows(lines: Iterable[str], bars: bool) -> Iterator[Any]:
-    """The records; those that only count come without their numbers where no bars are wanted."""
+    """Yield the records; without ``bars``, skip jobs and leave out the fields of records that are only counted."""
     if bars:
         yield from json.loads("[" + ",".join(lines) + "]")
         return
@@ -73,106 +77,126 @@ def _rows(lines: Iterable[str], bars: bool) -> Iterator[Any]:
             yield json.loads(line)
 
 
-def _digest(clients: int, rows: Iterable[Any]) -> Digest:
-    if clients > MOST_CLIENTS:
-        raise ValueError(f"{clients} clients are too many to show")
-    jobs, uploads, absences, merges, updates = [], [], [], [], []
-    messages, traffic = 0, [0]
-    for row in rows:
+class _Records:
+    """Collects the columns of a plan's records."""
+
+    def __init__(self, num_clients: int) -> None:
+        if num_clients > MAX_CLIENTS:
+            raise ValueError(f"{num_clients} clients are too many to show")
+        self.num_clients = num_clients
+        self.jobs: list[tuple[Any, ...]] = []
+        self.uploads: list[tuple[Any, ...]] = []
+        self.absences: list[tuple[Any, ...]] = []
+        self.merges: list[tuple[Any]] = []
+        self.updates: list[tuple[Any, ...]] = []  # client, index, staleness
+        self.messages = 0
+        self.traffic = [0]
+
+    def add(self, row: Sequence[Any]) -> None:
+        """Add one record."""
         kind = row[0]
         if kind == "job":
-            jobs.append((row[1], row[2], row[3], row[5], row[6], row[7] == "running"))
+            self.jobs.append((row[1], row[2], row[3], row[5], row[6], row[7] == "running"))
         elif kind == "upload":
-            messages += 1
+            self.messages += 1
             if len(row) > 1:
-                uploads.append((row[1], row[3], row[4]))
+                self.uploads.append((row[1], row[3], row[4]))
         elif kind == "sent":
-            messages += clients if row[2] is None else 1
+            self.messages += self.num_clients if row[2] is None else 1
         elif kind == "round":
-            merges.append(row[1])
-            traffic.append(messages)
-            updates += [(u[0], u[1], row[2] - 1 - u[2]) for u in row[4]]
+            self.merges.append((row[1],))
+            self.traffic.append(self.messages)
+            self.updates += [(u[0], u[1], row[2] - 1 - u[2]) for u in row[4]]
         elif kind == "absence":
-            absences.append((row[1], row[2], float("inf") if row[3] is None else row[3]))
-    times = _columns([(time,) for time in merges], 1)[:, 0]
-    end = float(times[-1]) if len(times) else 0.0
-    done = _columns(jobs, 6)
-    done[:, 4] = np.where(done[:, 5] > 0, np.maximum(end, done[:, 3]), done[:, 4])  # what runs on, runs to the end
-    taken = np.array(updates, dtype=np.int64).reshape(-1, 3)
-    if len(taken) and (taken.min() < 0 or taken[:, 0].max() >= clients):
-        raise ValueError("a merge names a client that is not there, or a version that is not made")
-    gone = _columns(absences, 3, endless=True)
-    return Digest(
-        num_clients=clients,
-        seconds=end,
-        rounds=times.tolist(),
-        traffic=traffic,
-        staleness=np.bincount(taken[:, 2]) if len(taken) else np.zeros(1, np.int64),
-        merged=np.bincount(taken[:, 0], minlength=clients),
-        jobs=done[:, :5],
-        uploads=_columns(uploads, 3),
-        absences=gone,
-        used={(client, index): late for client, index, late in taken.tolist()} if jobs else {},
-    )
+            self.absences.append((row[1], row[2], math.inf if row[3] is None else row[3]))
+
+    def digest(self) -> Digest:
+        """Check the columns and compute the figures."""
+        times = _columns(self.merges, 1)[:, 0]
+        end = float(times[-1]) if len(times) else 0.0
+        jobs = _columns(self.jobs, 6)
+        running = jobs[:, 5] > 0  # at the end of the plan
+        jobs[:, 4] = np.where(running, np.maximum(end, jobs[:, 3]), jobs[:, 4])
+        updates = np.array(self.updates, dtype=np.int64).reshape(-1, 3)
+        if len(updates) and (updates.min() < 0 or updates[:, 0].max() >= self.num_clients):
+            raise ValueError("a merge names a client or a version that does not exist")
+        return Digest(
+            num_clients=self.num_clients,
+            seconds=end,
+            rounds=times.tolist(),
+            traffic=self.traffic,
+            staleness=np.bincount(updates[:, 2]) if len(updates) else np.zeros(1, np.int64),
+            merged=np.bincount(updates[:, 0], minlength=self.num_clients),
+            jobs=jobs[:, :5],
+            uploads=_columns(self.uploads, 3),
+            absences=_columns(self.absences, 3, allow_infinite=True),
+            used={(client, index): late for client, index, late in updates.tolist()} if self.jobs else {},
+        )
 
 
-def _columns(rows: Sequence[Sequence[float]], width: int, *, endless: bool = False) -> Floats:
-    found = np.array(rows, dtype=np.float64).reshape(-1, width)
-    if not (np.isfinite(found).all() or (endless and not np.isnan(found).any())):
+def _columns(rows: Sequence[Sequence[float]], width: int, *, allow_infinite: bool = False) -> Floats:
+    columns = np.array(rows, dtype=np.float64).reshape(-1, width)
+    if not (np.isfinite(columns).all() or (allow_infinite and not np.isnan(columns).any())):
         raise ValueError("a time is not a finite number")
-    return found
+    return columns
 
 
-def participation(merged: NDArray[np.int64], speeds: Floats, most: int = 120) -> dict[str, Any]:
-    """Against the time of a local step, how often a client's updates were merged; 1 is an equal share.
+def participation(merged: Integers, step_times: Floats, max_points: int = 120) -> dict[str, Any]:
+    """Return the share of merged updates against the time of a local step; 1 is an equal share.
 
-    Where there are more clients than ``most``, neighbours in speed are taken together.
+    Where there are more clients than ``max_points``, a point is the mean of clients of similar speed.
     """
-    order = np.argsort(speeds, kind="stable")
-    each = -(-len(order) // most)
+    order = np.argsort(step_times, kind="stable")
+    clients_per_point = -(-len(order) // max_points)
     mean = merged.mean() or 1.0
-    groups = [order[i : i + each] for i in range(0, len(order), each)]
+    groups = [order[i : i + clients_per_point] for i in range(0, len(order), clients_per_point)]
     return {
-        "step": [float(speeds[group].mean()) for group in groups],
+        "step": [float(step_times[group].mean()) for group in groups],
         "share": [float(merged[group].mean() / mean) for group in groups],
-        "each": each,
+        "clients_per_point": clients_per_point,
     }
 
 
-def gantt(found: Digest, speeds: Floats | None) -> dict[str, Any]:
-    """Bars of a few clients, spread evenly from the fastest to the slowest, up to a time at which they are enough."""
-    order = np.arange(found.num_clients) if speeds is None else np.argsort(speeds, kind="stable")
-    count = min(MOST_ROWS, len(order))
-    chosen = order[np.linspace(0, len(order) - 1, count).round().astype(int)]
-    place = {int(client): row for row, client in enumerate(chosen)}
-    mine = found.jobs[np.isin(found.jobs[:, 0], chosen)]
-    mine = mine[np.argsort(mine[:, 3], kind="stable")]
-    horizon = max(found.seconds, float(mine[:, 4].max()) if len(mine) else 0.0)
-    until = float(mine[MOST_BARS, 3]) if len(mine) > MOST_BARS else horizon
-    first = float(mine[FIRST_BARS, 3]) if len(mine) > FIRST_BARS else until
+def client_activity(plan: Digest, step_times: Floats | None) -> dict[str, Any]:
+    """Return the jobs, uploads and absences of a few clients, evenly spaced from the fastest to the slowest.
 
-    def spans(rows: Floats) -> dict[str, list[float]]:
-        kept = [row for row in rows.tolist() if int(row[0]) in place and row[1] < until]
-        return {
-            "row": [place[int(row[0])] for row in kept],
-            "start": [row[1] for row in kept],
-            "end": [min(row[2], until) for row in kept],
-        }
-
-    bars = [row for row in mine.tolist() if row[3] < until]
+    The chart ends where it would have more than ``CHART_JOBS`` jobs.
+    """
+    order = np.arange(plan.num_clients) if step_times is None else np.argsort(step_times, kind="stable")
+    count = min(CHART_CLIENTS, len(order))
+    clients = order[np.linspace(0, len(order) - 1, count).round().astype(int)]
+    row_of = {int(client): row for row, client in enumerate(clients)}
+    jobs = plan.jobs[np.isin(plan.jobs[:, 0], clients)]
+    jobs = jobs[np.argsort(jobs[:, 3], kind="stable")]
+    end = max(plan.seconds, float(jobs[:, 4].max()) if len(jobs) else 0.0)
+    until = _start_of(jobs, CHART_JOBS, end)
+    shown = [row for row in jobs.tolist() if row[3] < until]
     return {
-        "clients": [int(client) for client in chosen],
-        "of": found.num_clients,
-        "speeds": None if speeds is None else [float(speeds[client]) for client in chosen],
+        "clients": [int(client) for client in clients],
+        "of": plan.num_clients,
         "until": until,
-        "first": first,
-        "whole": horizon,
+        "first_view": _start_of(jobs, FIRST_VIEW_JOBS, until),
+        "end": end,
         "jobs": {
-            **spans(mine[:, [0, 3, 4]]),
-            "version": [int(row[2]) for row in bars],
-            "late": [found.used.get((int(row[0]), int(row[1])), UNUSED) for row in bars],
+            **_spans(jobs[:, [0, 3, 4]], row_of, until),
+            "version": [int(row[2]) for row in shown],
+            "staleness": [plan.used.get((int(row[0]), int(row[1])), UNUSED) for row in shown],
         },
-        "uploads": spans(found.uploads),
-        "away": spans(found.absences),
-        "merges": [time for time in found.rounds if time <= until],
+        "uploads": _spans(plan.uploads, row_of, until),
+        "absences": _spans(plan.absences, row_of, until),
+        "merges": [time for time in plan.rounds if time <= until],
+    }
+
+
+def _start_of(jobs: Floats, index: int, otherwise: float) -> float:
+    return float(jobs[index, 3]) if len(jobs) > index else otherwise
+
+
+def _spans(columns: Floats, row_of: Mapping[int, int], until: float) -> dict[str, list[float]]:
+    """Return the spans (client, start, end) of the charted clients that start before the chart ends."""
+    spans = [row for row in columns.tolist() if int(row[0]) in row_of and row[1] < until]
+    return {
+        "row": [row_of[int(row[0])] for row in spans],
+        "start": [row[1] for row in spans],
+        "end": [min(row[2], until) for row in spans],
     }

@@ -1,8 +1,8 @@
-"""Figures of results: one look for all of them, and the same bytes for the same data.
+"""Figures of results: one style for all of them, and the same bytes for the same data.
 
-The law of this file: figures are built with matplotlib's objects and a private style, never through pyplot or global
-settings. An algorithm has one colour, one line style and one marker, wherever it appears. What is drawn between two
-measurements is the last value measured: a curve claims nothing that was not seen.
+Figures are built with matplotlib's objects and a private style, never through pyplot or global settings. An algorithm
+has the same colour, line style and marker in every figure. Between two evaluations a curve holds the last value, so it
+shows no value that was not evaluated.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _TARGET: dict[str, Any] = {"color": "0.3", "linewidth": 0.9, "linestyle": (0, (4
 _TICKS: dict[str, Any] = {"steps": [1, 2, 5, 10], "min_n_ticks": 1}
 
 MARKERS = 6  # on every curve
-FAR = 3.0  # a loss of so many times the first is not shown: the run diverges
+DIVERGED_FACTOR = 3.0  # losses above this multiple of the first one are cut off: the run diverges
 
 _FORMATS: dict[str, dict[str, Any]] = {
     ".png": {"dpi": 150, "metadata": {"Software": None}},
@@ -85,51 +85,53 @@ _FORMATS: dict[str, dict[str, Any]] = {
 
 
 def save(figure: Figure, path: str | Path) -> list[Path]:
-    """Write a figure as the suffix says, or as both .png and .pdf where there is none; returns what was written."""
+    """Write a figure in the format of the suffix, or as .png and .pdf without one, and return the paths written."""
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix and suffix not in _FORMATS:
-        raise UserError(f"a figure cannot be written as {path.suffix!r}; use {' or '.join(_FORMATS)}, or none for both")
+        raise UserError(
+            f"a figure cannot be written as {path.suffix!r}; use {' or '.join(_FORMATS)}, or no suffix for both"
+        )
     if not path.name:
-        raise UserError(f"a figure needs a file name, and {str(path)!r} is a folder")
+        raise UserError(f"a figure needs a file name, but {str(path)!r} is a folder; name a file in it")
     written = [path] if suffix else [path.with_name(path.name + each) for each in _FORMATS]
     with matplotlib.rc_context(STYLE):
-        for place in written:
-            kind = place.suffix.lower()
+        for file in written:
+            kind = file.suffix.lower()
             try:
-                figure.savefig(place, format=kind[1:], **_FORMATS[kind])
+                figure.savefig(file, format=kind[1:], **_FORMATS[kind])
             except OSError as error:
-                raise UserError(f"the figure {place} cannot be written: {error.strerror or error}") from None
+                raise UserError(f"the figure {file} cannot be written: {error.strerror or error}") from None
     return written
 
 
 def tint(colour: str, share: float) -> str:
-    """The colour mixed with white (share above zero) or with black (below)."""
+    """Mix a colour with white (``share`` above zero) or with black (below)."""
     other = 1.0 if share > 0 else 0.0
     red, green, blue = (part + (other - part) * abs(share) for part in to_rgb(colour))
     return to_hex((red, green, blue))
 
 
 def look(algorithm: str, variant: int = 0) -> dict[str, Any]:
-    """How an algorithm's lines are drawn; further settings of one algorithm (``variant``) are shades of its colour."""
+    """Return the line style of an algorithm; each further ``variant`` of its settings is a shade of its colour."""
     code = zlib.crc32(algorithm.encode())
     other = (_OTHER_COLOURS[code % len(_OTHER_COLOURS)], "-", _OTHER_MARKERS[code // 7 % len(_OTHER_MARKERS)])
     colour, line, marker = _LOOKS.get(algorithm, other)
     if variant:
-        if colour == "#000000":  # cannot become darker
+        if colour == "#000000":  # black has only lighter shades
             colour = tint(colour, 1 - 0.6**variant)
         else:
             step = (variant + 1) // 2
             colour = tint(colour, 1 - 0.55**step if variant % 2 else 0.6**step - 1)
-    inside = "white" if variant % 2 else colour
-    return {"color": colour, "linestyle": line, "marker": marker, "markerfacecolor": inside}
+    fill = "white" if variant % 2 else colour
+    return {"color": colour, "linestyle": line, "marker": marker, "markerfacecolor": fill}
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run as measured; runs with the same label are seeds of one setting.
+    """The evaluations of one run; runs with the same label are seeds of one setting.
 
-    Without an algorithm, labels are values of one quantity and are drawn as such, in the order in which they come.
+    Without an algorithm, labels are values of one quantity, drawn from dark to light in the order given.
     """
 
     algorithm: str
@@ -145,7 +147,7 @@ Panels: TypeAlias = Mapping[str, Sequence[Curve]]
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Mean, least and greatest value over the seeds that are running at every x."""
+    """Mean, minimum and maximum over the seeds that are running at every x."""
 
     x: Floats
     mean: Floats
@@ -154,19 +156,22 @@ class Band:
 
 
 def band(runs: Iterable[tuple[Sequence[float], Sequence[float]]]) -> Band:
-    """Seeds given as (x, y) on the union of their x; each holds its last value, from its first x to its last."""
+    """Return the band of seeds, given as (x, y), on the union of their x.
+
+    Each seed holds its last value and counts from its first x to its last.
+    """
     pairs = [(np.asarray(x, float), np.asarray(y, float)) for x, y in runs if len(x)]
     if not pairs:
         return Band(*np.empty((4, 0)))
     grid = np.unique(np.concatenate([x for x, _ in pairs]))
-    held, runs_on = np.zeros((len(pairs), grid.size)), np.zeros((len(pairs), grid.size), bool)
+    held, running = np.zeros((len(pairs), grid.size)), np.zeros((len(pairs), grid.size), bool)
     for row, (x, y) in enumerate(pairs):
-        # Of several measurements at one moment the last counts: two merges can share a time.
+        # Two merges can share a time: the last evaluation at that time counts.
         last = np.searchsorted(x, grid, side="right") - 1
         held[row] = np.where(np.isfinite(y), y, np.nan)[np.maximum(last, 0)]
-        runs_on[row] = (grid >= x[0]) & (grid <= x[-1])
-    mean = np.where(runs_on, held, 0.0).sum(axis=0) / runs_on.sum(axis=0)
-    low, high = np.where(runs_on, held, np.inf).min(axis=0), np.where(runs_on, held, -np.inf).max(axis=0)
+        running[row] = (grid >= x[0]) & (grid <= x[-1])
+    mean = np.where(running, held, 0.0).sum(axis=0) / running.sum(axis=0)
+    low, high = np.where(running, held, np.inf).min(axis=0), np.where(running, held, -np.inf).max(axis=0)
     return Band(grid, mean, low, high)
 
 
@@ -177,7 +182,7 @@ def accuracy_curves(
     against: Against = "seconds",
     columns: int = 4,
 ) -> Figure:
-    """Test accuracy over simulated seconds or rounds, one panel per title, with the target accuracy where given."""
+    """Draw test accuracy over simulated seconds or rounds, one panel per title, with target accuracies where given."""
     targets = target if isinstance(target, Mapping) else {} if target is None else dict.fromkeys(panels, target)
     for title in targets:
         if title not in panels:
@@ -186,90 +191,96 @@ def accuracy_curves(
 
 
 def loss_curves(panels: Panels, *, against: Against = "seconds", name: str = "test loss", columns: int = 4) -> Figure:
-    """Loss over simulated seconds or rounds, on a log axis where every loss is above zero.
+    """Draw loss over simulated seconds or rounds, on a log axis where every loss is above zero.
 
-    A run that diverges leaves the picture at the top, so that the others can still be read.
+    The axis cuts off runs that diverge, so that the others stay legible.
     """
     return _curves(panels, "loss", against, {}, name, columns)
 
 
 def _curves(
-    panels: Panels, measure: str, against: Against, targets: Mapping[str, float], name: str, most: int
+    panels: Panels, measure: str, against: Against, targets: Mapping[str, float], name: str, max_columns: int
 ) -> Figure:
-    if not any(getattr(curve, against) for curves in panels.values() for curve in curves):
-        raise UserError("there is nothing to draw: no run has a measurement")
-    looks = _looks(curve for curves in panels.values() for curve in curves)
-    columns = min(len(panels), most)
+    every = [curve for curves in panels.values() for curve in curves]
+    if not any(getattr(curve, against) for curve in every):
+        raise UserError("there is nothing to draw: no run has an evaluation")
+    looks = _looks(every)
+    columns = min(len(panels), max_columns)
     rows = math.ceil(len(panels) / columns)
     width = 1.1 + 3.3 * columns
-    across = max(1, min(2 * columns + 1, int(width / (0.75 + 0.08 * max(map(len, looks))))))  # legend entries in a line
-    height = 2.75 * rows + 0.15 + 0.22 * math.ceil((len(looks) + bool(targets)) / across)
+    longest = max(map(len, looks))
+    legend_columns = max(1, min(2 * columns + 1, int(width / (0.75 + 0.08 * longest))))
+    height = 2.75 * rows + 0.15 + 0.22 * math.ceil((len(looks) + bool(targets)) / legend_columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
         for spare in axes[len(panels) :]:
             spare.remove()
-        for place, (title, curves) in enumerate(panels.items()):
-            ax = axes[place]
+        for position, (title, curves) in enumerate(panels.items()):
+            ax = axes[position]
             _panel(ax, curves, measure, against, looks)
             ax.set_title(title)
             ax.set_xlabel("simulated seconds" if against == "seconds" else "rounds")
-            if place % columns == 0:
+            if position % columns == 0:
                 ax.set_ylabel(name)
             if title in targets:
                 _target(ax, targets[title])
-        values = [v for curves in panels.values() for c in curves for v in getattr(c, measure) if math.isfinite(v)]
-        if measure == "loss" and values and min(values) > 0:
-            first = max(c.loss[0] for curves in panels.values() for c in curves if c.loss and math.isfinite(c.loss[0]))
-            top = min(max(values), FAR * first)
-            _log(axes[0], "y", min(values), top)
-            if top < max(values):
-                axes[0].set_ylim(min(values) / 1.2, top)
-        handles = [Line2D([], [], label=label, markersize=5, lw=1.6, **how) for label, how in looks.items()]
-        if targets:
-            handles.append(Line2D([], [], label="target", **_TARGET))
-        figure.legend(handles=handles, loc="outside lower center", ncols=across, handlelength=3.2)
+        if measure == "loss":
+            _scale_losses(axes[0], [curve.loss for curve in every])
+        _add_legend(figure, looks, legend_columns, with_target=bool(targets))
         _freeze(figure)
     return figure
 
 
+def _add_legend(figure: Figure, looks: Mapping[str, dict[str, Any]], columns: int, *, with_target: bool) -> None:
+    handles = [Line2D([], [], label=label, markersize=5, lw=1.6, **style) for label, style in looks.items()]
+    if with_target:
+        handles.append(Line2D([], [], label="target", **_TARGET))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=3.2)
+
+
+def _scale_losses(ax: Axes, losses: Sequence[Sequence[float]]) -> None:
+    """Make the y axis logarithmic where every loss is above zero, and cut off what diverges."""
+    values = [value for run in losses for value in run if math.isfinite(value)]
+    if not values or min(values) <= 0:
+        return
+    first = max(run[0] for run in losses if run and math.isfinite(run[0]))
+    top = min(max(values), DIVERGED_FACTOR * first)
+    _log(ax, "y", min(values), top)
+    if top < max(values):
+        ax.set_ylim(min(values) / 1.2, top)
+
+
 def _looks(curves: Iterable[Curve]) -> dict[str, dict[str, Any]]:
-    """One look per label, the same in every panel."""
-    found: dict[str, dict[str, Any]] = {}
-    seen: dict[str, int] = {}
+    """Return one style per label, the same in every panel."""
+    styles: dict[str, dict[str, Any]] = {}
+    variants: dict[str, int] = {}
     for curve in curves:
-        if curve.label not in found:
-            nth = seen.get(curve.algorithm, 0)
-            found[curve.label] = look(curve.algorithm, nth) if curve.algorithm else _level(nth)
-            seen[curve.algorithm] = nth + 1
-    return found
+        if curve.label not in styles:
+            variant = variants.get(curve.algorithm, 0)
+            styles[curve.label] = look(curve.algorithm, variant) if curve.algorithm else _level(variant)
+            variants[curve.algorithm] = variant + 1
+    return styles
 
 
-def _level(nth: int) -> dict[str, Any]:
-    colour, line, marker = _LEVELS[nth % len(_LEVELS)]
+def _level(index: int) -> dict[str, Any]:
+    colour, line, marker = _LEVELS[index % len(_LEVELS)]
     return {"color": colour, "linestyle": line, "marker": marker}
 
 
 def _panel(
     ax: Axes, curves: Sequence[Curve], measure: str, against: Against, looks: Mapping[str, dict[str, Any]]
 ) -> None:
-    ends = [float(x[-1]) for x in (getattr(curve, against) for curve in curves) if x and x[-1] > 0]
+    seeds: dict[str, list[tuple[Sequence[float], Sequence[float]]]] = {}
+    for curve in curves:
+        seeds.setdefault(curve.label, []).append((getattr(curve, against), getattr(curve, measure)))
+    ends = [float(x[-1]) for runs in seeds.values() for x, _ in runs if x and x[-1] > 0]
     log = bool(ends) and max(ends) > 8 * min(ends)
-    starts, labels = [], list(dict.fromkeys(curve.label for curve in curves))
-    for order, label in enumerate(labels):
-        runs = [(getattr(c, against), getattr(c, measure)) for c in curves if c.label == label]
-        found = band(runs)
-        shown = found.x > 0 if log else np.ones(found.x.size, bool)
-        x = found.x[shown]
-        if not x.size:
-            continue
-        starts.append(float(x[0]))
-        how = looks[label]
-        if len(runs) > 1:
-            low, high = found.low[shown], found.high[shown]
-            ax.fill_between(x, low, high, step="post", color=how["color"], alpha=0.16, lw=0, zorder=2, gid="band")
-        every = _marked(x, log, order / len(labels))
-        ax.plot(x, found.mean[shown], drawstyle="steps-post", lw=1.5, ms=4.5, markevery=every, zorder=3, **how)
+    starts = []
+    for order, (label, runs) in enumerate(seeds.items()):
+        start = _draw_series(ax, runs, looks[label], log, order / len(seeds))
+        if start is not None:
+            starts.append(start)
     ax.grid(True)
     if log:
         _log(ax, "x", min(starts), max(ends))
@@ -278,15 +289,36 @@ def _panel(
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=against == "rounds", **_TICKS))
 
 
-def _marked(x: Floats, log: bool, shift: float) -> list[int]:
-    """Where a curve has its markers: evenly along the axis, each curve's elsewhere so that they do not meet."""
+def _draw_series(
+    ax: Axes,
+    runs: Sequence[tuple[Sequence[float], Sequence[float]]],
+    style: Mapping[str, Any],
+    log: bool,
+    marker_shift: float,
+) -> float | None:
+    """Draw the mean over seeds, and their band where there are several; return the first x drawn, if any."""
+    over_seeds = band(runs)
+    shown = over_seeds.x > 0 if log else np.ones(over_seeds.x.size, bool)
+    x = over_seeds.x[shown]
+    if not x.size:
+        return None
+    if len(runs) > 1:
+        low, high = over_seeds.low[shown], over_seeds.high[shown]
+        ax.fill_between(x, low, high, step="post", color=style["color"], alpha=0.16, lw=0, zorder=2, gid="band")
+    markers = _marker_indices(x, log, marker_shift)
+    ax.plot(x, over_seeds.mean[shown], drawstyle="steps-post", lw=1.5, ms=4.5, markevery=markers, zorder=3, **style)
+    return float(x[0])
+
+
+def _marker_indices(x: Floats, log: bool, shift: float) -> list[int]:
+    """Return the points with markers: evenly along the axis, shifted for each curve so that markers do not overlap."""
     along = np.log(x) if log else x
-    places = along[0] + (along[-1] - along[0]) * (np.arange(MARKERS) + 0.2 + 0.6 * shift) / MARKERS
-    return sorted(set(np.minimum(np.searchsorted(along, places), x.size - 1).tolist()))
+    wanted = along[0] + (along[-1] - along[0]) * (np.arange(MARKERS) + 0.2 + 0.6 * shift) / MARKERS
+    return sorted(set(np.minimum(np.searchsorted(along, wanted), x.size - 1).tolist()))
 
 
 def _log(ax: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
-    """A log axis with plain numbers, enough of them for its range."""
+    """Make an axis logarithmic, with plain numbers at enough ticks for its range."""
     axis = ax.xaxis if which == "x" else ax.yaxis
     (ax.set_xscale if which == "x" else ax.set_yscale)("log")
     subs = (1.0, 2.0, 5.0) if high < 300 * low else (1.0,)
@@ -296,19 +328,19 @@ def _log(ax: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
 
 
 def _target(ax: Axes, value: float) -> None:
-    """The value stands outside the axes, where no curve can run through it."""
+    """Draw a target line, with its value outside the axes, where no curve crosses it."""
     ax.axhline(value, zorder=2.5, gid="target", **_TARGET)
     ax.text(1.01, value, f"{value:g}", transform=ax.get_yaxis_transform(), va="center", size=8.5, color="0.3")
 
 
 def _freeze(figure: Figure) -> None:
-    """Lay out once: a layout that is solved anew at every save may move by a hair."""
+    """Compute the layout once: solving it again at every save may shift it slightly."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 
 def split_map(counts: NDArray[Any], title: str) -> Figure:
-    """Who holds what: samples per client (across) and class (up) as an image, with the numbers where there is room."""
+    """Draw samples per client (x) and class (y) as an image, with the numbers where they fit."""
     counts = np.asarray(counts)
     if counts.ndim != 2 or not counts.size:
         raise UserError("there is nothing to draw: the counts must be a table of clients by classes")
@@ -317,14 +349,14 @@ def split_map(counts: NDArray[Any], title: str) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         ax = figure.subplots()
-        how: dict[str, Any] = {"cmap": "Blues", "vmin": 0, "vmax": max(1, counts.max()), "interpolation": "nearest"}
+        scale: dict[str, Any] = {"cmap": "Blues", "vmin": 0, "vmax": max(1, counts.max()), "interpolation": "nearest"}
         extent = (0.5, clients + 0.5, -0.5, classes - 0.5)
-        image = ax.imshow(counts.T, aspect="auto", origin="lower", extent=extent, **how)
+        image = ax.imshow(counts.T, aspect="auto", origin="lower", extent=extent, **scale)
         if clients <= 16 and classes <= 20:
-            for client, kind in np.argwhere(counts > 0).tolist():
-                number = counts[client, kind]
-                shade = "white" if number > 0.6 * counts.max() else "0.15"
-                ax.text(client + 1, kind, f"{number:g}", ha="center", va="center", size=7.5, color=shade)
+            for client, label in np.argwhere(counts > 0).tolist():
+                samples = counts[client, label]
+                shade = "white" if samples > 0.6 * counts.max() else "0.15"
+                ax.text(client + 1, label, f"{samples:g}", ha="center", va="center", size=7.5, color=shade)
         ax.set(title=title, xlabel="client", ylabel="class")
         for axis, number in ((ax.xaxis, clients), (ax.yaxis, classes)):
             axis.set_major_locator(MaxNLocator(min(number, 10) + 1, integer=True, **_TICKS))

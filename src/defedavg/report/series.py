@@ -1,27 +1,29 @@
-"""Series: a setting with its seeds. How it is named, ranked, judged in a sentence, and drawn."""
+"""Series: a setting with its seeds. How the report names, ranks, compares and draws them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
 from typing import Any
 
 from ..jsonio import about
 from ..runstore.reader import Entry, Folder, flat, number
+from . import seed_stats
 from .plan_digest import Digest
 from .plots import look, tint
+from .tables import share
 
-MOST_SHADES = 3  # settings of an algorithm that are told apart by shades of its colour
-WHEEL = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C6D31")
-"""Okabe and Ito's colours without black and yellow, and two that are as safe."""
+MAX_SHADES = 3  # settings of one algorithm that shades of its colour can tell apart
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C6D31")
+"""Okabe and Ito's colours without black and yellow, and two more that colour-blind readers can distinguish."""
 
 SYMBOLS = {
     "s": "square", "^": "triangle-up", "v": "triangle-down", "D": "diamond", "o": "circle", "X": "x", "P": "cross",
     "<": "triangle-left", ">": "triangle-right", "p": "pentagon", "h": "hexagon", "*": "star", "d": "diamond-tall",
 }  # fmt: skip
+"""Plotly's names of matplotlib's markers."""
 
 
 @dataclass
@@ -36,76 +38,95 @@ class Series:
 
     @property
     def algorithm(self) -> str:
-        """Whose setting it is."""
+        """The algorithm of the setting."""
         return self.runs[0].algorithm
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting by its dotted name, or no more than the algorithm where the configuration cannot be read."""
-        found = self.folder.settings(self.label)
-        return {"algorithm": self.algorithm} if found is None else flat(found)
+        """Every setting by its dotted name, or only the algorithm where the configuration cannot be read."""
+        settings = self.folder.settings(self.label)
+        return {"algorithm": self.algorithm} if settings is None else flat(settings)
 
     @property
     def target(self) -> float | None:
-        """The accuracy that it is timed to."""
+        """The target accuracy."""
         return next((t for run in self.runs if (t := run.numbers["target_accuracy"])), None) or number(
             self.settings.get("stop.target_accuracy")
         )
 
+    @property
+    def numbers(self) -> list[Mapping[str, float | None]]:
+        """The numbers of every run, for means and spreads over seeds."""
+        return [run.numbers for run in self.runs]
+
+    @property
+    def hits(self) -> int:
+        """The number of seeds that reached the target."""
+        return len(seed_stats.values(self.numbers, "first_hit_seconds"))
+
+    @property
+    def misses(self) -> int:
+        """The number of seeds that did not reach the target."""
+        return len(self.runs) - self.hits
+
+    @property
+    def seconds_to_target(self) -> float:
+        """The mean time to the target over the seeds that reached it; infinite if none did."""
+        mean = seed_stats.mean(self.numbers, "first_hit_seconds")
+        return math.inf if mean is None else mean
+
+    @property
+    def running(self) -> bool:
+        """Whether a seed is still running."""
+        return not self.folder.finished and any(run.status == "running" for run in self.runs)
+
     def key(self) -> tuple[Any, ...]:
-        """What must be equal for two series to be compared."""
+        """Return the values that must be equal for two series to be compared: the task and the target."""
         task = tuple((name, value) for name, value in self.settings.items() if name.startswith("task."))
         if not task:
             task = (("folder", str(self.folder.path)),)
         return (*task, self.target or 0.0)
 
     def rank(self) -> tuple[float, float, float]:
-        """Less is better: seeds that missed the target, the mean time to it, and how inaccurate they were."""
-        hits = known(self.runs, "first_hit_seconds")
-        best = known(self.runs, "best_accuracy")
-        return len(self.runs) - len(hits), fmean(hits) if hits else math.inf, -(fmean(best) if best else 0.0)
+        """Return a sort key, lower is better: seeds that missed the target, mean time to it, negative accuracy."""
+        return self.misses, self.seconds_to_target, -(seed_stats.mean(self.numbers, "best_accuracy") or 0.0)
 
 
-def known(runs: Iterable[Entry], name: str) -> list[float]:
-    """A figure of those runs that have it."""
-    return [value for run in runs if (value := run.numbers[name]) is not None]
+def shorten(text: str, limit: int = 60) -> str:
+    """Shorten a name so that it fits into a sentence."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def shorten(text: str, most: int = 60) -> str:
-    """A name fit for a sentence."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+def names_of(group: Sequence[Series]) -> list[str]:
+    """Return the labels, with the study's name in front where two labels are equal."""
+    labels = [series.label for series in group]
+    return [f"{s.folder.name}: {s.label}" if labels.count(s.label) > 1 else s.label for s in group]
 
 
-def names_of(own: Sequence[Series]) -> list[str]:
-    """Labels, with the study in front where two would be the same."""
-    labels = [each.label for each in own]
-    return [f"{each.folder.name}: {each.label}" if labels.count(each.label) > 1 else each.label for each in own]
+def looks_of(group: Sequence[Series], order: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the colours (light and dark theme), dash and symbol of every series, as in every other figure.
 
-
-def looks_of(own: Sequence[Series], order: Sequence[int]) -> list[dict[str, Any]]:
-    """A colour for light and for dark, a dash and a symbol: an algorithm's own, as in every other figure.
-
-    Where an algorithm has many settings their shades could not be told apart: then looks go by rank, so that those
-    that are ticked at first differ as much as they can.
+    Shades of one colour cannot distinguish many settings of an algorithm. Then styles follow the rank, so that the
+    series shown first differ most.
     """
-    counts = Counter(each.algorithm for each in own)
-    if max(counts.values()) > MOST_SHADES or (len(counts) == 1 and len(own) > 1):
-        return [_ranked(order.index(i)) for i in range(len(own))]
+    counts = Counter(series.algorithm for series in group)
+    if max(counts.values()) > MAX_SHADES or (len(counts) == 1 and len(group) > 1):
+        return [_look_by_rank(order.index(i)) for i in range(len(group))]
     seen: Counter[str] = Counter()
-    found = []
-    for each in own:
-        how = look(each.algorithm, seen[each.algorithm])
-        seen[each.algorithm] += 1
-        dash = how["linestyle"]
+    looks = []
+    for series in group:
+        style = look(series.algorithm, seen[series.algorithm])
+        seen[series.algorithm] += 1
+        dash = style["linestyle"]
         pixels = "solid" if dash == "-" else ",".join(f"{2.2 * part:.3g}px" for part in dash[1])
-        symbol = SYMBOLS[how["marker"]] + ("-open" if how["markerfacecolor"] == "white" else "")
-        found.append(_look(how["color"], pixels, symbol))
-    return found
+        symbol = SYMBOLS[style["marker"]] + ("-open" if style["markerfacecolor"] == "white" else "")
+        looks.append(_look(style["color"], pixels, symbol))
+    return looks
 
 
-def _ranked(place: int) -> dict[str, Any]:
-    dash = ("solid", "9px,4px", "3px,3px", "10px,3px,3px,3px")[place // len(WHEEL) % 4]
-    return _look(WHEEL[place % len(WHEEL)], dash, list(SYMBOLS.values())[place % len(SYMBOLS)])
+def _look_by_rank(rank: int) -> dict[str, Any]:
+    dash = ("solid", "9px,4px", "3px,3px", "10px,3px,3px,3px")[rank // len(COLOURS) % 4]
+    return _look(COLOURS[rank % len(COLOURS)], dash, list(SYMBOLS.values())[rank % len(SYMBOLS)])
 
 
 def _look(colour: str, dash: str, symbol: str) -> dict[str, Any]:
@@ -113,45 +134,58 @@ def _look(colour: str, dash: str, symbol: str) -> dict[str, Any]:
     return {"light": colour, "dark": dark, "dash": dash, "symbol": symbol}
 
 
-def decided(best: Series, target: float | None) -> bool:
-    """Whether the best of a group did anything that can be ranked."""
-    return best.rank()[0] < len(best.runs) if target else bool(known(best.runs, "best_accuracy"))
+def has_result(best: Series, target: float | None) -> bool:
+    """Return whether the best series of a group reached the target, or any accuracy where no target is set."""
+    return best.hits > 0 if target else seed_stats.mean(best.numbers, "best_accuracy") is not None
 
 
-def verdict(ranked: Sequence[tuple[str, Series]], target: float | None) -> str:
-    """What came out, in a sentence or two."""
+def conclusion(ranked: Sequence[tuple[str, Series]], target: float | None) -> str:
+    """Return the result of a group, in a sentence or two."""
     name, best = ranked[0]
-    if not decided(best, target):
-        goal = f"{100 * target:g} %" if target else "any accuracy"
-        return f"Nothing reached {goal} yet." if any(_running(s) for _, s in ranked) else f"Nothing reached {goal}."
+    if not has_result(best, target):
+        running = any(series.running for _, series in ranked)
+        return f"No run reached {f'{100 * target:g} %' if target else 'any accuracy'}{' yet' if running else ''}."
     if not target:
-        value = fmean(known(best.runs, "best_accuracy"))
-        return f"{name} was the most accurate: {100 * value:.1f} %. No target accuracy was set, so nothing was timed."
-    missed, seconds, _ = best.rank()
-    count = "" if not missed else f" in {len(best.runs) - missed:g} of {len(best.runs)} seeds"
-    said = f"{name} reached {100 * target:g} % first: after {seconds:.3g} simulated seconds{count}"
-    hit = [(other, s.rank()) for other, s in ranked[1:] if s.rank()[0] < len(s.runs)]
-    if hit and hit[0][1][0] == missed and seconds > 0:
-        ratio = hit[0][1][1] / seconds
-        said += f", {about(ratio)} times as fast as {hit[0][0]}" if ratio >= 1.05 else f", just ahead of {hit[0][0]}"
-    late = [other for other, s in ranked[1:] if s.rank()[0] == len(s.runs) and not _running(s)]
-    if late:
-        shown = ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
-        said += f". {shown} did not reach it"
-    return f"{said}. {_caution(best, [s for _, s in ranked[1:] if s.rank()[0] < len(s.runs)])}".strip()
+        accuracy = share(seed_stats.mean(best.numbers, "best_accuracy"))
+        return f"{name} was the most accurate: {accuracy}. No target accuracy was set, so times are not compared."
+    return _comparison(name, best, ranked[1:], target)
 
 
-def _caution(best: Series, others: Sequence[Series]) -> str:
-    """How far the ranking can be trusted."""
-    if not others:
+def _comparison(name: str, best: Series, others: Sequence[tuple[str, Series]], target: float) -> str:
+    reached = [(other, series) for other, series in others if series.hits]
+    missed = [other for other, series in others if not series.hits and not series.running]
+    sentence = _first_to_target(name, best, target)
+    if reached:
+        sentence += _lead(best, *reached[0])
+    if missed:
+        sentence += f". {_listed(missed)} did not reach it"
+    caveat = _caveat(best, reached[0][1]) if reached else ""
+    return f"{sentence}. {caveat}".strip()
+
+
+def _first_to_target(name: str, best: Series, target: float) -> str:
+    seeds = f" in {best.hits} of {len(best.runs)} seeds" if best.misses else ""
+    return f"{name} reached {100 * target:g} % first: after {best.seconds_to_target:.3g} simulated seconds{seeds}"
+
+
+def _lead(best: Series, name: str, second: Series) -> str:
+    """Return how much faster the best was than the second, if as many seeds of both reached the target."""
+    if second.misses != best.misses or best.seconds_to_target <= 0:
         return ""
-    if min(len(best.runs), len(others[0].runs)) == 1:
-        return "With one seed only, another might rank them otherwise."
-    spreads = [stdev(hits) for s in (best, others[0]) if len(hits := known(s.runs, "first_hit_seconds")) > 1]
-    if spreads and others[0].rank()[1] - best.rank()[1] < max(spreads):
+    ratio = second.seconds_to_target / best.seconds_to_target
+    return f", {about(ratio)} times as fast as {name}" if ratio >= 1.05 else f", just ahead of {name}"
+
+
+def _listed(names: Sequence[str], limit: int = 3) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def _caveat(best: Series, second: Series) -> str:
+    """Return why the ranking may be chance, if it may."""
+    if min(len(best.runs), len(second.runs)) == 1:
+        return "This is one seed only; other seeds may rank differently."
+    spreads = [seed_stats.spread(series.numbers, "first_hit_seconds") for series in (best, second)]
+    lead = second.seconds_to_target - best.seconds_to_target
+    if any(spread is not None and lead < spread for spread in spreads):
         return "The lead over the second is smaller than the spread over seeds, so it may be chance."
     return ""
-
-
-def _running(series: Series) -> bool:
-    return not series.folder.finished and any(run.status == "running" for run in series.runs)

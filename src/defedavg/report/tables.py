@@ -1,4 +1,4 @@
-"""Tables for the terminal; every one of them is also available as JSON."""
+"""Tables for the terminal; each is also available as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from rich.table import Table
@@ -15,22 +15,21 @@ from ..algorithms import ALGORITHMS
 from ..config.study import TABLES
 from ..jsonio import about
 from ..planning.plan_stats import PlanStats
+from . import seed_stats
 
 
 def seconds(value: float | None) -> str:
-    """A duration, short."""
-    if value is None:
-        return "–"
-    return f"{value:.4g} s"
+    """Format a duration."""
+    return "–" if value is None else f"{value:.4g} s"
 
 
 def share(value: float | None) -> str:
-    """A share as a percentage."""
+    """Format a share as a percentage."""
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def size(value: float) -> str:
-    """Bytes in decimal units."""
+    """Format a number of bytes in decimal units."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000:
             return f"{value:.3g} {unit}"
@@ -39,7 +38,7 @@ def size(value: float) -> str:
 
 
 def make(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> Table:
-    """A table whose first column is text and whose others are figures."""
+    """Return a table with text in the first column and numbers in the others."""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=None, pad_edge=False)
     for position, column in enumerate(columns):
         table.add_column(
@@ -51,56 +50,53 @@ def make(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], capt
 
 
 def plan_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]], rounds: int) -> Table:
-    """One row per setting, means over its seeds."""
+    """Return a table with one row per setting: means over its seeds."""
     columns = (
         "algorithm", "n", "s/round", "stale mean", "p95", "max", "fastest ¼", "slowest ¼", "idle", "up", "down",
         "started", "merged",
     )  # fmt: skip
     rows = []
     for label, group in zip(labels, stats, strict=True):
-        mean = {name: fmean(getattr(s, name) for s in group) for name in _MEANS}
-        known = {name: _average([asdict(s) for s in group], name) for name in _PERHAPS}
+        plans = [asdict(each) for each in group]
         rows.append(
             (
-                label + (" (stalled)" if any(s.stalled for s in group) else ""),
+                label + (" (stalled)" if any(plan["stalled"] for plan in plans) else ""),
                 str(group[0].updates_per_round),
-                f"{mean['seconds_per_round']:.4g}",
-                f"{mean['staleness_mean']:.1f}",
-                f"{mean['staleness_p95']:.1f}",
-                str(max(s.staleness_max for s in group)),
-                f"{fmean(s.participation[0] for s in group):.2f}",
-                f"{fmean(s.participation[-1] for s in group):.2f}",
-                share(known["idle_share"]),
-                size(mean["uplink_bytes"]),
-                size(mean["downlink_bytes"]),
-                "–" if known["jobs_started"] is None else f"{known['jobs_started']:.0f}",
-                share(known["merged_share"]),
+                _mean(plans, "seconds_per_round", ".4g"),
+                _mean(plans, "staleness_mean", ".1f"),
+                _mean(plans, "staleness_p95", ".1f"),
+                str(max(plan["staleness_max"] for plan in plans)),
+                *_participation(plans),
+                share(seed_stats.mean(plans, "idle_share")),
+                size(seed_stats.mean(plans, "uplink_bytes") or 0.0),
+                size(seed_stats.mean(plans, "downlink_bytes") or 0.0),
+                _mean(plans, "jobs_started", ".0f"),
+                share(seed_stats.mean(plans, "merged_share")),
             )
         )
     caption = (
-        "Quarters of the clients by speed: how often their updates are merged, 1.00 being an equal share. "
-        "idle: neither training nor sending. –: not followed, since no merge depends on it (clients.plan_detail)."
+        f"{_QUARTERS} idle: neither training nor uploading. "
+        "–: not simulated, since no merge depends on it (clients.plan_detail)."
     )
     return make(f"{rounds} rounds, mean over {len(stats[0])} seed(s)", columns, rows, caption)
 
 
-_MEANS = (
-    "seconds_per_round",
-    "staleness_mean",
-    "staleness_p95",
-    "uplink_bytes",
-    "downlink_bytes",
-)
-_PERHAPS = ("idle_share", "jobs_started", "merged_share")
+_QUARTERS = "fastest ¼, slowest ¼: how often updates of these clients are merged, relative to an equal share (1.00)."
+
+
+def _participation(records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Format the mean participation of the fastest and of the slowest quarter of the clients."""
+    quarters = [fmean(record["participation"][quarter] for record in records) for quarter in (0, -1)]
+    return f"{quarters[0]:.2f}", f"{quarters[1]:.2f}"
 
 
 def stats_json(stats: Sequence[PlanStats], swept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same figures, one object per plan."""
+    """Return the numbers of the plan table, one object per plan."""
     return [{**asdict(s), "swept": point} for s, point in zip(stats, swept, strict=True)]
 
 
 def algorithm_rows() -> list[dict[str, Any]]:
-    """What the registry knows, ready for JSON."""
+    """Return the registered algorithms, ready for JSON."""
     return [
         {
             "name": kind.name,
@@ -108,7 +104,7 @@ def algorithm_rows() -> list[dict[str, Any]]:
             "equation": kind.equation,
             "citation": kind.citation,
             "rates": [
-                word for word, used in (("global_lr", kind.uses_global_lr), ("local_lr", kind.uses_local_lr)) if used
+                name for name, used in (("global_lr", kind.uses_global_lr), ("local_lr", kind.uses_local_lr)) if used
             ],
             "settings": {
                 f.name: {"default": f.default, "help": f.metadata["help"]} for f in fields(kind.settings_type)
@@ -119,7 +115,7 @@ def algorithm_rows() -> list[dict[str, Any]]:
 
 
 def setting_rows() -> dict[str, dict[str, dict[str, Any]]]:
-    """Every table of the configuration file with its keys, their defaults and what they mean."""
+    """Return every table of the configuration file with its keys, their defaults and their help texts."""
     kinds = {**TABLES, **{name: kind.settings_type for name, kind in ALGORITHMS.items()}}
     return {
         table: {
@@ -141,10 +137,7 @@ def _toml(value: Any) -> str:
 
 
 def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "simulated seconds") -> Table:
-    """One row per setting, over its seeds: time to the target first."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for entry in entries:
-        groups.setdefault(entry["label"], []).append(entry)
+    """Return a table with one row per setting, over its seeds."""
     targets = {entry["target_accuracy"] for entry in entries}
     target = targets.pop() if len(targets) == 1 else None
     columns = (
@@ -154,64 +147,64 @@ def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "si
     rows = [
         (
             label,
-            _hits(own),
-            _mean(own, "rounds", ".0f"),
-            share(_average(own, "best_accuracy")),
-            share(_average(own, "final_accuracy")),
-            _mean(own, "staleness_mean", ".1f"),
-            f"{fmean(e['participation'][0] for e in own):.2f}",
-            f"{fmean(e['participation'][-1] for e in own):.2f}",
-            _mean(own, "updates_trained", ".0f"),
-            _mean(own, "updates_started", ".0f"),
-            seconds(_average(own, "wall_seconds")),
+            _time_to_target(seeds),
+            _mean(seeds, "rounds", ".0f"),
+            share(seed_stats.mean(seeds, "best_accuracy")),
+            share(seed_stats.mean(seeds, "final_accuracy")),
+            _mean(seeds, "staleness_mean", ".1f"),
+            *_participation(seeds),
+            _mean(seeds, "updates_trained", ".0f"),
+            _mean(seeds, "updates_started", ".0f"),
+            seconds(seed_stats.mean(seeds, "wall_seconds")),
         )
-        for label, own in groups.items()
+        for label, seeds in _by_label(entries).items()
     ]
     caption = (
-        f"Times to the target are {clock}. Quarters of the clients by speed: how often their updates are "
-        "merged, 1.00 being an equal share. trained/started: updates that some merge needed, of all that clients began."
+        f"Times to the target are {clock}. {_QUARTERS} "
+        "trained: updates that a merge needed. started: updates that clients began."
     )
     return make(title, columns, rows, caption)
 
 
-def _average(entries: Sequence[dict[str, Any]], name: str) -> float | None:
-    values = [entry[name] for entry in entries if entry[name] is not None]
-    return fmean(values) if values else None
+def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        groups.setdefault(entry["label"], []).append(entry)
+    return groups
 
 
-def _mean(entries: Sequence[dict[str, Any]], name: str, form: str) -> str:
-    value = _average(entries, name)
+def _mean(records: seed_stats.Records, name: str, form: str) -> str:
+    value = seed_stats.mean(records, name)
     return "–" if value is None else format(value, form)
 
 
-def _hits(entries: Sequence[dict[str, Any]]) -> str:
-    """Mean time to the target and its spread; what did not get there is said, never left blank."""
-    hits = [e["first_hit_seconds"] for e in entries if e["first_hit_seconds"] is not None]
+def _time_to_target(seeds: Sequence[dict[str, Any]]) -> str:
+    """Format the mean time to the target and its spread, with a note on every seed that did not reach it."""
     notes = []
-    for entry in entries:
+    for entry in seeds:
         if entry["diverged_at"] is not None:
             notes.append(f"diverged at round {entry['diverged_at']}")
         elif entry["status"] == "dropped":
             notes.append(f"dropped at {entry['seconds']:.3g} s")
         elif entry["first_hit_seconds"] is None and entry["target_accuracy"]:
             notes.append(f"not by {entry['seconds']:.3g} s")
-    spread = f" ± {about(stdev(hits))}" if len(hits) > 1 else ""
-    said = [f"{fmean(hits):.4g}{spread} s"] if hits else []
-    return "; ".join([*said, *dict.fromkeys(notes)]) or "–"
+    mean, spread = (f(seeds, "first_hit_seconds") for f in (seed_stats.mean, seed_stats.spread))
+    times = [] if mean is None else [f"{mean:.4g}{'' if spread is None else f' ± {about(spread)}'} s"]
+    return "; ".join([*times, *dict.fromkeys(notes)]) or "–"
 
 
 def bench_table(found: Mapping[str, Any]) -> Table:
-    """What ``defedavg bench`` measured."""
+    """Return the table of ``defedavg bench``."""
     model = f"{found['model']} on {'×'.join(map(str, found['image']))}, {found['runs']} runs together"
     rows = [
-        ("the plain loop", f"{found['reference_updates_per_s']:,.4g} updates/s"),
+        ("loop over clients", f"{found['reference_updates_per_s']:,.4g} updates/s"),
         ("batched", f"{found['batched_updates_per_s']:,.4g} updates/s"),
         ("ratio", f"{found['ratio']:,.3g}"),
-        ("mean batch", f"{found['mean_batch']:.3g} jobs, {found['batch_fill']:.0%} of the width"),
-        ("a large product", f"{found['gemm_gflops']:,.4g} GFLOP/s"),
-        ("  of it used", f"{found['gemm_share']:.1%}"),
-        ("a large copy", f"{found['bandwidth_gb_per_s']:,.4g} GB/s"),
-        ("  of it used by weights alone", f"{found['bandwidth_share']:.1%}"),
+        ("mean batch", f"{found['mean_batch']:.3g} jobs, {found['batch_fill']:.0%} of the largest batch"),
+        ("a large matrix product", f"{found['gemm_gflops']:,.4g} GFLOP/s"),
+        ("  share achieved", f"{found['gemm_share']:.1%}"),
+        ("a large memory copy", f"{found['bandwidth_gb_per_s']:,.4g} GB/s"),
+        ("  share used by weights alone", f"{found['bandwidth_share']:.1%}"),
         ("peak memory", size(found["peak_memory_bytes"])),
     ]
     caption = f"PyTorch {found['torch']}, {found['precision']}, {found['threads']} threads"
@@ -219,19 +212,16 @@ def bench_table(found: Mapping[str, Any]) -> Table:
 
 
 def tuning_table(title: str, records: Sequence[dict[str, Any]], best: Sequence[str]) -> Table:
-    """One row per pair of rates, over its seeds; the best of each setting is marked."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        groups.setdefault(record["label"], []).append(record)
+    """Return a table with one row per pair of learning rates, over its seeds, that marks the best of each setting."""
     rows = [
         (
             f"{label}{' ←' if label in best else ''}",
-            _hits(own),
-            share(_average(own, "best_accuracy")),
-            _mean(own, "seconds", ".4g"),
-            ", ".join(dict.fromkeys(record["status"] for record in own)),
+            _time_to_target(seeds),
+            share(seed_stats.mean(seeds, "best_accuracy")),
+            _mean(seeds, "seconds", ".4g"),
+            ", ".join(dict.fromkeys(record["status"] for record in seeds)),
         )
-        for label, own in groups.items()
+        for label, seeds in _by_label(records).items()
     ]
-    caption = "← the best rates of a setting. dropped: was among the worse half at a part of the time."
+    caption = "←: the best learning rates of a setting. dropped: stopped early, in the worse half or unable to win."
     return make(title, ("rates", "time to target", "best accuracy", "seconds run", "ended by"), rows, caption)

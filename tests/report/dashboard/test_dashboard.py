@@ -19,7 +19,7 @@ import pytest
 
 from defedavg.errors import UserError
 from defedavg.report.dashboard.http_server import DashboardServer, serve
-from defedavg.report.dashboard.run_index import Views
+from defedavg.report.dashboard.run_index import RunIndex
 from helpers.run_folders import HOSTILE, make_folder, make_hostile, measurement, write_summary
 
 
@@ -59,7 +59,7 @@ def test_runs_appear_grow_finish_fail_and_go(server: DashboardServer, tmp_path: 
     with (folder / "metrics.jsonl").open("a") as out:
         out.write(measurement("fedavg", "fedavg", 0, 13, 99.0, 0.97) + '{"half a line')
     after = json.loads(ask(server, "/api/run?id=one")[2])
-    assert after["sign"] != before["sign"]
+    assert after["revision"] != before["revision"]
     assert after["series"][0]["runs"][0]["accuracy"][-1] == 0.97
     assert runs(server)["one"]["best"] == 0.97
     write_summary(folder, "one", True, [])
@@ -67,7 +67,7 @@ def test_runs_appear_grow_finish_fail_and_go(server: DashboardServer, tmp_path: 
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     write_summary(folder, "one", False, [], host=socket.gethostname(), pid=gone.pid)
-    assert runs(server)["one"]["status"] == "broken off"
+    assert runs(server)["one"]["status"] == "aborted"
     write_summary(folder, "one", False, [], host=socket.gethostname(), pid=os.getpid())
     assert runs(server)["one"]["status"] == "running"
     (folder / "summary.json").write_text("{damaged")
@@ -156,8 +156,8 @@ def test_hostile_text_travels_as_text(server: DashboardServer, tmp_path: Path) -
 
 def test_what_cannot_be_served_is_said(server: DashboardServer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder"):
-        Views(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="try --port 0"), serve(Views(tmp_path), "127.0.0.1", server.port):
+        RunIndex(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="try --port 0"), serve(RunIndex(tmp_path), "127.0.0.1", server.port):
         pass
 
 

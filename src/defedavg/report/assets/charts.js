@@ -1,13 +1,13 @@
-/* Curves of runs, for the report and for the live view. Text from outside reaches Plotly only through plain(). */
+/* Charts shared by the report and the live view. Untrusted text reaches Plotly only through escaped(). */
 "use strict";
 const Charts = (() => {
   const AXES = {
     seconds: "simulated seconds",
     rounds: "rounds (merges by the server)",
     updates: "updates trained",
-    bytes: "megabytes sent, up and down",
+    megabytes: "megabytes sent, up and down",
   };
-  const MOST = 1000;  // points of a line over several seeds
+  const MAX_POINTS = 1000;  // of a line over several seeds
   const MEASURES = { accuracy: "test accuracy", loss: "test loss" };
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -18,32 +18,32 @@ const Charts = (() => {
   const colour = (look) => (dark() ? look.dark : look.light);
   const narrow = () => innerWidth < 700;
 
-  /* Plotly reads tags and entities in its texts: what comes from outside is shown letter by letter, and cut. */
-  function plain(text, most = 48) {
+  /* Plotly interprets tags and entities in its texts, so untrusted text is escaped, and shortened. */
+  function escaped(text, limit = 48) {
     const letters = Array.from(String(text));
-    const cut = letters.length > most ? letters.slice(0, most - 1).join("") + "…" : letters.join("");
+    const cut = letters.length > limit ? letters.slice(0, limit - 1).join("") + "…" : letters.join("");
     return cut.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   }
 
   function element(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
+    const created = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
-      if (name in made && typeof value !== "string") made[name] = value;
-      else made.setAttribute(name, value);
+      if (name in created && typeof value !== "string") created[name] = value;
+      else created.setAttribute(name, value);
     }
-    made.append(...children.filter((child) => child !== null && child !== undefined));
-    return made;
+    created.append(...children.filter((child) => child !== null && child !== undefined));
+    return created;
   }
 
-  /* A short stroke in the look of a series. */
+  /* A short line in the style of a series. */
   function swatch(look) {
-    const space = "http://www.w3.org/2000/svg";
-    const svg = document.createElementNS(space, "svg");
+    const namespace = "http://www.w3.org/2000/svg";
+    const svg = document.createElementNS(namespace, "svg");
     for (const [name, value] of [["width", 26], ["height", 12], ["aria-hidden", "true"]]) svg.setAttribute(name, value);
-    const line = document.createElementNS(space, "line");
-    const drawn = { x1: 1, x2: 25, y1: 6, y2: 6, stroke: colour(look), "stroke-width": 3 };
-    if (look.dash !== "solid") drawn["stroke-dasharray"] = look.dash.replaceAll("px", "");
-    for (const [name, value] of Object.entries(drawn)) line.setAttribute(name, value);
+    const line = document.createElementNS(namespace, "line");
+    const stroke = { x1: 1, x2: 25, y1: 6, y2: 6, stroke: colour(look), "stroke-width": 3 };
+    if (look.dash !== "solid") stroke["stroke-dasharray"] = look.dash.replaceAll("px", "");
+    for (const [name, value] of Object.entries(stroke)) line.setAttribute(name, value);
     svg.append(line);
     return svg;
   }
@@ -59,7 +59,7 @@ const Charts = (() => {
       margin: { l: 54, r: narrow() ? 12 : 20, t: 14, b: 48 }, height: narrow() ? 300 : 380,
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink") }, namelength: -1 },
       hovermode: "closest", dragmode: narrow() ? false : "zoom", xaxis: axis(), yaxis: axis(),
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--accent") },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--muted"), activecolor: css("--accent") },
     };
     for (const [name, value] of Object.entries(more)) {
       made[name] = value && typeof value === "object" && !Array.isArray(value) ? { ...made[name], ...value } : value;
@@ -72,9 +72,9 @@ const Charts = (() => {
     toImageButtonOptions: { format: "png", scale: 2 },
   };
 
-  const draw = (place, traces, more) => Plotly.react(place, traces, layout(more), CONFIG);
+  const draw = (target, traces, more) => Plotly.react(target, traces, layout(more), CONFIG);
 
-  /* Seeds on the union of their x, each holding its last value from its first x to its last: mean, least, greatest. */
+  /* Mean, minimum and maximum of the seeds on the union of their x; each holds its last value from its first x to its last. */
   function band(runs, axis, measure) {
     const seeds = runs
       .map((run) => ({ x: run.x[axis], y: run[measure] }))
@@ -84,54 +84,54 @@ const Charts = (() => {
       return { x, mean: y, low: y, high: y };
     }
     const whole = Array.from(new Set(seeds.flatMap((seed) => seed.x))).sort((a, b) => a - b);
-    const step = Math.ceil(whole.length / MOST);  // a line of more points than the screen has only takes longer
+    const step = Math.ceil(whole.length / MAX_POINTS);  // more points than pixels only cost time
     const grid = whole.filter((_, k) => k % step === 0 || k === whole.length - 1);
-    const at = seeds.map(() => -1);
-    const found = { x: grid, mean: [], low: [], high: [] };
-    for (const moment of grid) {
+    const latest = seeds.map(() => -1);  // index of the last evaluation so far
+    const result = { x: grid, mean: [], low: [], high: [] };
+    for (const position of grid) {
       let [sum, count, low, high] = [0, 0, Infinity, -Infinity];
       seeds.forEach((seed, i) => {
-        while (at[i] + 1 < seed.x.length && seed.x[at[i] + 1] <= moment) at[i] += 1;
-        if (at[i] < 0 || moment > seed.x[seed.x.length - 1]) return;
-        const value = seed.y[at[i]];
+        while (latest[i] + 1 < seed.x.length && seed.x[latest[i] + 1] <= position) latest[i] += 1;
+        if (latest[i] < 0 || position > seed.x[seed.x.length - 1]) return;
+        const value = seed.y[latest[i]];
         count += 1;
         sum += value === null ? NaN : value;
         low = Math.min(low, value === null ? NaN : value);
         high = Math.max(high, value === null ? NaN : value);
       });
-      found.mean.push(Number.isFinite(sum) ? sum / count : null);
-      found.low.push(Number.isFinite(low) ? low : null);
-      found.high.push(Number.isFinite(high) ? high : null);
+      result.mean.push(Number.isFinite(sum) ? sum / count : null);
+      result.low.push(Number.isFinite(low) ? low : null);
+      result.high.push(Number.isFinite(high) ? high : null);
     }
-    return found;
+    return result;
   }
 
-  /* The outline of a band whose values hold until the next x. */
-  function outline(found, positive) {
-    const ok = found.x.map((x, i) => i).filter((i) => found.low[i] !== null && (!positive || found.x[i] > 0));
-    const [x, up, down] = [[], [], []];
-    ok.forEach((i, place) => {
-      if (place) {
-        x.push(found.x[i]);
-        up.push(found.high[ok[place - 1]]);
-        down.push(found.low[ok[place - 1]]);
+  /* The outline of a band, as a staircase: values hold until the next x. */
+  function outline(seeds, positive) {
+    const kept = seeds.x.map((x, i) => i).filter((i) => seeds.low[i] !== null && (!positive || seeds.x[i] > 0));
+    const [x, upper, lower] = [[], [], []];
+    kept.forEach((i, k) => {
+      if (k) {
+        x.push(seeds.x[i]);
+        upper.push(seeds.high[kept[k - 1]]);
+        lower.push(seeds.low[kept[k - 1]]);
       }
-      x.push(found.x[i]);
-      up.push(found.high[i]);
-      down.push(found.low[i]);
+      x.push(seeds.x[i]);
+      upper.push(seeds.high[i]);
+      lower.push(seeds.low[i]);
     });
-    return { x: x.concat(x.slice().reverse()), y: up.concat(down.reverse()) };
+    return { x: x.concat(x.slice().reverse()), y: upper.concat(lower.reverse()) };
   }
 
-  const faded = (hex, share) => hex + Math.round(255 * share).toString(16).padStart(2, "0");
+  const withOpacity = (hex, share) => hex + Math.round(255 * share).toString(16).padStart(2, "0");
 
-  /* Ends that differ much are compared on a logarithmic axis. */
+  /* Runs of very different lengths are compared on a logarithmic axis. */
   function wantsLog(series, axis) {
     const ends = series.flatMap((s) => s.runs).map((run) => (run.x[axis] || []).at(-1)).filter((end) => end > 0);
     return ends.length > 1 && Math.max(...ends) > 8 * Math.min(...ends);
   }
 
-  /* Ticks of a logarithmic axis as plain numbers: 1, 2, 5, 10, or only 1, 10, 100 where there are many. */
+  /* Ticks of a logarithmic axis as plain numbers: 1, 2, 5, 10, or 1, 10, 100 over a wide range. */
   function ticks(values) {
     const [low, high] = values.reduce(([a, b], v) => (v > 0 ? [Math.min(a, v), Math.max(b, v)] : [a, b]), [Infinity, 0]);
     if (!(high > 0)) return {};
@@ -142,27 +142,27 @@ const Charts = (() => {
     return { tickvals, ticktext: tickvals.map((value) => String(+value.toPrecision(3))) };
   }
 
-  function curves(place, series, measure, options) {
-    const { axis, log, spread, target } = options;
+  function curves(target, series, measure, options) {
+    const { axis, log, spread, targetAccuracy } = options;
     const traces = [];
-    const known = series.filter((s) => s.runs.some((run) => run.x[axis] && run.x[axis].length));
-    const bands = known.map((s) => band(s.runs, axis, measure));
+    const drawn = series.filter((s) => s.runs.some((run) => run.x[axis] && run.x[axis].length));
+    const bands = drawn.map((s) => band(s.runs, axis, measure));
     const values = bands.flatMap((b) => b.mean).filter((v) => v !== null);
-    const [least, most] = values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
-    known.forEach((s, i) => {
+    const [lowest, highest] = values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+    drawn.forEach((s, i) => {
       if (!spread || s.runs.filter((run) => run.x[axis] && run.x[axis].length).length < 2) return;
       const line = { color: colour(s.look), width: 0 };
       traces.push({
         ...outline(bands[i], log), type: "scatter", mode: "lines", fill: "toself", line, hoverinfo: "skip",
-        fillcolor: faded(colour(s.look), 0.18), name: plain(s.name), meta: "band",
+        fillcolor: withOpacity(colour(s.look), 0.18), name: escaped(s.name), meta: "band",
       });
     });
-    known.forEach((s, i) => {
-      const found = bands[i];
-      const kept = found.x.map((x, k) => k).filter((k) => !log || found.x[k] > 0);
+    drawn.forEach((s, i) => {
+      const { x, mean } = bands[i];
+      const kept = x.map((_, k) => k).filter((k) => !log || x[k] > 0);
       traces.push({
-        x: kept.map((k) => found.x[k]), y: kept.map((k) => found.mean[k]), type: "scatter", mode: "lines+markers",
-        line: { color: colour(s.look), width: 2.2, shape: "hv", dash: s.look.dash }, name: plain(s.name),
+        x: kept.map((k) => x[k]), y: kept.map((k) => mean[k]), type: "scatter", mode: "lines+markers",
+        line: { color: colour(s.look), width: 2.2, shape: "hv", dash: s.look.dash }, name: escaped(s.name),
         marker: { symbol: s.look.symbol, size: 8, color: colour(s.look), maxdisplayed: 9 }, meta: "mean",
         hovertemplate: `%{fullData.name}<br>%{x:.4g} ${AXES[axis].split(" (")[0]}<br>` +
           (measure === "accuracy" ? "%{y:.2%}" : "loss %{y:.4g}") + "<extra></extra>",
@@ -175,47 +175,52 @@ const Charts = (() => {
     if (log) Object.assign(more.xaxis, ticks(bands.flatMap((b) => b.x)));
     if (measure === "accuracy") {
       Object.assign(more.yaxis, { tickformat: ".0%", rangemode: "tozero" });
-      if (target) {
+      if (targetAccuracy) {
         more.shapes = [{
-          type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target,
-          line: { color: css("--soft"), width: 1.5, dash: "dash" },
+          type: "line", xref: "paper", x0: 0, x1: 1, y0: targetAccuracy, y1: targetAccuracy,
+          line: { color: css("--muted"), width: 1.5, dash: "dash" },
         }];
         more.annotations = [{
-          xref: "paper", x: 1, y: target, xanchor: "left", yanchor: "middle", showarrow: false, align: "left",
-          text: `target<br>${+(100 * target).toPrecision(4)} %`, font: { color: css("--soft"), size: 12 },
+          xref: "paper", x: 1, y: targetAccuracy, xanchor: "left", yanchor: "middle", showarrow: false, align: "left",
+          text: `target<br>${+(100 * targetAccuracy).toPrecision(4)} %`, font: { color: css("--muted"), size: 12 },
         }];
-        more.margin = { r: 58 };  // beside the axes, where no curve runs through it
+        more.margin = { r: 58 };  // beside the axes, where no curve crosses it
       }
-    } else if (least > 0 && most > 20 * least) {
+    } else if (lowest > 0 && highest > 20 * lowest) {
       Object.assign(more.yaxis, { type: "log" }, ticks(values));
     }
-    place.setAttribute("aria-label", `${MEASURES[measure]} over ${AXES[axis]} of ${known.length} settings`);
-    return draw(place, traces, more);
+    target.setAttribute("aria-label", `${MEASURES[measure]} over ${AXES[axis]} of ${drawn.length} settings`);
+    return draw(target, traces, more);
   }
 
   function themeButton(button, changed) {
     const order = ["", "light", "dark"];
-    const words = { "": "Theme: as the system", light: "Theme: light", dark: "Theme: dark" };
-    let at = 0;
-    button.textContent = words[""];
+    const labels = { "": "Theme: system", light: "Theme: light", dark: "Theme: dark" };
+    let current = 0;
+    button.textContent = labels[""];
     button.addEventListener("click", () => {
-      at = (at + 1) % order.length;
-      if (order[at]) document.documentElement.dataset.theme = order[at];
+      current = (current + 1) % order.length;
+      if (order[current]) document.documentElement.dataset.theme = order[current];
       else delete document.documentElement.dataset.theme;
-      button.textContent = words[order[at]];
+      button.textContent = labels[order[current]];
       changed();
     });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
   }
 
-  /* Radio buttons that look like a switch. */
-  function radios(place, name, choices, chosen, changed) {
-    place.replaceChildren(...choices.map(([value, text, disabled]) => {
+  /* Radio buttons in the style of a switch. */
+  function radios(parent, name, choices, chosen, changed) {
+    parent.replaceChildren(...choices.map(([value, text, disabled]) => {
       const input = element("input", { type: "radio", name, value, checked: value === chosen, disabled: Boolean(disabled) });
       input.addEventListener("change", () => changed(value));
       return element("label", {}, input, element("span", {}, text));
     }));
   }
 
-  return { AXES, css, dark, colour, narrow, plain, element, swatch, draw, band, faded, wantsLog, curves, themeButton, radios };
+  /* Numbers as text. */
+  const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
+  const digits = (value, count = 4) => (value === null ? "–" : String(+value.toPrecision(count)));
+  const counted = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+
+  return { AXES, percent, digits, counted, css, dark, colour, narrow, escaped, element, swatch, draw, band, withOpacity, wantsLog, curves, themeButton, radios };
 })();

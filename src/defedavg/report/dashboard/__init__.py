@@ -1,1 +1,1 @@
-"""The live view: a small server for this machine, and its page."""
+"""The live view: a local web server that lists runs and draws their curves as they grow."""

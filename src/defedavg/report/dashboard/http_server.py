@@ -1,7 +1,7 @@
-"""The server of the live view.
+"""The web server of the live view.
 
-The law of this file: it answers to this machine, by the names of this machine, with what was found below one folder. No
-path is ever made from a request: runs are looked up by name among those that were found. It reads and never writes.
+It answers requests that name this machine, with runs found below one folder. It never builds a path from a request:
+runs are looked up by name among those found. It reads files and never writes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ... import __version__
 from ...errors import UserError, first_line
 from ...jsonio import finite
 from ..page import PLOTLY, asset
-from .run_index import Views
+from .run_index import RunIndex
 
-OWN: Final = (
+VIEW_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data: blob:; connect-src 'self'"
 )
-WHOLE: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+REPORT_POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 FILES: Final = {
     "/": ("view.html", "text/html"),
-    "/look.css": ("look.css", "text/css"),
+    "/style.css": ("style.css", "text/css"),
     "/charts.js": ("charts.js", "text/javascript"),
     "/view.js": ("view.js", "text/javascript"),
     "/plotly.js": (PLOTLY, "text/javascript"),
@@ -36,28 +36,29 @@ FILES: Final = {
 
 
 class DashboardServer(ThreadingHTTPServer):
-    """Listens, and knows which names it goes by."""
+    """An HTTP server that answers only to its own host names."""
 
     daemon_threads = True
 
-    def __init__(self, views: Views, host: str, port: int) -> None:
-        self.views = views
+    def __init__(self, index: RunIndex, host: str, port: int) -> None:
+        self.index = index
         self.host = host
-        super().__init__((host, port), Handler)
+        super().__init__((host, port), DashboardHandler)
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return int(self.server_address[1])
 
     @property
     def address(self) -> str:
-        """What to open."""
-        shown = socket.gethostname() if self.host in ("0.0.0.0", "") else self.host
+        """The address to open in a browser."""
+        every_interface = self.host in ("0.0.0.0", "")  # noqa: S104 -- compared, not bound
+        shown = socket.gethostname() if every_interface else self.host
         return f"http://{shown}:{self.port}/"
 
-    def knows(self, header: str | None) -> bool:
-        """Whether a Host header names this server: a page of another site that points its name here is turned away."""
+    def is_own_name(self, header: str | None) -> bool:
+        """Return whether a Host header names this server, to refuse pages of other sites (DNS rebinding)."""
         name, colon, port = (header or "").rpartition(":")
         if not colon:
             name, port = header or "", "80"
@@ -65,12 +66,12 @@ class DashboardServer(ThreadingHTTPServer):
             return False
         if name in ("localhost", "127.0.0.1", self.host):
             return True
-        if _loopback(self.host):
+        if _is_loopback(self.host):
             return False
         return name == socket.gethostname() or _is_address(name)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that hangs up is nothing to speak of."""
+        """Ignore browsers that close the connection early."""
 
 
 def _is_address(text: str) -> bool:
@@ -81,12 +82,12 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
-class Handler(BaseHTTPRequestHandler):
-    """One request; only GET and HEAD are answered."""
+class DashboardHandler(BaseHTTPRequestHandler):
+    """Answers one request, GET or HEAD."""
 
     server: DashboardServer
     server_version = f"defedavg/{__version__}"
@@ -94,47 +95,47 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        """Answer."""
-        if not self.server.knows(self.headers.get("Host")):
-            self._say(HTTPStatus.MISDIRECTED_REQUEST, "this server goes by another name", "text/plain")
+        """Answer a request."""
+        if not self.server.is_own_name(self.headers.get("Host")):
+            self._send(HTTPStatus.MISDIRECTED_REQUEST, "this server has another name", "text/plain")
             return
         try:
             parts = urlsplit(self.path)
             query = parse_qs(parts.query, max_num_fields=10)
         except ValueError:
-            self._say(HTTPStatus.BAD_REQUEST, "the address cannot be read", "text/plain")
+            self._send(HTTPStatus.BAD_REQUEST, "the address is malformed", "text/plain")
             return
         self._answer(parts.path, (query.get("id") or [""])[0])
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815 -- http.server prescribes the name
 
     def _answer(self, path: str, name: str) -> None:
-        views = self.server.views
+        index = self.server.index
         if path in FILES:
             file, kind = FILES[path]
-            self._say(HTTPStatus.OK, asset(file), kind)
+            self._send(HTTPStatus.OK, asset(file), kind)
         elif path == "/api/runs":
-            self._json({"root": str(views.root), "runs": views.list()})
+            self._send_json({"root": str(index.root), "runs": index.list()})
         elif path == "/api/run":
-            found = views.curves(name)
-            self._json(found) if found is not None else self._gone()
+            found = index.curves(name)
+            self._send_json(found) if found is not None else self._not_found()
         elif path == "/report":
             try:
-                page = views.page(name)
+                page = index.page(name)
             except UserError as error:
-                self._say(HTTPStatus.CONFLICT, first_line(error), "text/plain")
+                self._send(HTTPStatus.CONFLICT, first_line(error), "text/plain")
                 return
-            self._say(HTTPStatus.OK, page, "text/html", WHOLE) if page is not None else self._gone()
+            self._send(HTTPStatus.OK, page, "text/html", REPORT_POLICY) if page is not None else self._not_found()
         else:
-            self._gone()
+            self._not_found()
 
-    def _gone(self) -> None:
-        self._say(HTTPStatus.NOT_FOUND, "there is no such run", "text/plain")
+    def _not_found(self) -> None:
+        self._send(HTTPStatus.NOT_FOUND, "there is no such run", "text/plain")
 
-    def _json(self, value: Any) -> None:
-        self._say(HTTPStatus.OK, json.dumps(finite(value), allow_nan=False), "application/json")
+    def _send_json(self, value: Any) -> None:
+        self._send(HTTPStatus.OK, json.dumps(finite(value), allow_nan=False), "application/json")
 
-    def _say(self, status: HTTPStatus, text: str, kind: str, policy: str = OWN) -> None:
+    def _send(self, status: HTTPStatus, text: str, kind: str, policy: str = VIEW_POLICY) -> None:
         data = text.encode("utf-8", "replace")
         self.send_response(status)
         headers = {
@@ -147,22 +148,22 @@ class Handler(BaseHTTPRequestHandler):
             "X-Content-Type-Options": "nosniff",
             "X-Frame-Options": "DENY",
         }
-        for word, value in headers.items():
-            self.send_header(word, value)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests every second are not worth a line each."""
+        """Log nothing: the page sends a request every second."""
 
 
 @contextmanager
-def serve(views: Views, host: str, port: int) -> Iterator[DashboardServer]:
-    """A server that listens; it answers in ``serve_forever``."""
+def serve(index: RunIndex, host: str, port: int) -> Iterator[DashboardServer]:
+    """Yield a listening server; call its ``serve_forever`` to answer requests."""
     try:
-        server = DashboardServer(views, host, port)
+        server = DashboardServer(index, host, port)
     except OSError as error:
-        raise UserError(f"{host}:{port} cannot be listened on: {error.strerror or error}; try --port 0") from None
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; try --port 0") from None
     with server:
         yield server

@@ -1,9 +1,10 @@
-"""What the live view knows: every run below a folder, read again when it changed, forgotten when it is gone."""
+"""The runs of the live view: every run below a folder, read again when its files change."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -11,135 +12,135 @@ from typing import Any
 
 from ...errors import UserError
 from ...runstore.reader import Folder, find_runs, read_folder
+from .. import seed_stats
 from ..page import build
 from ..payload import live
 
-MOST_KEPT = 8  # reports, which are large
+MAX_CACHED_REPORTS = 8
+WATCHED_FILES = ("summary.json", "metrics.jsonl", "points.jsonl", "config.toml")
 
-Sign = tuple[tuple[int, int], ...]
+Revision = tuple[tuple[int, int], ...]  # size and modification time of every watched file
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A run as it was when its files had this sign."""
+class IndexedRun:
+    """A run as it was when its files had this revision."""
 
-    sign: Sign
+    revision: Revision
     folder: Folder
 
 
-class Views:
-    """The runs below a folder. A run is named by its path below it, and only names that were found are ever opened."""
+class RunIndex:
+    """The runs below a folder, by their path below it. Only runs that were found are ever opened."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
-            raise UserError(f"there is no folder {root}; name the folder that holds runs, as `defedavg view runs`")
+            raise UserError(f"there is no folder {root}; name the folder that holds runs, as in `defedavg view runs`")
         self.root = root
-        self._known: dict[str, Known] = {}
-        self._pages: dict[str, tuple[Sign, str]] = {}
+        self._runs: dict[str, IndexedRun] = {}
+        self._reports: dict[str, tuple[Revision, str]] = {}
         self._lock = Lock()
 
     def list(self) -> list[dict[str, Any]]:
-        """All runs, the newest first."""
+        """Return a summary of every run, the newest first."""
         with self._lock:
             self._refresh()
-            found = [_line(name, known) for name, known in self._known.items()]
-        return sorted(found, key=lambda line: -line["changed"])
+            summaries = [_summary(name, run) for name, run in self._runs.items()]
+        return sorted(summaries, key=lambda summary: -summary["changed"])
 
     def curves(self, name: str) -> dict[str, Any] | None:
-        """The measurements of a run; None if there is no such run."""
-        known = self._find(name)
-        return None if known is None else {"sign": _text(known.sign), "series": live(known.folder)}
+        """Return the evaluations of a run, or None if there is no such run."""
+        run = self._find(name)
+        return None if run is None else {"revision": _text(run.revision), "series": live(run.folder)}
 
     def page(self, name: str) -> str | None:
-        """The report of a run; None if there is no such run."""
-        known = self._find(name)
-        if known is None:
+        """Return the report of a run, or None if there is no such run."""
+        run = self._find(name)
+        if run is None:
             return None
-        kept = self._pages.get(name)
-        if kept is None or kept[0] != known.sign:
-            kept = known.sign, build([known.folder.path])
+        cached = self._reports.get(name)
+        if cached is None or cached[0] != run.revision:
+            cached = run.revision, build([run.folder.path])
             with self._lock:
-                while len(self._pages) >= MOST_KEPT:
-                    self._pages.pop(next(iter(self._pages)))
-                self._pages[name] = kept
-        return kept[1]
+                while len(self._reports) >= MAX_CACHED_REPORTS:
+                    self._reports.pop(next(iter(self._reports)))
+                self._reports[name] = cached
+        return cached[1]
 
-    def _find(self, name: str) -> Known | None:
+    def _find(self, name: str) -> IndexedRun | None:
         with self._lock:
             self._refresh()
-            return self._known.get(name)
+            return self._runs.get(name)
 
     def _refresh(self) -> None:
         paths = {path.relative_to(self.root).as_posix(): path for path in find_runs(self.root)}
-        for name in set(self._known) - set(paths):
-            del self._known[name]
-            self._pages.pop(name, None)
+        for name in set(self._runs) - set(paths):
+            del self._runs[name]
+            self._reports.pop(name, None)
         for name, path in paths.items():
-            sign = _sign(path)
-            known = self._known.get(name)
-            if known is not None and known.sign == sign:
+            revision = _revision(path)
+            run = self._runs.get(name)
+            if run is not None and run.revision == revision:
                 continue
             try:
-                self._known[name] = Known(sign, read_folder(path))
-            except UserError:  # it was deleted this moment
-                self._known.pop(name, None)
+                self._runs[name] = IndexedRun(revision, read_folder(path))
+            except UserError:  # deleted since it was found
+                self._runs.pop(name, None)
 
 
-def _sign(path: Path) -> Sign:
-    """Changes whenever a file of the run does."""
-    found = []
-    for name in ("summary.json", "metrics.jsonl", "points.jsonl", "config.toml"):
+def _revision(path: Path) -> Revision:
+    """Return a value that changes whenever a file of the run does."""
+    states = []
+    for name in WATCHED_FILES:
         try:
             state = (path / name).stat()
         except OSError:
-            found.append((0, 0))
+            states.append((0, 0))
         else:
-            found.append((state.st_size, state.st_mtime_ns))
-    return tuple(found)
+            states.append((state.st_size, state.st_mtime_ns))
+    return tuple(states)
 
 
-def _text(sign: Sign) -> str:
-    return "-".join(f"{size:x}.{moment:x}" for size, moment in sign)
+def _text(revision: Revision) -> str:
+    return "-".join(f"{size:x}.{modified:x}" for size, modified in revision)
 
 
-def _line(name: str, known: Known) -> dict[str, Any]:
-    folder = known.folder
-    best = [value for run in folder.runs if (value := run.numbers["best_accuracy"]) is not None]
+def _summary(name: str, run: IndexedRun) -> dict[str, Any]:
+    folder = run.folder
     study = folder.study
-    expected = len(study.points()) * len(study.seeds) if study is not None and not folder.searched else None
-    over = sum(run.status != "running" for run in folder.runs)
+    expected = len(study.points()) * len(study.seeds) if study is not None and not folder.searched else 0
+    algorithms = list(dict.fromkeys(entry.algorithm for entry in folder.runs))
     return {
         "id": name,
         "name": folder.name,
         "status": status(folder),
         "searched": folder.searched,
-        "algorithms": list(dict.fromkeys(run.algorithm for run in folder.runs))
-        or (list(study.algorithms) if study is not None else []),
-        "done": over,
-        "expected": max(expected or 0, len(folder.runs)),
-        "best": max(best, default=None),
-        "changed": max(moment for _, moment in known.sign) / 1e9,
+        "algorithms": algorithms or ([] if study is None else list(study.algorithms)),
+        "done": sum(entry.status != "running" for entry in folder.runs),
+        "expected": max(expected, len(folder.runs)),
+        "best": max(seed_stats.values((entry.numbers for entry in folder.runs), "best_accuracy"), default=None),
+        "changed": max(modified for _, modified in run.revision) / 1e9,
         "started": folder.provenance.get("started", ""),
         "command": folder.provenance.get("command", ""),
-        "words": folder.text,
+        "config": folder.text,
         "notes": list(folder.notes),
-        "sign": _text(known.sign),
+        "revision": _text(run.revision),
     }
 
 
 def status(folder: Folder) -> str:
-    """finished, running, interrupted (Ctrl-C), or broken off (its process is gone without a word)."""
+    """Return finished, running, interrupted (by Ctrl-C) or aborted (the process no longer exists)."""
     if folder.finished:
         return "finished"
     if any(run.status == "interrupted" for run in folder.runs):
         return "interrupted"
-    return "running" if _alive(folder.provenance) else "broken off"
+    return "running" if _process_exists(folder.provenance) else "aborted"
 
 
-def _alive(made: Any) -> bool:
-    """Whether the process that writes a run is there; one on another machine is taken at its word."""
-    pid = made.get("pid", "")
-    if made.get("host") != socket.gethostname() or not pid.isdigit() or os.name != "posix":
+def _process_exists(provenance: Mapping[str, str]) -> bool:
+    """Return whether the process that writes a run exists; assume so if it runs on another machine."""
+    pid = provenance.get("pid", "")
+    if provenance.get("host") != socket.gethostname() or not pid.isdigit() or os.name != "posix":
         return True
     try:
         os.kill(int(pid), 0)
