@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from defedavg.cli import main
-from defedavg.cli.options import renamed_option
+from defedavg.cli.options import current_name
 from helpers.command_line import call, refuse
 
 PLUGIN = '''
@@ -49,9 +49,9 @@ def test_only_a_former_name_of_an_option_of_the_command_is_replaced(capsys: pyte
     options = ("--max-batch-jobs", "--out")
     words = ["--width", "--width=4", "--out", "width", "--measure-rounds"]
     replaced = ["--max-batch-jobs", "--max-batch-jobs=4", "--out", "width", "--measure-rounds"]
-    assert [renamed_option(word, options) for word in words] == replaced
+    assert [current_name(word, options) for word in words] == replaced
     assert capsys.readouterr().err.count("--width is now --max-batch-jobs") == 2
-    assert renamed_option("--width", (*options, "--width")) == "--width", "a command may have an option of that name"
+    assert current_name("--width", (*options, "--width")) == "--width", "a command may have an option of that name"
 
 
 def test_plugins_are_loaded_before_any_other_option_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,11 +66,13 @@ def load_study(file: Path, overrides: Sequence[str] | None, plugins: Sequence[Pa
 RENAMED_OPTIONS = {
     "--width": "--max-batch-jobs",
     "--measure-rounds": "--eval-every-rounds",
+    "--beyond": "--time-limit-factor",
+    "--cold": "--no-warm-workers",
 }
-"""Former names of options, accepted for one version."""
+"""Former names of options, which a ``CommandWithOldNames`` accepts for one version."""
 
 
-def renamed_option(word: str, options: Collection[str]) -> str:
+def current_name(word: str, options: Collection[str]) -> str:
     """Return a word of the command line; replace the former name of one of the ``options``, with a note."""
     old, equals, value = word.partition("=")
     new = RENAMED_OPTIONS.get(old)
@@ -86,7 +88,7 @@ class CommandWithOldNames(TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words of the command line, with the present names of options."""
         options = {name for parameter in self.params for name in parameter.opts}
-        return super().parse_args(ctx, [renamed_option(word, options) for word in args])
+        return super().parse_args(ctx, [current_name(word, options) for word in args])
 
 
 def _load_plugins(files: list[Path] | None) -> list[Path] | None:
