@@ -43,7 +43,7 @@ def test_every_help_page_teaches(path: tuple[str, ...], command: click.Command) 
     shown = " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.stdout).split())
     assert sentence.replace("`", "").split("\n")[0] in shown
     assert not NOT_PLAIN.findall(shown)
-    texts = [option.help for option in command.params if isinstance(option, click.Option)]
+    texts = [option.help for option in command.params if isinstance(option, click.Option) and not option.hidden]
     assert all(texts), "every option is explained"
 
 
@@ -51,26 +51,8 @@ def test_the_commands_are_listed_in_the_order_in_which_they_are_needed() -> None
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout
     names = [name for commands in COMMANDS.values() for name in commands]
     assert re.findall(r"^│ ([a-z]+) ", shown, re.MULTILINE) == names
-    assert names == (
-        [
-            "settings",
-            "algorithms",
-            "plan",
-            "run",
-            "tune",
-            "report",
-            "view",
-            "runs",
-            "data",
-            "split",
-            "deploy",
-            "replay",
-            "theory",
-            "paper",
-            "bench",
-            "demo",
-        ]
-    )
+    expected = "settings algorithms plan run tune report view runs data split deploy replay theory paper bench demo"
+    assert " ".join(names) == expected
     assert re.findall(r"^╭─ ([A-Z][a-z ]+) ─", shown, re.MULTILINE) == ["Options", *COMMANDS]
 
 
