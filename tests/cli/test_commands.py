@@ -1,4 +1,4 @@
-"""The commands as a user meets them: real processes, real files, real signals."""
+"""The commands as a user runs them: real processes, real files, real signals."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ target_accuracy = 0.99
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """A small study in an empty folder."""
+    """Return the file of a small study in an empty folder."""
     path = tmp_path / "tiny.toml"
     path.write_text(TINY)
     return path
 
 
-def test_run_leaves_a_complete_folder(tiny: Path) -> None:
+def test_run_writes_a_complete_folder(tiny: Path) -> None:
     result = call("run", tiny, cwd=tiny.parent)
     assert result.returncode == 0, result.stderr
     assert "defedavg-niid" in result.stdout
@@ -65,8 +65,8 @@ def test_run_leaves_a_complete_folder(tiny: Path) -> None:
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == 4 * 4
     for entry in summary["runs"]:
-        own = [m for m in metrics if (m["algorithm"], m["seed"]) == (entry["algorithm"], entry["seed"])]
-        assert [m["round"] for m in own] == [0, 1, 2, 3]
+        of_run = [m for m in metrics if (m["algorithm"], m["seed"]) == (entry["algorithm"], entry["seed"])]
+        assert [m["round"] for m in of_run] == [0, 1, 2, 3]
     table = pq.read_table(folder / "metrics.parquet").to_pylist()
     assert [(row["run"], row["seed"], row["round"], row["loss"]) for row in table] == [
         ("tiny", m["seed"], m["round"], m["loss"]) for m in metrics
@@ -106,7 +106,7 @@ def test_an_existing_run_is_kept_unless_forced(tiny: Path) -> None:
     assert (summary.parent / "mine.txt").read_text() == "kept"
 
 
-def test_force_does_not_touch_a_folder_that_is_no_run(tiny: Path) -> None:
+def test_force_keeps_a_folder_that_is_not_a_run(tiny: Path) -> None:
     folder = tiny.parent / "runs" / "tiny"
     folder.mkdir(parents=True)
     (folder / "plans").write_text("mine")
@@ -114,7 +114,7 @@ def test_force_does_not_touch_a_folder_that_is_no_run(tiny: Path) -> None:
     assert (folder / "plans").read_text() == "mine"
 
 
-def test_ctrl_c_keeps_what_was_measured(tiny: Path) -> None:
+def test_ctrl_c_keeps_every_evaluation(tiny: Path) -> None:
     words = ["run", str(tiny), "--set", "stop.max_rounds=100000", "--set", "training.local_steps=20"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -139,13 +139,13 @@ def test_ctrl_c_keeps_what_was_measured(tiny: Path) -> None:
     assert len(lines) >= 5
     for entry in summary["runs"]:
         assert entry["status"] == "interrupted"
-        own = [m["round"] for m in lines if (m["algorithm"], m["seed"]) == (entry["algorithm"], entry["seed"])]
-        assert own[-1] in (entry["rounds"], entry["rounds"] - 1)
+        rounds = [m["round"] for m in lines if (m["algorithm"], m["seed"]) == (entry["algorithm"], entry["seed"])]
+        assert rounds[-1] in (entry["rounds"], entry["rounds"] - 1)
     plans = list((metrics.parent / "plans").iterdir())
     assert len(plans) == len(summary["runs"])
     for plan in plans:
         Plan.load(plan).check()
-    assert (metrics.parent / "report.html").exists(), "the page of what there is"
+    assert (metrics.parent / "report.html").exists(), "a report of the evaluations so far"
 
 
 def test_a_diverged_run_is_a_result(tiny: Path) -> None:
@@ -195,7 +195,7 @@ def test_algorithms_settings_split_and_help(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("run", "none.toml"), ("no configuration file",)),
         (("plan", "none.toml"), ("no configuration file",)),
@@ -224,11 +224,14 @@ def test_algorithms_settings_split_and_help(tiny: Path) -> None:
         (("view", "nowhere"), ("no folder nowhere",)),
     ],
 )
-def test_bad_input_is_one_line_and_changes_nothing(tiny: Path, words: tuple[str, ...], said: tuple[str, ...]) -> None:
+def test_bad_input_is_one_line_and_changes_nothing(
+    tiny: Path, words: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
     (tiny.parent / "bad.csv").write_text("client,step_seconds,up_mbps,down_mbps\n0,0.1,1,1\n1,fast,1,1\n")
     before = {p: p.read_bytes() for p in tiny.parent.rglob("*") if p.is_file()}
     refuse(
-        call(*words, "--rounds", "3", cwd=tiny.parent) if words[0] == "plan" else call(*words, cwd=tiny.parent), *said
+        call(*words, "--rounds", "3", cwd=tiny.parent) if words[0] == "plan" else call(*words, cwd=tiny.parent),
+        *expected,
     )
     assert {p: p.read_bytes() for p in tiny.parent.rglob("*") if p.is_file()} == before
 
@@ -239,7 +242,7 @@ def test_infinite_settings_can_be_swept(tiny: Path) -> None:
     assert len(json.loads(call("run", tiny, *words, cwd=tiny.parent).stdout)) == 4
 
 
-def test_a_fleet_that_is_lost_at_once(tiny: Path) -> None:
+def test_a_plan_in_which_every_client_is_lost_at_once(tiny: Path) -> None:
     lines = ["client,step_seconds,up_mbps,down_mbps,leaves_at,returns_at"] + [f"{i},0.1,1,1,0," for i in range(20)]
     (tiny.parent / "gone.csv").write_text("\n".join(lines))
     words = ("--set", "clients.trace=gone.csv", "--rounds", "3")
@@ -248,7 +251,7 @@ def test_a_fleet_that_is_lost_at_once(tiny: Path) -> None:
     refuse(call("plan", tiny, *words, "--gantt", "f.png", cwd=tiny.parent), "nothing to draw")
 
 
-def test_the_batched_executor_leaves_the_same_results(tiny: Path) -> None:
+def test_both_executors_write_the_same_results(tiny: Path) -> None:
     found = {}
     for executor in ("reference", "batched"):
         words = ("--executor", executor, "--set", f"name='{executor}'", "--device", "cpu", "--json")
@@ -261,7 +264,7 @@ def test_the_batched_executor_leaves_the_same_results(tiny: Path) -> None:
     assert found["batched"] == found["reference"]
 
 
-def test_devices_and_executors_that_are_not_there(tiny: Path) -> None:
+def test_unknown_devices_and_executors_are_refused(tiny: Path) -> None:
     refuse(call("run", tiny, "--executor", "magic", cwd=tiny.parent), "reference")
     refuse(call("run", tiny, "--device", "tpu", cwd=tiny.parent), "tpu", "cpu")
     refuse(call("run", tiny, "--executor", "batched", "--max-batch-jobs", "0", cwd=tiny.parent), "--max-batch-jobs")
@@ -290,14 +293,30 @@ def test_bench_measures_both_executors(tmp_path: Path) -> None:
     assert "GFLOP/s" in table.stdout
 
 
-def test_bench_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+def test_former_names_of_options_work_and_name_the_new_ones(tmp_path: Path) -> None:
+    words = ("bench", *SMALL, "--image", "1,8,8", "--device", "cpu", "--width", "4", "--measure-rounds=5", "--json")
+    result = call(*words, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["width"] == 4
+    assert result.stderr.splitlines()[:2] == [
+        "defedavg: --width is now --max-batch-jobs; the old name works in this version only",
+        "defedavg: --measure-rounds is now --eval-every-rounds; the old name works in this version only",
+    ]
+    for command in ("run", "tune"):
+        result = call(command, "none.toml", "--width", "4", cwd=tmp_path)
+        assert result.returncode == 2
+        assert "--max-batch-jobs" in result.stderr
+        assert "no configuration file" in result.stderr
+
+
+def test_bench_refuses_impossible_options(tmp_path: Path) -> None:
     refuse(call("bench", "--image", "28x28", cwd=tmp_path), "--image", "1,28,28")
     refuse(call("bench", "--model", "magic", cwd=tmp_path), "magic", "cnn")
     refuse(call("bench", "--repeats", "0", cwd=tmp_path), "--repeats")
     refuse(call("bench", "--image", "1,4,4", cwd=tmp_path), "cnn", "16x16")
 
 
-def test_data_that_are_not_in_the_folder_say_how_to_get_them(tiny: Path) -> None:
+def test_missing_data_name_the_command_that_downloads_them(tiny: Path) -> None:
     for command in ("run", "split"):
         words = (command, tiny, "--set", "task.data='fashionmnist'", "--data-dir", tiny.parent / "nowhere")
         refuse(call(*words, cwd=tiny.parent), "defedavg data fetch fashionmnist", "--data-dir")

@@ -1,10 +1,11 @@
-"""What is seen of runs while they run: the table, the quiet lines, and the logs for TensorBoard."""
+"""Progress of a sweep: the table on a terminal, the plain lines elsewhere, and the TensorBoard logs."""
 
 from __future__ import annotations
 
 import io
 import re
 import struct
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from defedavg.cli import progress_table as live
+from defedavg.cli import progress_table
 from defedavg.config import study as config
 from defedavg.errors import UserError
 from defedavg.experiments.study_run import StudyRun
@@ -36,49 +37,49 @@ ITEM = RunSpec(POINT, POINT.settings, 0)
 FIRST = Evaluation(0, 0.0, 0.1, 2.3, None, 0.0, 0, 0.0)
 
 
-def measured(item: RunSpec, **more: Any) -> RunEvaluated:
+def evaluated(item: RunSpec, **more: Any) -> RunEvaluated:
     return RunEvaluated(item, cast(Any, SimpleNamespace()), replace(FIRST, **more), None)
 
 
 def test_speed_and_time_left_follow_the_clock() -> None:
     now = [100.0]
-    board = live.ProgressTable("title", 2, clock=lambda: now[0])
-    board.take(measured(ITEM))
-    assert board.line().startswith("fedavg seed 0: round 0, 0.00 s simulated, accuracy 10.0 %, – updates/s")
+    progress = progress_table.ProgressTable("title", 2, clock=lambda: now[0])
+    progress.add(evaluated(ITEM))
+    assert progress.line().startswith("fedavg seed 0: round 0, 0.00 s simulated, accuracy 10.0 %, – updates/s")
     now[0] = 104.0
-    board.take(measured(ITEM, round=2, seconds=1.5, accuracy=None, updates=6, staleness=1.25))
-    assert board.line() == (
+    progress.add(evaluated(ITEM, round=2, seconds=1.5, accuracy=None, updates=6, staleness=1.25))
+    assert progress.line() == (
         "fedavg seed 0: round 2, 1.50 s simulated, accuracy –, 1.5 updates/s, staleness 1.2, at most 0:16 left; "
-        "0 of 2 runs over"
+        "0 of 2 runs finished"
     )
-    assert board.done == pytest.approx(0.2)
-    assert board.left == pytest.approx(4.0 * 1.8 / 0.2)
-    board.take(RunFinished(ITEM, cast(Any, SimpleNamespace()), 4.0))
-    assert (board.done, board.rows) == (1, {})
+    assert progress.done == pytest.approx(0.2)
+    assert progress.left == pytest.approx(4.0 * 1.8 / 0.2)
+    progress.add(RunFinished(ITEM, cast(Any, SimpleNamespace()), 4.0))
+    assert (progress.done, progress.rows) == (1, {})
 
 
-def test_the_table_shows_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = live.ProgressTable("title", 9)
+def test_the_table_shows_the_runs_that_fit() -> None:
+    progress = progress_table.ProgressTable("title", 9)
     for seed in range(5):
-        board.take(measured(RunSpec(POINT, POINT.settings, seed), round=1, updates=3))
+        progress.add(evaluated(RunSpec(POINT, POINT.settings, seed), round=1, updates=3))
     console = Console(file=io.StringIO(), width=120)
-    console.print(board.table(2))
+    console.print(progress.table(2))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert re.findall(r"seed (\d)", shown) == ["3", "4"]
-    assert "and 3 more under way" in shown
-    for word in live.HEAD:
+    assert "and 3 more in progress" in shown
+    for word in progress_table.HEAD:
         assert word in shown
-    assert [live.duration(s) for s in (None, 5.4, 65, 3661)] == ["–", "0:05", "1:05", "1:01:01"]
+    assert [progress_table.duration(s) for s in (None, 5.4, 65, 3661)] == ["–", "0:05", "1:05", "1:01:01"]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_terminal_gets_a_table_and_a_file_gets_plain_lines(
+def test_a_terminal_shows_a_table_and_a_file_gets_plain_lines(
     tmp_path: Path, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress_table, "QUIET_SECONDS", 0.0)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, height=30, color_system=None)
     run = StudyRun(STUDY, tmp_path / "small")
-    with live.watching(console, "small", 2) as watch:
+    with progress_table.watching(console, "small", 2) as watch:
         assert run.carry_out(watch)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert ("\x1b" in shown) == terminal
@@ -90,11 +91,11 @@ def test_a_terminal_gets_a_table_and_a_file_gets_plain_lines(
         assert all(
             re.match(r"(fedavg|defedavg-niid) seed 0: round \d+, .* simulated, accuracy ", line) for line in lines
         )
-        assert lines[-1].endswith("of 2 runs over")
+        assert lines[-1].endswith("of 2 runs finished")
 
 
 def events(path: Path) -> list[Any]:
-    """The events of a TensorBoard log, read by its own format: length, checksum, message, checksum."""
+    """Return the events of a TensorBoard log, whose records are length, checksum, message, checksum."""
     from tensorboardX.proto.event_pb2 import Event
 
     data, found, at = path.read_bytes(), [], 0
@@ -105,15 +106,15 @@ def events(path: Path) -> list[Any]:
     return found
 
 
-def test_logs_for_tensorboard_hold_every_measurement_at_its_simulated_time(tmp_path: Path) -> None:
+def test_tensorboard_logs_hold_every_evaluation_at_its_simulated_time(tmp_path: Path) -> None:
     run = StudyRun(STUDY, tmp_path / "small")
-    told: list[Event] = []
-    with tensorboard.logging(run.folder, told.append, True) as watch:
+    received: list[Event] = []
+    with tensorboard.logging(run.folder, received.append, True) as watch:
         assert run.carry_out(watch)
-    assert len([event for event in told if isinstance(event, RunEvaluated)]) == 2 * 11
+    assert len([event for event in received if isinstance(event, RunEvaluated)]) == 2 * 11
     logs = sorted((run.folder / "tensorboard").iterdir())
     assert [log.name for log in logs] == ["defedavg-niid_seed=0", "fedavg_seed=0"]
-    wanted = [e.evaluation for e in told if isinstance(e, RunEvaluated) and e.item.settings.algorithm == "fedavg"]
+    wanted = [e.evaluation for e in received if isinstance(e, RunEvaluated) and e.item.settings.algorithm == "fedavg"]
     (file,) = logs[1].iterdir()
     values: dict[str, list[tuple[int, float, float]]] = {}
     for event in events(file):
@@ -125,7 +126,7 @@ def test_logs_for_tensorboard_hold_every_measurement_at_its_simulated_time(tmp_p
     assert [v for _, _, v in values["test/accuracy"]] == pytest.approx([e.accuracy for e in wanted])
 
 
-def test_without_the_writer_it_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+def test_a_missing_tensorboard_writer_is_an_error_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(UserError, match=r"defedavg\[tensorboard\]"):
         tensorboard.check()

@@ -1,6 +1,6 @@
-"""The command line in processes of its own, forked from one that has PyTorch imported: to start anew costs seconds.
+"""Run the command line in child processes, forked from one that has imported PyTorch, which takes seconds.
 
-The child has its own streams, folder, environment and arguments, and ends as an interpreter does.
+A child has its own streams, working folder, environment and arguments, and exits as an interpreter does.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import fontTools.subset, matplotlib.backends.backend_agg, matplotlib.backends.ba
 import defedavg.cli.main, defedavg.report.plots, defedavg.experiments.sweep
 
 for line in sys.stdin:
-    order = json.loads(line)
+    request = json.loads(line)
     child = os.fork()
     if child:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
         continue
-    for stream, (name, mode) in enumerate(order["streams"]):
+    for stream, (name, mode) in enumerate(request["streams"]):
         os.dup2(os.open(name, mode), stream)
     os.environ.clear()
-    os.environ.update(order["env"])
-    os.chdir(order["cwd"])
-    sys.path.insert(0, order["cwd"])
-    sys.argv = ["defedavg", *order["words"]]
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.path.insert(0, request["cwd"])
+    sys.argv = ["defedavg", *request["words"]]
     defedavg.cli.main.main()
     break
 """
@@ -54,31 +54,31 @@ def _parent() -> subprocess.Popen[str]:
 
 
 def call(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
+    """Run ``defedavg`` with these words to its end."""
     env = {**_environment(), **environment}
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         streams = [(os.devnull, os.O_RDONLY), (out.name, os.O_WRONLY), (err.name, os.O_WRONLY)]
         line = [str(word) for word in words]
-        order = {"words": line, "cwd": str(cwd), "env": env, "streams": streams}
+        request = {"words": line, "cwd": str(cwd), "env": env, "streams": streams}
         parent = _parent()
         assert parent.stdin is not None
         assert parent.stdout is not None
-        late = threading.Timer(SECONDS, parent.kill)
-        late.start()
+        timeout = threading.Timer(SECONDS, parent.kill)
+        timeout.start()
         try:
-            parent.stdin.write(json.dumps(order) + "\n")
+            parent.stdin.write(json.dumps(request) + "\n")
             parent.stdin.flush()
             code = parent.stdout.readline()
         finally:
-            late.cancel()
-        assert code, f"{line} did not end within {SECONDS:g} s"
+            timeout.cancel()
+        assert code, f"{line} did not finish within {SECONDS:g} s"
         return subprocess.CompletedProcess(
             line, int(code), Path(out.name).read_text("utf-8"), Path(err.name).read_text("utf-8")
         )
 
 
 def refuse(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    """One line, exit code 2, no traceback, nothing on standard output."""
+    """Assert that a command failed with exit code 2 and one line on standard error that holds these words."""
     assert result.returncode == 2, result.stderr
     assert result.stdout == ""
     lines = result.stderr.strip().splitlines()

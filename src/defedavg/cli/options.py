@@ -1,65 +1,173 @@
-"""What all commands share: where they print, and the options that mean the same everywhere."""
+"""What the commands share: consoles, option types, old option names, and the one function that loads a study."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
+from ..config import study as config
+from ..config.study import Study
 from ..jsonio import finite
 
 out = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
 err = Console(stderr=True, highlight=False)
 
 
+def print_line(text: str) -> None:
+    """Print one line of a result on standard output, as it is."""
+    out.print(text, markup=False, soft_wrap=True)
+
+
+def print_note(text: str) -> None:
+    """Print one line for the user on standard error, as it is."""
+    err.print(text, markup=False, soft_wrap=True)
+
+
+def print_notes(notes: list[str]) -> None:
+    """Print the notes of a library call on standard error, and clear them."""
+    for note in notes:
+        print_note(note)
+    notes.clear()
+
+
 def print_json(value: Any) -> None:
-    """To standard output, with null for what is no number."""
+    """Print a value as strict JSON on standard output; NaN and infinity become null."""
     sys.stdout.write(json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def working(message: str) -> AbstractContextManager[object]:
+    """Show a message on a terminal while a block runs that may take more than two seconds."""
+    return err.status(message) if err.is_terminal else nullcontext()
+
+
+def exit_if_stopped(finished: bool, advice: str = "") -> None:
+    """Exit with code 130, after one line of explanation, unless the command finished."""
+    if not finished:
+        print_note("stopped by Ctrl-C; every evaluation so far is kept" + (f"; {advice}" if advice else ""))
+        raise typer.Exit(130)
+
+
+def load_study(file: Path, overrides: Sequence[str] | None, plugins: Sequence[Path] | None) -> Study:
+    """Read a study with its overrides; ``plugins`` are added to those that the file names."""
+    if plugins:
+        return config.load(file, tuple(overrides or ()), plugins=tuple(plugins))
+    return config.load(file, tuple(overrides or ()))
+
+
+RENAMED_OPTIONS = {
+    "--width": "--max-batch-jobs",
+    "--measure-rounds": "--eval-every-rounds",
+    "--beyond": "--time-limit-factor",
+    "--cold": "--no-warm-workers",
+}
+"""Former names of options, which a ``CommandWithOldNames`` accepts for one version."""
+
+
+def current_name(word: str, options: Collection[str]) -> str:
+    """Return a word of the command line; replace the former name of one of the ``options``, with a note."""
+    old, equals, value = word.partition("=")
+    new = RENAMED_OPTIONS.get(old)
+    if new is None or new not in options or old in options:
+        return word
+    print_note(f"defedavg: {old} is now {new}; the old name works in this version only")
+    return f"{new}{equals}{value}"
+
+
+class CommandWithOldNames(TyperCommand):
+    """A command that accepts the former names of its options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words of the command line, with the present names of options."""
+        options = {name for parameter in self.params for name in parameter.opts}
+        return super().parse_args(ctx, [current_name(word, options) for word in args])
+
+
+def _load_plugins(files: list[Path] | None) -> list[Path] | None:
+    if files:
+        from ..plugins import load_plugins
+
+        load_plugins([file.resolve() for file in files])
+    return files
+
+
+def _check_tensorboard(wanted: bool) -> bool:
+    if wanted:
+        from ..runstore import tensorboard
+
+        tensorboard.check()
+    return wanted
+
+
+StudyFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG.toml", help="The study, a TOML file; `defedavg settings` prints a first one.")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; a list is swept. Repeatable."),
 ]
+Plugin = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE.py",
+        callback=_load_plugins,
+        is_eager=True,  # plugins may register what the other options name
+        help="Load a Python file that registers algorithms, models or data sets. It runs as code. Repeatable.",
+    ),
+]
+"""Loaded by its callback, before any other option is read."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a run of the same name.")]
-Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where run folders are made.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing run of the same name.")]
+Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder that holds run folders.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto uses CUDA if available.")]
 MaxBatchJobs = Annotated[
-    int | None, typer.Option("--max-batch-jobs", help="Jobs in one batch at most; 64 on the CPU, 192 on CUDA.")
+    int | None,
+    typer.Option("--max-batch-jobs", help="Jobs per batch, at most.", show_default="64 on the CPU, 192 on CUDA"),
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="What may be used, as 800M or 12G; a share of what is free if not given."),
+    typer.Option(metavar="SIZE", help="Memory limit, such as 800M or 12G.", show_default="a share of the free memory"),
 ]
 Precision = Annotated[
-    str, typer.Option(help="Of products: float32, or on CUDA tf32 or bf16; auto is tf32 on CUDA, float32 elsewhere.")
+    str,
+    typer.Option(help="Of matrix products: float32, or on CUDA tf32 or bf16; auto is tf32 on CUDA, float32 elsewhere."),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on where this study was broken off, to the same numbers bit for bit.")
+    bool, typer.Option("--resume", help="Continue this study from its last checkpoint; results are bit-identical.")
 ]
-Every = Annotated[
+CheckpointEvery = Annotated[
     float | None,
     typer.Option(
         "--checkpoint-every",
         metavar="SECONDS",
-        help="Real seconds from one checkpoint to the next; a minute, or more if they are large. inf: none.",
+        help="Real seconds between checkpoints; inf: no checkpoints.",
+        show_default="60, or more if checkpoints are large",
     ),
 ]
 Executor = Annotated[
     str,
-    typer.Option(help="batched: many clients in one step; reference: one job after the other; ray: over a cluster."),
+    typer.Option(help="batched: many clients per step; reference: one job after another; ray: a Ray cluster."),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        metavar="HOST:PORT", help="Of a Ray cluster, or auto; RAY_ADDRESS if not given, else this machine alone."
+        metavar="HOST:PORT",
+        help="Address of a Ray cluster, or auto.",
+        show_default="RAY_ADDRESS, else a cluster on this machine",
     ),
 ]
 TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Also write logs for TensorBoard, beside the other results.")
+    bool,
+    typer.Option("--tensorboard", callback=_check_tensorboard, help="Also write TensorBoard logs to the run folder."),
 ]
+"""Its callback raises before anything is computed if the writer is not installed."""

@@ -1,9 +1,12 @@
-"""``defedavg plan``: plans are made, checked, summed up and saved record by record, and held only to be drawn."""
+"""``defedavg plan``: simulate without training.
+
+Plans are streams of records: each is checked, summarised and saved as it is made, and kept in memory only to be drawn.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -16,137 +19,75 @@ from ..config import study as config
 from ..config.build import make_simulator
 from ..config.study import Study, SweepPoint
 from ..errors import UserError, unknown
-from ..fileio import writing
-from ..planning.plan import Plan, records, without_gc
+from ..fileio import file_name, writing
+from ..planning.plan import Plan, Record, Round, records, uncollected
 from ..planning.plan_checks import checked
 from ..planning.plan_io import saved
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
-from ..planning.records import Record, Round
 from ..report import tables
-from .options import Json, Set, err, out, print_json
+from .options import Json, Plugin, Set, err, load_study, out, print_json, print_note, working
 
 EXAMPLES = ("figure1",)
 QUIET_SECONDS = 10.0
+MAX_GANTT_PLANS = 8
+GANTT_ROUNDS = 6
 
-Tell = Callable[[str, int], None]
-"""Told of a plan's name and of its rounds so far."""
+Advance = Callable[[str, int], None]
+"""Receives the name of a plan, and how many more of its rounds are planned."""
 
 
 def plan(
-    file: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="The study to plan.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Merges to plan.")] = 400,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG.toml]", help="The study to plan.", show_default="all algorithms, as set"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to plan.")] = 400,
     num_clients: Annotated[
-        int | None, typer.Option(help="N; short for --set clients.num_clients=N. A million is fine.")
+        int | None, typer.Option(help="N, short for --set clients.num_clients=N; up to millions.")
     ] = None,
     updates_per_round: Annotated[
-        int | None, typer.Option(help="n; short for --set training.updates_per_round=n.")
+        int | None, typer.Option(help="n, short for --set training.updates_per_round=n.")
     ] = None,
     overrides: Set = None,
     gantt: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw clients over time (.png or .pdf).")
+        Path | None, typer.Option(metavar="FILE.png", help="Draw client activity over time (.png or .pdf).")
     ] = None,
     until: Annotated[
-        float | None, typer.Option(help="Seconds that the drawing shows; default: about six rounds.")
+        float | None, typer.Option(help="Simulated seconds that the chart shows.", show_default="about six rounds")
     ] = None,
     save: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Save every plan there.")] = None,
     example: Annotated[str | None, typer.Option(help="A built-in study instead of a file: figure1.")] = None,
+    plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
-    """Plan without training: round times, staleness, participation, idleness, bytes, and a Gantt chart.
+    """Plan without training: round times, staleness, participation, idle time, traffic, and a Gantt chart.
 
-    Every plan is checked as it is made. From 20,000 clients on only the jobs that are uploaded are followed
-    (clients.plan_detail), so that a million clients take minutes and little memory.
+    Every plan is checked while it is made. From 20,000 clients on, a plan follows only the jobs whose updates are
+    uploaded (`clients.plan_detail`), so a million clients take minutes and little memory.
+
+    Example: `defedavg plan my.toml --set 'training.updates_per_round=[5, 10, 20]' --gantt plan.png`
     """
     short = {"clients.num_clients": num_clients, "training.updates_per_round": updates_per_round}
-    said = (*(overrides or ()), *(f"{name}={value}" for name, value in short.items() if value is not None))
-    study = _study(file, example, said)
+    settings = (*(overrides or ()), *(f"{name}={value}" for name, value in short.items() if value is not None))
+    study = _study(file, example, settings, plugin)
     points = study.points()
-    pending = [(point, seed) for point in points for seed in study.seeds]
-    if gantt and len(points) > 8:
-        raise UserError(f"a drawing of {len(points)} settings cannot be read; plan fewer with --gantt")
-    if save:
-        with writing(save):
-            save.mkdir(parents=True, exist_ok=True)
-    stats: list[PlanStats] = []
-    drawn: dict[str, Plan] = {}
-    with _telling(len(pending) * rounds) as tell:
-        for point, seed in pending:
-            keep = gantt is not None and point.label not in drawn
-            found, held = _plan(point, seed, rounds, save, keep, tell)
-            stats.append(found)
-            if held is not None:
-                drawn[point.label] = held
+    if gantt and len(points) > MAX_GANTT_PLANS:
+        raise UserError(f"a chart of {len(points)} settings is not readable; plan at most {MAX_GANTT_PLANS}")
+    stats, kept = _make_plans(study, rounds, save, keep=gantt is not None)
     if gantt:
-        _draw(drawn, until, gantt)
+        _draw(kept, until, gantt)
     if as_json:
-        print_json(tables.stats_json(stats, [dict(point.swept) for point, _ in pending]))
+        swept = [dict(point.swept) for point in points for _ in study.seeds]
+        print_json(tables.stats_json(stats, swept))
         return
-    per = len(study.seeds)
-    groups = [stats[i : i + per] for i in range(0, len(stats), per)]
+    seeds = len(study.seeds)
+    groups = [stats[i : i + seeds] for i in range(0, len(stats), seeds)]
     out.print(tables.plan_table([point.label for point in points], groups, rounds))
 
 
-def _plan(
-    point: SweepPoint, seed: int, rounds: int, save: Path | None, keep: bool, tell: Tell
-) -> tuple[PlanStats, Plan | None]:
-    timeline = make_simulator(point.settings, seed)
-    header = timeline.header
-    counting = PlanStatsCollector(header, timeline.fleet)
-    stream: Iterator[Record] = checked(header, records(timeline, rounds))
-    if save:
-        from ..fileio import file_name
-
-        stream = saved(save / (file_name(point.label, seed) + ".jsonl.gz"), header, stream)
-    held: list[Record] = []
-    name, done = f"{point.label} seed {seed}", 0
-    tell(name, 0)
-    with without_gc():
-        for record in stream:
-            counting.add(record)
-            if keep:
-                held.append(record)
-            if isinstance(record, Round):
-                done += 1
-                tell(name, 1)
-    tell(name, rounds - done)  # fewer where every client was lost
-    return counting.stats(), Plan(header, tuple(held)) if keep else None
-
-
-@contextmanager
-def _telling(total: int) -> Iterator[Tell]:
-    """A bar on a terminal, a plain line now and then elsewhere."""
-    if not err.is_terminal:
-        last, done = time.monotonic(), 0
-
-        def say(name: str, more: int) -> None:
-            nonlocal last, done
-            done += more
-            if time.monotonic() - last >= QUIET_SECONDS:
-                last = time.monotonic()
-                err.print(f"planning {name}: {done} of {total} rounds", markup=False, soft_wrap=True)
-
-        yield say
-        return
-    columns = (TextColumn("planning"), BarColumn(30), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=err, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda name, more: bar.update(task, advance=more, description=name)
-
-
-def _draw(plans: dict[str, Plan], until: float | None, path: Path) -> None:
-    from ..report.gantt import gantt
-    from ..report.plots import save
-
-    if not any(p.rounds for p in plans.values()):
-        raise UserError("there is nothing to draw: every client was lost before the first round")
-    shown = until or max(p.rounds[min(6, len(p.rounds)) - 1].time for p in plans.values() if p.rounds)
-    save(gantt(plans, until=shown), path)
-    err.print(f"drawn: {path}", markup=False)
-
-
-def _study(file: Path | None, example: str | None, overrides: tuple[str, ...]) -> Study:
+def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], plugins: Sequence[Path] | None) -> Study:
     if example is not None:
-        from ..config.examples import FIGURE1
+        from ..experiments.demo import FIGURE1
 
         if file is not None:
             raise UserError("give a configuration file or --example, not both")
@@ -155,4 +96,78 @@ def _study(file: Path | None, example: str | None, overrides: tuple[str, ...]) -
         return config.study(config.override(FIGURE1, overrides))
     if file is None:
         return config.study(config.override({"name": "plan", "algorithms": list(ALGORITHMS)}, overrides))
-    return config.load(file, overrides)
+    return load_study(file, overrides, plugins)
+
+
+def _make_plans(study: Study, rounds: int, save: Path | None, *, keep: bool) -> tuple[list[PlanStats], dict[str, Plan]]:
+    """Plan every setting and seed; return their statistics and, to be drawn, the first plan of each setting."""
+    if save:
+        with writing(save):
+            save.mkdir(parents=True, exist_ok=True)
+    stats: list[PlanStats] = []
+    kept: dict[str, Plan] = {}
+    pending = [(point, seed) for point in study.points() for seed in study.seeds]
+    with _progress(len(pending) * rounds) as advance:
+        for point, seed in pending:
+            summary, plan = _make_plan(point, seed, rounds, save, keep and point.label not in kept, advance)
+            stats.append(summary)
+            if plan is not None:
+                kept[point.label] = plan
+    return stats, kept
+
+
+def _make_plan(
+    point: SweepPoint, seed: int, rounds: int, save: Path | None, keep: bool, advance: Advance
+) -> tuple[PlanStats, Plan | None]:
+    simulator = make_simulator(point.settings, seed)
+    header = simulator.header
+    collector = PlanStatsCollector(header, simulator.fleet)
+    stream: Iterator[Record] = checked(header, records(simulator, rounds))
+    if save:
+        stream = saved(save / (file_name(point.label, seed) + ".jsonl.gz"), header, stream)
+    kept: list[Record] = []
+    name, done = f"{point.label} seed {seed}", 0
+    advance(name, 0)
+    with uncollected():
+        for record in stream:
+            collector.add(record)
+            if keep:
+                kept.append(record)
+            if isinstance(record, Round):
+                done += 1
+                advance(name, 1)
+    advance(name, rounds - done)  # a plan in which every client was lost has fewer rounds
+    return collector.stats(), Plan(header, tuple(kept)) if keep else None
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Advance]:
+    """Show planned rounds: a bar on a terminal, a plain line every ten seconds elsewhere."""
+    if not err.is_terminal:
+        last, done = time.monotonic(), 0
+
+        def print_sometimes(name: str, rounds: int) -> None:
+            nonlocal last, done
+            done += rounds
+            if time.monotonic() - last >= QUIET_SECONDS:
+                last = time.monotonic()
+                print_note(f"planning {name}: {done} of {total} rounds")
+
+        yield print_sometimes
+        return
+    columns = (TextColumn("planning"), BarColumn(30), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=err, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda name, rounds: bar.update(task, advance=rounds, description=name)
+
+
+def _draw(plans: dict[str, Plan], until: float | None, path: Path) -> None:
+    from ..report.gantt import gantt
+    from ..report.plots import save
+
+    ends = [plan.rounds[min(GANTT_ROUNDS, len(plan.rounds)) - 1].time for plan in plans.values() if plan.rounds]
+    if not ends:
+        raise UserError("there is nothing to draw: every client was lost before the first round")
+    with working("drawing the chart …"):
+        save(gantt(plans, until=until or max(ends)), path)
+    print_note(f"chart: {path}")

@@ -1,4 +1,4 @@
-"""What is seen of runs while they run: a table on a terminal, a plain line now and then elsewhere."""
+"""The progress of a sweep: a table on a terminal, a plain line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,17 +15,20 @@ from rich.table import Table
 from rich.text import Text
 
 from ..experiments.sweep import Event, RunEvaluated, RunSpec, Watch
+from ..runstore import tensorboard
+from .options import err
 
 QUIET_SECONDS = 10.0
-PER_SECOND = 4  # times that the table is drawn
+REFRESHES_PER_SECOND = 4
+HEAD = ("run", "round", "simulated", "accuracy", "updates/s", "staleness", "left, at most")
 
 
 @dataclass(slots=True)
 class Row:
-    """A run that is under way, as last measured."""
+    """A run in progress, as of its last evaluation."""
 
     event: RunEvaluated
-    began: float  # real seconds, at its first measurement
+    start: float  # real seconds, at its first evaluation
     first_updates: int
     first_part: float
     now: float
@@ -32,17 +36,17 @@ class Row:
     @property
     def speed(self) -> float | None:
         """Updates per real second."""
-        spent = self.now - self.began
+        spent = self.now - self.start
         return (self.event.evaluation.updates - self.first_updates) / spent if spent > 0 else None
 
     @property
     def left(self) -> float | None:
-        """Real seconds to its limit of rounds or time; a target may end it sooner."""
+        """Real seconds to the limit of rounds or of simulated time; a target may end the run earlier."""
         done = self.event.part - self.first_part
-        return (self.now - self.began) * (1.0 - self.event.part) / done if done > 0 else None
+        return (self.now - self.start) * (1.0 - self.event.part) / done if done > 0 else None
 
     def cells(self) -> tuple[str, ...]:
-        """What the table shows of it."""
+        """Return the row of the table, in the order of ``HEAD``."""
         e = self.event.evaluation
         return (
             label_of(self.event.item),
@@ -56,37 +60,37 @@ class Row:
 
 
 def label_of(item: RunSpec) -> str:
-    """A run by its setting and its seed."""
+    """Return the setting and the seed of a run as text."""
     return f"{getattr(item.name, 'label', item.name)} seed {item.seed}"
 
 
 def duration(seconds: float | None) -> str:
-    """Real time, in the form of a clock."""
+    """Format real time as h:mm:ss or m:ss."""
     if seconds is None:
         return "–"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, second = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"
 
 
 class ProgressTable:
-    """Where all runs of a sweep stand."""
+    """The progress of every run of a sweep."""
 
     def __init__(self, title: str, runs: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.title = title
         self.runs = runs
-        self.rows: dict[RunSpec, Row] = {}
-        self.over = 0
+        self.rows: dict[RunSpec, Row] = {}  # in the order of their last evaluation
+        self.finished = 0
         self._clock = clock
-        self._began = clock()
+        self._start = clock()
 
-    def take(self, event: Event) -> None:
-        """Something happened."""
+    def add(self, event: Event) -> None:
+        """Record an evaluation or the end of a run."""
+        row = self.rows.pop(event.item, None)
         if not isinstance(event, RunEvaluated):
-            self.rows.pop(event.item, None)
-            self.over += 1
+            self.finished += 1
             return
-        now, row = self._clock(), self.rows.pop(event.item, None)  # the last measured stands last
+        now = self._clock()
         if row is None:
             row = Row(event, now, event.evaluation.updates, event.part, now)
         row.event, row.now = event, now
@@ -94,65 +98,70 @@ class ProgressTable:
 
     @property
     def done(self) -> float:
-        """How many runs' worth is done."""
-        return self.over + sum(min(1.0, row.event.part) for row in self.rows.values())
+        """The work done, in runs: finished ones and the parts of those in progress."""
+        return self.finished + sum(min(1.0, row.event.part) for row in self.rows.values())
 
     @property
     def left(self) -> float | None:
-        """Real seconds that all of it may still take, at the speed so far."""
-        spent = self._clock() - self._began
+        """Real seconds to the end of the sweep at the speed so far, at most."""
+        spent = self._clock() - self._start
         return spent * (self.runs - self.done) / self.done if self.done > 0 else None
 
-    def table(self, most: int) -> Group:
-        """The runs under way, at most so many, under a bar of the whole."""
+    def table(self, max_rows: int) -> Group:
+        """Return a progress bar of the sweep above a table of the runs that were evaluated last."""
         bar = Table.grid(padding=(0, 1))
-        spent = duration(self._clock() - self._began)
+        spent = duration(self._clock() - self._start)
         bar.add_row(
             Text(self.title, style="bold"),
             ProgressBar(total=max(self.runs, 1), completed=self.done, width=30),
-            Text(f"{self.over} of {self.runs} runs, {spent}, at most {duration(self.left)} left"),
+            Text(f"{self.finished} of {self.runs} runs, {spent}, at most {duration(self.left)} left"),
         )
-        found = Table(box=None, pad_edge=False, header_style="dim")
-        for place, name in enumerate(HEAD):
-            found.add_column(name, justify="right" if place else "left", no_wrap=True, overflow="ellipsis")
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for column, name in enumerate(HEAD):
+            table.add_column(name, justify="right" if column else "left", no_wrap=True, overflow="ellipsis")
         rows = list(self.rows.values())
-        for row in rows[-most:]:
-            found.add_row(*map(Text, row.cells()))
-        more = [Text(f"and {len(rows) - most} more under way", style="dim")] if len(rows) > most else []
-        return Group(bar, *([found] if rows else []), *more)
+        for row in rows[-max_rows:]:
+            table.add_row(*map(Text, row.cells()))
+        hidden = len(rows) - max_rows
+        more = [Text(f"and {hidden} more in progress", style="dim")] if hidden > 0 else []
+        return Group(bar, *([table] if rows else []), *more)
 
     def line(self) -> str:
-        """The run measured last, in one line."""
-        name, done, simulated, accuracy, speed, late, left = next(reversed(self.rows.values())).cells()
+        """Return the run that was evaluated last, in one line."""
+        name, round_, simulated, accuracy, speed, staleness, left = next(reversed(self.rows.values())).cells()
         return (
-            f"{name}: round {done}, {simulated} simulated, accuracy {accuracy}, {speed} updates/s, staleness {late}, "
-            f"at most {left} left; {self.over} of {self.runs} runs over"
+            f"{name}: round {round_}, {simulated} simulated, accuracy {accuracy}, {speed} updates/s, "
+            f"staleness {staleness}, at most {left} left; {self.finished} of {self.runs} runs finished"
         )
-
-
-HEAD = ("run", "round", "simulated", "accuracy", "updates/s", "staleness", "left, at most")
 
 
 @contextmanager
 def watching(console: Console, title: str, runs: int) -> Iterator[Watch]:
-    """A function to be told of everything that happens in a sweep of so many runs."""
-    board = ProgressTable(title, runs)
+    """Show the progress of a sweep of that many runs; yields the callback that receives its events."""
+    progress = ProgressTable(title, runs)
     if not console.is_terminal:
         last = time.monotonic()
 
-        def say(event: Event) -> None:
+        def print_sometimes(event: Event) -> None:
             nonlocal last
-            board.take(event)
+            progress.add(event)
             if isinstance(event, RunEvaluated) and time.monotonic() - last >= QUIET_SECONDS:
                 last = time.monotonic()
-                console.print(board.line(), markup=False, soft_wrap=True)
+                console.print(progress.line(), markup=False, soft_wrap=True)
 
-        yield say
+        yield print_sometimes
         return
     with Live(
         console=console,
         transient=True,
-        refresh_per_second=PER_SECOND,
-        get_renderable=lambda: board.table(max(1, console.height - 5)),
+        refresh_per_second=REFRESHES_PER_SECOND,
+        get_renderable=lambda: progress.table(max(1, console.height - 5)),
     ):
-        yield board.take
+        yield progress.add
+
+
+@contextmanager
+def progress_and_logs(title: str, runs: int, folder: Path, with_tensorboard: bool) -> Iterator[Watch]:
+    """Show the progress of a sweep and, if wanted, write its TensorBoard logs below a run folder."""
+    with watching(err, title, runs) as watch, tensorboard.logging(folder, watch, with_tensorboard) as callback:
+        yield callback

@@ -375,7 +375,7 @@ def test_fetch_then_list_then_load(server: Server, tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(DATASETS._known, "fashionmnist", fashion_from(Download("FashionMNIST/raw", (), files)))
     root = tmp_path / "data"
     before = invoke("list", "--data-dir", root)
-    assert f"not here: defedavg data fetch fashionmnist --data-dir {root}" in before.output
+    assert f"missing; run: defedavg data fetch fashionmnist --data-dir {root}" in before.output
     done = invoke("fetch", "fashionmnist", "--data-dir", root, "--url", server.url)
     assert done.exit_code == 0, done.output
     assert done.output == f"fashionmnist: {root / 'FashionMNIST/raw'}\n"
@@ -387,14 +387,14 @@ def test_fetch_then_list_then_load(server: Server, tmp_path: Path, monkeypatch: 
     assert len(load_pixels("fashionmnist")[0]) == 7
 
 
-def test_ctrl_c_says_that_it_goes_on(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_resume(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(fetch, "fetch", interrupt)
     done = invoke("fetch", "cifar10", "--data-dir", tmp_path)
     assert done.exit_code == 130
-    assert done.output == "stopped by Ctrl-C; run it again to go on from there\n"
+    assert done.output == "stopped by Ctrl-C; the same command resumes the download\n"
 
 
 def test_a_failed_fetch_is_one_line(server: Server, tmp_path: Path) -> None:

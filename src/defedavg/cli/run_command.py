@@ -1,0 +1,62 @@
+"""``defedavg run``: train a study into its run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..report import tables
+from . import options as opt
+from .data_command import DataDir
+from .report_command import close_with_page
+
+
+def run(
+    file: opt.StudyFile,
+    overrides: opt.Set = None,
+    folder: opt.Out = Path("runs"),
+    force: opt.Force = False,
+    resume: opt.Resume = False,
+    checkpoint_every: opt.CheckpointEvery = None,
+    executor: opt.Executor = "batched",
+    ray_address: opt.RayAddress = None,
+    device: opt.Device = "auto",
+    max_batch_jobs: opt.MaxBatchJobs = None,
+    memory: opt.Memory = None,
+    precision: opt.Precision = "auto",
+    _data_dir: DataDir = None,
+    plugin: opt.Plugin = None,
+    tensorboard: opt.TensorBoard = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Train every algorithm × swept setting × seed of a study, and write a report.
+
+    The results go to FOLDER/NAME, where NAME is the study's: the configuration, every evaluation, plans, final
+    weights, plots and report.html. Ctrl-C keeps everything evaluated so far; `--resume` continues.
+
+    Example: `defedavg run my.toml --set 'training.local_lr=[0.01, 0.1]'`
+    """
+    from ..experiments.study_run import StudyRun
+    from ..experiments.sweep import ComputeConfig
+    from ..runstore.parquet import write_beside
+    from .progress_table import progress_and_logs
+
+    study = opt.load_study(file, overrides, plugin)
+    target = folder / study.name
+    with opt.working("preparing …"):
+        compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
+        session = StudyRun(study, target, force=force, means=compute, resume=resume, every=checkpoint_every)
+    opt.print_notes(session.notes)
+    runs = len(session.points) * len(study.seeds)
+    with progress_and_logs(study.name, runs, session.folder, tensorboard) as watch:
+        finished = session.carry_out(watch)
+    opt.print_notes(session.notes)
+    with opt.working("drawing plots …"):
+        session.draw()
+        write_beside(session.folder)
+    if as_json:
+        opt.print_json(session.entries)
+    else:
+        opt.out.print(tables.result_table(study.name, session.entries))
+        opt.print_line(f"\nresults: {session.folder}")
+    close_with_page([session.folder], session.folder, as_json)
+    opt.exit_if_stopped(finished, "continue with --resume")

@@ -1,0 +1,76 @@
+"""``defedavg tune``: find the learning rates that reach the target first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import UserError
+from ..report import tables
+from . import options as opt
+from .data_command import DataDir
+from .report_command import close_with_page
+
+
+def _rates(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"{option} {text!r} is not a comma-separated list of numbers; write it like 0.01,0.1") from None
+
+
+def tune(
+    file: opt.StudyFile,
+    overrides: opt.Set = None,
+    global_rates: Annotated[str, typer.Option(metavar="η,…", help="Learning rates of the server.")] = "0.1,1",
+    local_rates: Annotated[
+        str, typer.Option(metavar="η̄,…", help="Learning rates of the clients.")
+    ] = "0.001,0.005,0.01,0.05,0.1",
+    keep_all: Annotated[bool, typer.Option("--keep-all", help="Train every pair to its end; drop none early.")] = False,
+    folder: opt.Out = Path("runs"),
+    force: opt.Force = False,
+    executor: opt.Executor = "batched",
+    ray_address: opt.RayAddress = None,
+    device: opt.Device = "auto",
+    max_batch_jobs: opt.MaxBatchJobs = None,
+    memory: opt.Memory = None,
+    precision: opt.Precision = "auto",
+    _data_dir: DataDir = None,
+    plugin: opt.Plugin = None,
+    tensorboard: opt.TensorBoard = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Find learning rates: train a grid of (η, η̄) × seeds for every algorithm and swept setting.
+
+    All pairs share batches. At 1/8, 1/4 and 1/2 of the time limit, the worse half of the pairs is dropped; a pair that
+    can no longer reach the target first is dropped earlier. The grid of an algorithm has only the rates that it uses.
+    The results of every pair go to FOLDER/NAME-tune. The study needs `stop.target_accuracy`.
+
+    Example: `defedavg tune my.toml --set stop.target_accuracy=0.8 --local-rates 0.01,0.05,0.1`
+    """
+    from ..experiments.study_run import open_folder
+    from ..experiments.sweep import ComputeConfig
+    from ..experiments.tune import RUNGS, Tuning, pairs_of
+    from .progress_table import progress_and_logs
+
+    study = opt.load_study(file, overrides, plugin)
+    pairs = pairs_of(study.points(), _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
+    with opt.working("preparing …"):
+        compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
+        tuning = Tuning(pairs, study.seeds, compute, () if keep_all else RUNGS)
+    results = folder / f"{study.name}-tune"
+    open_folder(results, force)
+    tuning.save(results, study, finished=False)
+    with progress_and_logs(study.name, len(pairs) * len(study.seeds), results, tensorboard) as watch:
+        finished = tuning.carry_out(watch, results / "metrics.jsonl")
+    tuning.save(results, study, finished)
+    opt.print_notes(tuning.sweep.notes)
+    if as_json:
+        opt.print_json(tuning.records())
+    else:
+        opt.out.print(tables.tuning_table(study.name, tuning.records(), [pair.label for pair in tuning.best()]))
+        opt.print_line(f"\nevery pair: {results / 'points.jsonl'}")
+    close_with_page([results], results, as_json)
+    opt.exit_if_stopped(finished)

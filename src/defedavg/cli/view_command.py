@@ -1,0 +1,38 @@
+"""``defedavg view``: show all runs in a browser while they train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Plugin, print_line
+
+
+def view(
+    runs: Annotated[Path, typer.Argument(metavar="[RUNS_DIR]", help="The folder that holds run folders.")] = Path(
+        "runs"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any other than 127.0.0.1 lets other machines read the runs.")
+    ] = "127.0.0.1",
+    _plugin: Plugin = None,
+) -> None:
+    """Show all runs in a browser, with live curves of those in progress, until Ctrl-C.
+
+    The page lists every run below RUNS_DIR, filters them by algorithm and setting, draws the selected ones together,
+    and links to the report of each. By default only this machine can open it.
+
+    Example: `defedavg view runs --port 0`
+    """
+    from ..report.dashboard.http_server import serve
+    from ..report.dashboard.run_index import Views
+
+    with serve(Views(runs), host, port) as server:
+        print_line(f"open in a browser: {server.address}   (stop with Ctrl-C)")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print_line("stopped")
