@@ -16,8 +16,10 @@ import time
 from typing import Any
 
 from defedavg.config import study as config
+from defedavg.experiments.compute import ComputeConfig
+from defedavg.experiments.run_events import RunSpec
 from defedavg.experiments.simulation import Simulation
-from defedavg.experiments.sweep import ComputeConfig, RunSpec, Sweep
+from defedavg.experiments.sweep import Sweep
 
 
 class Cluster:

@@ -13,7 +13,7 @@ import sys
 from functools import partial
 
 from defedavg.experiments.bench import Load, bench
-from defedavg.experiments.sweep import ComputeConfig
+from defedavg.experiments.compute import ComputeConfig
 
 
 def main() -> None:

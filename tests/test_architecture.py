@@ -47,7 +47,10 @@ GENERATORS = {"Generator", "Philox", "PCG64", "SeedSequence", "BitGenerator"}  #
 
 MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_BRANCHES, MAX_TOP_MODULES = 400, 60, 12, 10
 
-ids = {"ids": lambda module: module or "defedavg"}
+
+def name_of(module: str) -> str:
+    """The name of a module in test reports."""
+    return module or "defedavg"
 
 
 # The reader of imports.
@@ -82,7 +85,7 @@ def test_there_is_no_import_cycle() -> None:
     assert cycle({module: dependencies(module) - {""} for module in modules() if module}) == []
 
 
-@pytest.mark.parametrize("module", [m for m in modules() if m not in ("", "__main__")], **ids)
+@pytest.mark.parametrize("module", [m for m in modules() if m not in ("", "__main__")], ids=name_of)
 def test_imports_point_down(module: str) -> None:
     for other in dependencies(module) - {""}:
         assert RANK[area(other)] <= RANK[area(module)], f"{module} imports {other}"
@@ -92,31 +95,31 @@ def test_every_area_has_a_rank() -> None:
     assert {area(module) for module in modules()} - {"", "__main__"} == set(RANK)
 
 
-@pytest.mark.parametrize("module", in_area("algorithms"), **ids)
+@pytest.mark.parametrize("module", in_area("algorithms"), ids=name_of)
 def test_machines_have_no_clock_no_tensor_and_no_network(module: str) -> None:
     assert packages_of(module) == set()
     assert not {name.split(".")[0] for name in imports_of(module)} & CLOCKS
 
 
-@pytest.mark.parametrize("module", in_area("planning", "errors", "rng", "jsonio", "registry"), **ids)
+@pytest.mark.parametrize("module", in_area("planning", "errors", "rng", "jsonio", "registry"), ids=name_of)
 def test_planning_needs_numpy_only(module: str) -> None:
     assert packages_of(module) <= {"numpy"}
 
 
-@pytest.mark.parametrize("module", in_area("training", "tasks"), **ids)
+@pytest.mark.parametrize("module", in_area("training", "tasks"), ids=name_of)
 def test_computing_needs_torch_and_numpy_only(module: str) -> None:
     # Triton comes with PyTorch on CUDA machines; datasets is an extra that one module imports where it is used.
     extra = {"training.kernels.triton_kernels": {"triton"}, "tasks.datasets.hub": {"datasets"}}
     assert packages_of(module) <= {"numpy", "torch"} | extra.get(module, set())
 
 
-@pytest.mark.parametrize("module", in_area("training"), **ids)
+@pytest.mark.parametrize("module", in_area("training"), ids=name_of)
 def test_executors_know_no_algorithm_and_no_clock(module: str) -> None:
     assert {other for other in dependencies(module) if area(other) == "algorithms"} <= {"algorithms.protocol"}
     assert not dependencies(module) & {"planning.simulator", "planning.sparse_simulator", "planning.devices"}
 
 
-@pytest.mark.parametrize("module", in_area("deploy"), **ids)
+@pytest.mark.parametrize("module", in_area("deploy"), ids=name_of)
 def test_a_deployment_shares_machines_and_not_the_virtual_clock(module: str) -> None:
     clock = {"planning.simulator", "planning.sparse_simulator", "planning.event_queue", "planning.version_tracker"}
     assert module == "deploy.whatif" or not dependencies(module) & clock
@@ -129,7 +132,7 @@ def test_the_engine_only_decides(module: str) -> None:
     assert not {name.split(".")[0] for name in imports_of(module)} & CLOCKS
 
 
-@pytest.mark.parametrize("module", list(modules()), **ids)
+@pytest.mark.parametrize("module", list(modules()), ids=name_of)
 def test_large_packages_have_their_places(module: str) -> None:
     allowed = {
         "flwr": module.startswith("deploy.flower."),
@@ -143,12 +146,12 @@ def test_large_packages_have_their_places(module: str) -> None:
     assert {name for name in used if not allowed[name]} == set()
 
 
-@pytest.mark.parametrize("module", list(modules()), **ids)
+@pytest.mark.parametrize("module", list(modules()), ids=name_of)
 def test_nothing_is_unpickled(module: str) -> None:
     assert not {"pickle", "cloudpickle", "dill", "marshal", "shelve"} & {n.split(".")[0] for n in imports_of(module)}
 
 
-@pytest.mark.parametrize("module", list(modules()), **ids)
+@pytest.mark.parametrize("module", list(modules()), ids=name_of)
 def test_linux_only_interfaces_are_guarded(module: str) -> None:
     """/proc is read in one place, which works without it; fcntl and similar modules do not exist everywhere."""
     text = modules()[module].read_text(encoding="utf-8")
@@ -203,7 +206,7 @@ def test_few_modules_lie_directly_in_the_package() -> None:
     assert len([path for path in ROOT.glob("*.py") if not path.name.startswith("__")]) <= MAX_TOP_MODULES
 
 
-@pytest.mark.parametrize("module", list(modules()), **ids)
+@pytest.mark.parametrize("module", list(modules()), ids=name_of)
 def test_modules_and_functions_are_small(module: str) -> None:
     text = modules()[module].read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_MODULE_LINES
@@ -298,7 +301,7 @@ def test_keyed_draws_are_allowed() -> None:
     assert not global_draws("with torch.random.fork_rng(devices=[]):\n    torch.default_generator.manual_seed(3)")
 
 
-@pytest.mark.parametrize("module", list(modules()), **ids)
+@pytest.mark.parametrize("module", list(modules()), ids=name_of)
 def test_no_module_draws_from_a_global_generator(module: str) -> None:
     assert global_draws(modules()[module].read_text(encoding="utf-8")) == []
 
@@ -313,7 +316,7 @@ TRANSLATED = re.compile(
 """Phrases that a reader of English documentation does not expect."""
 
 
-@pytest.mark.parametrize("module", list(modules()), **ids)
+@pytest.mark.parametrize("module", list(modules()), ids=name_of)
 def test_source_has_no_translated_phrases(module: str) -> None:
     assert TRANSLATED.findall(modules()[module].read_text(encoding="utf-8")) == []
 

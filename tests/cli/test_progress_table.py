@@ -17,8 +17,8 @@ from rich.console import Console
 from defedavg.cli import progress_table
 from defedavg.config import study as config
 from defedavg.errors import UserError
+from defedavg.experiments.run_events import Event, RunEvaluated, RunFinished, RunSpec
 from defedavg.experiments.study_run import StudyRun
-from defedavg.experiments.sweep import Event, RunEvaluated, RunFinished, RunSpec
 from defedavg.runstore import tensorboard
 from defedavg.training import Evaluation
 
@@ -80,7 +80,7 @@ def test_a_terminal_shows_a_table_and_a_file_gets_plain_lines(
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, height=30, color_system=None)
     run = StudyRun(STUDY, tmp_path / "small")
     with progress_table.watching(console, "small", 2) as watch:
-        assert run.carry_out(watch)
+        assert run.run(watch)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert ("\x1b" in shown) == terminal
     if terminal:
@@ -109,12 +109,12 @@ def events(path: Path) -> list[Any]:
 def test_tensorboard_logs_hold_every_evaluation_at_its_simulated_time(tmp_path: Path) -> None:
     run = StudyRun(STUDY, tmp_path / "small")
     received: list[Event] = []
-    with tensorboard.logging(run.folder, received.append, True) as watch:
-        assert run.carry_out(watch)
+    with progress_and_logs("small", 2, run.folder, True) as watch:
+        assert run.run(lambda event: (received.append(event), watch(event))[1])
     assert len([event for event in received if isinstance(event, RunEvaluated)]) == 2 * 11
     logs = sorted((run.folder / "tensorboard").iterdir())
     assert [log.name for log in logs] == ["defedavg-niid_seed=0", "fedavg_seed=0"]
-    wanted = [e.evaluation for e in received if isinstance(e, RunEvaluated) and e.item.settings.algorithm == "fedavg"]
+    wanted = [e.evaluation for e in received if isinstance(e, RunEvaluated) and e.spec.settings.algorithm == "fedavg"]
     (file,) = logs[1].iterdir()
     values: dict[str, list[tuple[int, float, float]]] = {}
     for event in events(file):
@@ -129,4 +129,4 @@ def test_tensorboard_logs_hold_every_evaluation_at_its_simulated_time(tmp_path: 
 def test_a_missing_tensorboard_writer_is_an_error_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(UserError, match=r"defedavg\[tensorboard\]"):
-        tensorboard.check()
+        tensorboard.summary_writer()

@@ -30,7 +30,7 @@ from helpers.interrupted_studies import InterruptionError, assert_same, study
 # Real processes, SIGKILL.
 
 
-@pytest.position.parametrize(("executor", "seeds"), [("batched", "[0, 1]"), ("reference", "[0]")])
+@pytest.mark.parametrize(("executor", "seeds"), [("batched", "[0, 1]"), ("reference", "[0]")])
 def test_twenty_kills_at_random_moments_change_nothing(tmp_path: Path, executor: str, seeds: str) -> None:
     (tmp_path / "k.toml").write_text(
         f'algorithms = ["fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"]\nseeds = {seeds}\n'
@@ -158,8 +158,8 @@ def test_updates_that_cannot_be_recomputed_bit_identically_are_saved(tmp_path: P
             break
     trainer, batched = sweep._trainer, sweep._batched[item]
     assert trainer is not None
-    assert trainer.repeats
-    trainer.repeats = False
+    assert trainer.batch_invariant
+    trainer.batch_invariant = False
     marked = next(iter(batched.deltas))
     batched.deltas[marked] = torch.full_like(batched.deltas[marked], 7.0)
     back = through_file(RunState.of_batched_run(batched, trainer))

@@ -35,7 +35,7 @@ from helpers.interrupted_studies import (
 )
 
 
-@pytest.position.parametrize("after", [1, 7, 16, 23])
+@pytest.mark.parametrize("after", [1, 7, 16, 23])
 def test_a_study_interrupted_anywhere_ends_like_an_uninterrupted_one(tmp_path: Path, after: int) -> None:
     chosen = study()
     folder = interrupted(tmp_path / "interrupted", chosen, after)
@@ -162,7 +162,7 @@ def test_threads_and_batch_limits_are_restored_and_other_hardware_is_reported(tm
     assert "abacus" in hardware
     assert run.run(ignore)
     assert run.sweep._trainer is not None
-    assert run.sweep._trainer.width == 5
+    assert run.sweep._trainer.max_batch_jobs == 5
 
 
 def test_a_changed_plan_is_refused(tmp_path: Path) -> None:

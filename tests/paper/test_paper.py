@@ -12,7 +12,8 @@ import pytest
 from defedavg.algorithms import ALGORITHMS
 from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.experiments.sweep import ComputeConfig, RunEvaluated, RunFinished
+from defedavg.experiments.compute import ComputeConfig
+from defedavg.experiments.run_events import RunEvaluated, RunFinished
 from defedavg.paper.paper_tables import rates_rows, rates_to_markdown, rows, to_csv, to_markdown
 from defedavg.paper.published import COMPARED, FIGURE6_SIZES, Cell, cells
 from defedavg.paper.ranking import ranking, ranking_to_markdown

@@ -6,13 +6,13 @@ import itertools
 from pathlib import Path
 
 import pytest
-from defedavg.planning.records import Record, Round
 from hypothesis import given
 from hypothesis import strategies as st
 
 from defedavg.planning.plan import Plan
 from defedavg.planning.plan_recorder import PlanRecorder
 from defedavg.planning.plan_writer import PlanWriter
+from defedavg.planning.records import Record, Round
 from helpers.strategies import Case, bounded, case, cases
 
 
@@ -31,7 +31,12 @@ def recorded(found: Case, rounds: int, ahead: int, steps: list[int]) -> Plan:
 
 
 @bounded(60)
-@given(st.booleans().flatmap(lambda lossy: cases(lossy=lossy)), st.integers(0, 9), st.integers(0, 6), st.lists(st.integers(0, 9), max_size=3))
+@given(
+    st.booleans().flatmap(lambda lossy: cases(lossy=lossy)),
+    st.integers(0, 9),
+    st.integers(0, 6),
+    st.lists(st.integers(0, 9), max_size=3),
+)
 def test_reading_ahead_changes_no_plan(found: Case, rounds: int, ahead: int, steps: list[int]) -> None:
     whole = found.plan(rounds)
     if len(whole.rounds) == rounds:  # not every client is lost

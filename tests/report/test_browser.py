@@ -175,7 +175,21 @@ def test_the_keyboard_reaches_everything(report: Path, open_page: Open) -> None:
             const box = a.closest('label') || a; return getComputedStyle(box).outlineStyle !== 'none' ||
             getComputedStyle(a).outlineStyle !== 'none'; })()""")
         assert visible, "the focus can be seen"
-    wanted = {"theme", "group", "axis", "log", "spread", "activity-choice", "in", "out", "left", "right", "all", "0", "1"}
+    wanted = {
+        "theme",
+        "group",
+        "axis",
+        "log",
+        "spread",
+        "activity-choice",
+        "in",
+        "out",
+        "left",
+        "right",
+        "all",
+        "0",
+        "1",
+    }
     assert wanted <= reached
     page.focus("#axis input:checked")
     page.keyboard.press("ArrowRight")

@@ -103,7 +103,9 @@ def test_merges_at_one_moment_share_a_label_and_labels_do_not_overlap() -> None:
     assert "1–2" in [text.get_text() for text in labels]
     figure = gantt({"title": plan("fedbuff", clients=30, wanted=2, rounds=50)})
     figure.draw_without_rendering()
-    spans = sorted(tuple(t.get_window_extent().intervalx) for t in figure.axes[0].texts if t.get_gid() == "merge-labels")
+    spans = sorted(
+        tuple(t.get_window_extent().intervalx) for t in figure.axes[0].texts if t.get_gid() == "merge-labels"
+    )
     assert len(spans) > 5
     assert all(left[1] <= right[0] for left, right in itertools.pairwise(spans))
 

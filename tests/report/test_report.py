@@ -19,14 +19,16 @@ from defedavg.config.build import make_fleet
 from defedavg.errors import UserError
 from defedavg.experiments.study_run import StudyRun
 from defedavg.planning.plan import Plan
-from defedavg.planning.records import Sent, Uploaded
 from defedavg.planning.plan_stats import summarise
+from defedavg.planning.records import Sent, Uploaded
 from defedavg.planning.sparse_simulator import SPARSE_FROM_CLIENTS
 from defedavg.report import payload as payloads
 from defedavg.report.page import PLOTLY, asset, build, in_script, write, write_records
 from defedavg.report.payload import payload
 from defedavg.report.plan_digest import client_activity, digest, participation
-from defedavg.runstore.reader import find_runs, of_records, read_folder
+from defedavg.runstore.in_memory import folder_of_records
+from defedavg.runstore.layout import find_run_folders
+from defedavg.runstore.reader import read_run
 from helpers.page_data import page_data
 from helpers.run_folders import HOSTILE, make_folder, make_hostile, measurement, write_summary
 from helpers.strategies import case
@@ -55,7 +57,7 @@ def test_every_number_of_the_page_is_that_of_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bars", [True, False])
 def test_figures_of_a_plan_are_those_of_the_plan(tmp_path: Path, algorithm: str, bars: bool) -> None:
     folder = make_folder(tmp_path, algorithms=(algorithm,), seeds=(3,), rounds=20, clients=9)
-    read = read_folder(folder)
+    read = read_run(folder)
     settings = read.settings(algorithm)
     assert settings is not None
     path = read.plan_path(read.runs[0])
@@ -109,8 +111,8 @@ def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pyte
     )
     with monkeypatch.context() as patch:
         patch.delattr(Plan, "collect")
-        assert StudyRun(study, tmp_path / "many").carry_out(lambda event: None)
-    folder = read_folder(tmp_path / "many")
+        assert StudyRun(study, tmp_path / "many").run(lambda event: None)
+    folder = read_run(tmp_path / "many")
     (group,) = page_data(build([tmp_path / "many"]))["groups"]
     assert "every client has 5 samples drawn from all" in group["task"]
     assert group["split"]["of"] == len(group["split"]["counts"]) == 1000
@@ -119,7 +121,7 @@ def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pyte
         assert path is not None
         plan = Plan.load(path)
         plan.check()
-        assert plan.header.lean
+        assert plan.header.sparse
         assert plan.hash() == entry.plan
         delays = [late for done in plan.rounds for late in done.merge.staleness]
         assert series["staleness"] == np.bincount(delays).tolist()
@@ -137,7 +139,7 @@ def test_settings_that_learn_another_task_or_to_another_target_are_never_ranked_
         make_folder(tmp_path, "c", target=0.6),
         make_folder(tmp_path, "d", task={"model": "softmax", "split": ["iid", "classes"]}),
     ]
-    groups = payload([read_folder(path) for path in paths], "all")["groups"]
+    groups = payload([read_run(path) for path in paths], "all")["groups"]
     assert [len(group["series"]) for group in groups] == [6, 2, 2]
     names = [s["name"] for s in groups[0]["series"]]
     assert names[:4] == ["a: fedavg", "a: defedavg-niid", "b: fedavg", "b: defedavg-niid"]
@@ -153,7 +155,7 @@ def test_a_lead_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
             for label, own in hits.items()
             for seed, hit in enumerate(own)
         ]
-        (group,) = payload([of_records(name, records)], name)["groups"]
+        (group,) = payload([folder_of_records(name, records)], name)["groups"]
         return str(group["conclusion"])
 
     clear = verdict("clear", {"a": [1.0, 1.1], "b": [3.0, 3.1]})
@@ -224,7 +226,7 @@ def test_damaged_files_become_notes(tmp_path: Path) -> None:
     for word in ("3 damaged lines", "cannot be read", "split.json", "configuration"):
         assert word in notes
     (folder / "summary.json").write_text("[]")
-    assert "not the summary" in " ".join(read_folder(folder).notes)
+    assert "not the summary" in " ".join(read_run(folder).notes)
 
 
 @given(
@@ -239,7 +241,7 @@ def test_any_summary_can_be_read(tmp_path_factory: pytest.TempPathFactory, value
     whole = {"name": value, "finished": value, "runs": [value, {"seed": 1, "label": value, "rounds": value}]}
     (folder / "summary.json").write_text(json.dumps({**whole, "provenance": {"pid": value}, "best": [value]}))
     (folder / "metrics.jsonl").write_text(json.dumps({"seed": 1, "round": 1, "seconds": value, "updates": 2}) + "\n")
-    read = read_folder(folder)
+    read = read_run(folder)
     assert all(entry.seed == 1 for entry in read.runs)
     in_script(payload([read], "any"))
 
@@ -322,7 +324,7 @@ def test_folders_are_found_below_folders_and_what_is_none_is_said(tmp_path: Path
     inner = make_folder(tmp_path / "more" / "deep", "inner")
     outer = make_folder(tmp_path / "more", "outer")
     (tmp_path / "more" / "link").symlink_to(inner)
-    assert list(find_runs(tmp_path)) == [inner, outer]
+    assert list(find_run_folders(tmp_path)) == [inner, outer]
     assert write([tmp_path, outer], tmp_path / "r.html") > 1_000_000
     assert len(page_data((tmp_path / "r.html").read_text(encoding="utf-8"))["folders"]) == 2
     with pytest.raises(UserError, match="no folder"):

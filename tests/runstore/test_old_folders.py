@@ -17,7 +17,7 @@ from defedavg.planning.plan import Plan
 from defedavg.report.page import build
 from defedavg.runstore.layout import RunFiles
 from defedavg.runstore.reader import read_run
-from helpers.page_data import told
+from helpers.page_data import page_data
 
 OLD = Path(__file__).parent / "version_0_1"
 
@@ -66,7 +66,7 @@ def test_a_finished_folder_is_read_without_a_warning(folders: Path) -> None:
 
 
 def test_a_finished_folder_is_reported(folders: Path) -> None:
-    page = told(build([folders / "finished"]))
+    page = page_data(build([folders / "finished"]))
     (group,) = page["groups"]
     assert {series["algorithm"] for series in group["series"]} == {"fedavg", "defedavg-iid"}
 

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from defedavg.runstore.catalogue import find, locate, read, remove
-from defedavg.runstore.parquet import COLUMNS
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -21,6 +19,9 @@ from defedavg.cli.main import app
 from defedavg.config import study as config
 from defedavg.errors import UserError
 from defedavg.experiments.study_run import StudyRun
+from defedavg.runstore.export import COLUMNS
+from defedavg.runstore.reader import find_runs, locate_run, read_run
+from defedavg.runstore.writer import remove_run
 from helpers.strategies import bounded
 
 STUDY = """
@@ -161,7 +162,7 @@ def test_the_parquet_file_has_every_measurement(made: Path, tmp_path: Path) -> N
 
 
 def test_without_pyarrow_one_line_says_what_to_do(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("defedavg.runstore.parquet.find_spec", lambda name: None)
+    monkeypatch.setattr("defedavg.runstore.export.find_spec", lambda name: None)
     call("export", tmp_path / "x.parquet", "--out", made, fails=r"pip install 'defedavg\[parquet\]'")
     assert list(tmp_path.iterdir()) == []
 
@@ -201,7 +202,7 @@ def test_any_bytes_are_read_or_named(tmp_path_factory: pytest.TempPathFactory, d
     folder.mkdir()
     for name in ("config.toml", "summary.json", "metrics.jsonl"):
         (folder / name).write_bytes(data)
-    found = read(folder, folder.parent)
+    found = read_run(folder, folder.parent)
     assert found.status in ("finished", "unfinished", "damaged")
     found.metrics()
     call("list", "--out", folder.parent)
@@ -246,19 +247,19 @@ def test_what_is_no_run_is_not_removed(runs: Path, tmp_path: Path) -> None:
     (runs / "link").symlink_to(other)
     (runs / "up").symlink_to(tmp_path)
     for name, says in (
-        ("plain", "not the folder of a run"),
+        ("plain", "not a run folder"),
         ("link", "is a link"),
         ("up/other", "is a link"),
-        ("../other", "no name of a run"),
-        (str(other), "no name of a run"),
-        ("", "no name of a run"),
+        ("../other", "not the name of a run"),
+        (str(other), "not the name of a run"),
+        ("", "not the name of a run"),
         ("three", "no run 'three'"),
-        ("deep", "not the folder of a run"),
+        ("deep", "not a run folder"),
     ):
         call("remove", "one", name, "--yes", "--out", runs, fails=says)
     assert (runs / "one").is_dir()  # all or nothing
     assert sorted(p.name for p in other.iterdir()) == sorted(p.name for p in (runs / "one").iterdir())
-    assert "link" not in [run.name for run in find(runs)]
+    assert "link" not in [run.name for run in find_runs(runs)]
 
 
 def test_links_in_a_run_are_removed_and_not_followed(runs: Path, tmp_path: Path) -> None:
@@ -270,6 +271,6 @@ def test_links_in_a_run_are_removed_and_not_followed(runs: Path, tmp_path: Path)
     (runs / "one" / "plans" / "way-out").symlink_to(outside)
     (runs / "one" / "summary.json").unlink()
     (runs / "one" / "summary.json").symlink_to(outside / "precious")
-    assert remove(locate(runs, "one")) == []
+    assert remove_run(locate_run(runs, "one").path) == []
     assert (outside / "precious").read_text() == "x"
     assert not os.path.lexists(runs / "one")

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from defedavg.errors import UserError
-from defedavg.tasks.lazy_partition import Drawn, sampled, sampled_classes
+from defedavg.tasks.lazy_partition import LazyPartition, sampled, sampled_classes
 from helpers.strategies import bounded
 
 LABELS = np.repeat(np.arange(5), (30, 10, 3, 40, 17))
 
 
-def partition(kind: str, clients: int, seed: int, size: int) -> Drawn:
+def partition(kind: str, clients: int, seed: int, size: int) -> LazyPartition:
     if kind == "sampled":
         return sampled(LABELS, clients, seed, size)
     return sampled_classes(LABELS, clients, seed, size, 2)
@@ -57,13 +57,13 @@ def test_shares_are_drawn_uniformly_and_differ() -> None:
 def test_a_million_shares_cost_nothing_until_they_are_used() -> None:
     shares = sampled(LABELS, 1_000_000, 0, 20)
     assert len(shares) == 1_000_000
-    assert not shares._kept
+    assert not shares._cache
     assert shares[-1].tolist() == shares[999_999].tolist()
     with pytest.raises(IndexError):
         shares[1_000_000]
     for client in range(5_000):
         shares[client]
-    assert len(shares._kept) == 4_096
+    assert len(shares._cache) == 4_096
 
 
 @pytest.mark.parametrize(

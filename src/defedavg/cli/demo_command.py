@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-import typer
-
 from ..report import tables
-from .options import Json, Out, err, out, print_json, print_line
+from .options import Json, Out, err, exit_if_stopped, out, print_json, print_line
 from .report_command import close_with_page
 
 
@@ -18,9 +17,10 @@ def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
 
     Example: `defedavg demo`
     """
-    from ..experiments.demo import carry_out
+    from ..experiments.demo import run_demo
+    from .progress_table import watching
 
-    finished, entries, picture = carry_out(folder / "demo", err)
+    finished, entries, picture = run_demo(folder / "demo", partial(watching, err))
     if as_json:
         print_json(entries)
     else:
@@ -29,5 +29,4 @@ def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
             out.print()
         print_line(f"curves: {picture}.png and .pdf")
     close_with_page([folder / "demo"], folder / "demo", as_json, "Six algorithms on 5,000 digits")
-    if not finished:
-        raise typer.Exit(130)
+    exit_if_stopped(finished)

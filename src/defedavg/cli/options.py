@@ -101,9 +101,9 @@ def _load_plugins(files: list[Path] | None) -> list[Path] | None:
 
 def _check_tensorboard(wanted: bool) -> bool:
     if wanted:
-        from ..runstore import tensorboard
+        from ..runstore.tensorboard import summary_writer
 
-        tensorboard.check()
+        summary_writer()
     return wanted
 
 

@@ -229,7 +229,7 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest], bool]) -> 
         show: Show = False,
         as_json: Json = False,
     ) -> None:
-        from ..experiments.sweep import ComputeConfig
+        from ..experiments.compute import ComputeConfig
 
         request = PaperRequest(
             cells=tuple(chosen(datasets, settings, sizes, algorithms)),

@@ -20,10 +20,11 @@ from ..config.build import make_simulator
 from ..config.study import Study, SweepPoint
 from ..errors import UserError, unknown
 from ..fileio import file_name, writing
-from ..planning.plan import Plan, Record, Round, records, uncollected
+from ..planning.plan import Plan, records, without_gc
 from ..planning.plan_checks import checked
 from ..planning.plan_io import saved
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
+from ..planning.records import Record, Round
 from ..report import tables
 from .options import Json, Plugin, Set, err, load_study, out, print_json, print_note, working
 
@@ -87,7 +88,7 @@ def plan(
 
 def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], plugins: Sequence[Path] | None) -> Study:
     if example is not None:
-        from ..experiments.demo import FIGURE1
+        from ..config.examples import FIGURE1
 
         if file is not None:
             raise UserError("give a configuration file or --example, not both")
@@ -128,7 +129,7 @@ def _make_plan(
     kept: list[Record] = []
     name, done = f"{point.label} seed {seed}", 0
     advance(name, 0)
-    with uncollected():
+    with without_gc():
         for record in stream:
             collector.add(record)
             if keep:

@@ -14,8 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..experiments.sweep import Event, RunEvaluated, RunSpec, Watch
-from ..runstore import tensorboard
+from ..experiments.run_events import Event, RunEvaluated, RunSpec, Watch
+from ..runstore.layout import RunFiles
+from ..runstore.tensorboard import TensorBoardLogs
 from .options import err
 
 QUIET_SECONDS = 10.0
@@ -42,14 +43,14 @@ class Row:
     @property
     def left(self) -> float | None:
         """Real seconds to the limit of rounds or of simulated time; a target may end the run earlier."""
-        done = self.event.part - self.first_part
-        return (self.now - self.start) * (1.0 - self.event.part) / done if done > 0 else None
+        done = self.event.completed_share - self.first_part
+        return (self.now - self.start) * (1.0 - self.event.completed_share) / done if done > 0 else None
 
     def cells(self) -> tuple[str, ...]:
         """Return the row of the table, in the order of ``HEAD``."""
         e = self.event.evaluation
         return (
-            label_of(self.event.item),
+            label_of(self.event.spec),
             str(e.round),
             f"{e.seconds:.2f} s",
             "–" if e.accuracy is None else f"{100 * e.accuracy:.1f} %",
@@ -86,20 +87,20 @@ class ProgressTable:
 
     def add(self, event: Event) -> None:
         """Record an evaluation or the end of a run."""
-        row = self.rows.pop(event.item, None)
+        row = self.rows.pop(event.spec, None)
         if not isinstance(event, RunEvaluated):
             self.finished += 1
             return
         now = self._clock()
         if row is None:
-            row = Row(event, now, event.evaluation.updates, event.part, now)
+            row = Row(event, now, event.evaluation.updates, event.completed_share, now)
         row.event, row.now = event, now
-        self.rows[event.item] = row
+        self.rows[event.spec] = row
 
     @property
     def done(self) -> float:
         """The work done, in runs: finished ones and the parts of those in progress."""
-        return self.finished + sum(min(1.0, row.event.part) for row in self.rows.values())
+        return self.finished + sum(min(1.0, row.event.completed_share) for row in self.rows.values())
 
     @property
     def left(self) -> float | None:
@@ -163,5 +164,18 @@ def watching(console: Console, title: str, runs: int) -> Iterator[Watch]:
 @contextmanager
 def progress_and_logs(title: str, runs: int, folder: Path, with_tensorboard: bool) -> Iterator[Watch]:
     """Show the progress of a sweep and, if wanted, write its TensorBoard logs below a run folder."""
-    with watching(err, title, runs) as watch, tensorboard.logging(folder, watch, with_tensorboard) as callback:
-        yield callback
+    with watching(err, title, runs) as watch:
+        if not with_tensorboard:
+            yield watch
+            return
+        logs = TensorBoardLogs(RunFiles(folder))
+
+        def callback(event: Event) -> None:
+            if isinstance(event, RunEvaluated):
+                logs.add(event.spec.label, event.spec.seed, event.evaluation)
+            watch(event)
+
+        try:
+            yield callback
+        finally:
+            logs.close()

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
+from ..runstore.reader import RunFolder
 from .options import Json, Plugin, print_json, print_line, print_note, working
 
 PAGE = "report.html"
@@ -20,6 +21,13 @@ def close_with_page(paths: Sequence[Path], folder: Path, as_json: bool, title: s
     from ..report.page import write
 
     _close(lambda page: write(paths, page, title), folder / PAGE, as_json)
+
+
+def close_with_folders(folders: Sequence[RunFolder], folder: Path, as_json: bool) -> None:
+    """Write the page of runs in memory into a folder, and print where it is."""
+    from ..report.page import write_folders
+
+    _close(lambda page: write_folders(folders, page), folder / PAGE, as_json)
 
 
 def close_with_records(

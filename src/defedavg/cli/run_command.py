@@ -7,7 +7,7 @@ from pathlib import Path
 from ..report import tables
 from . import options as opt
 from .data_command import DataDir
-from .report_command import close_with_page
+from .report_command import close_with_folders
 
 
 def run(
@@ -35,28 +35,30 @@ def run(
 
     Example: `defedavg run my.toml --set 'training.local_lr=[0.01, 0.1]'`
     """
+    from ..experiments.compute import ComputeConfig
     from ..experiments.study_run import StudyRun
-    from ..experiments.sweep import ComputeConfig
-    from ..runstore.parquet import write_beside
+    from ..runstore.export import write_parquet
     from .progress_table import progress_and_logs
 
     study = opt.load_study(file, overrides, plugin)
     target = folder / study.name
     with opt.working("preparing …"):
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
-        session = StudyRun(study, target, force=force, means=compute, resume=resume, every=checkpoint_every)
+        session = StudyRun(
+            study, target, force=force, compute=compute, resume=resume, checkpoint_interval=checkpoint_every
+        )
     opt.print_notes(session.notes)
     runs = len(session.points) * len(study.seeds)
     with progress_and_logs(study.name, runs, session.folder, tensorboard) as watch:
-        finished = session.carry_out(watch)
+        finished = session.run(watch)
     opt.print_notes(session.notes)
     with opt.working("drawing plots …"):
         session.draw()
-        write_beside(session.folder)
+        write_parquet(session.folder)
     if as_json:
         opt.print_json(session.entries)
     else:
         opt.out.print(tables.result_table(study.name, session.entries))
         opt.print_line(f"\nresults: {session.folder}")
-    close_with_page([session.folder], session.folder, as_json)
+    close_with_folders([session.run_folder()], session.folder, as_json)
     opt.exit_if_stopped(finished, "continue with --resume")

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, unknown
-from ..runstore.catalogue import Stored, find
-
-Entry = Mapping[str, Any]
+from ..runstore.reader import RunEntry, RunFolder, find_runs
 
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
     """One setting of a run folder with its entries, one per seed; none while the folder has no results."""
 
-    run: Stored
+    run: RunFolder
     label: str
-    entries: tuple[Entry, ...]
+    entries: tuple[RunEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +34,17 @@ class RunFilter:
         return self._matches_algorithm(group) and self._matches_status(group) and self._matches_settings(group)
 
     def _matches_algorithm(self, group: RunGroup) -> bool:
-        named = {entry["algorithm"] for entry in group.entries} or group.run.algorithms
+        named = {entry.algorithm for entry in group.entries} or group.run.algorithms
         return self.algorithm is None or self.algorithm in named
 
     def _matches_status(self, group: RunGroup) -> bool:
-        return self.status is None or self.status in {group.run.status, *(entry["status"] for entry in group.entries)}
+        return self.status is None or self.status in {group.run.status, *(entry.status for entry in group.entries)}
 
     def _matches_settings(self, group: RunGroup) -> bool:
         run = group.run
-        entries = group.entries or tuple({"algorithm": name, "swept": {}} for name in run.algorithms[:1])
-        return all(any(_equal(run.setting(key, entry), text) for entry in entries) for key, text in self.where)
+        runs = [(entry.algorithm, entry.swept) for entry in group.entries]
+        runs = runs or [(name, {}) for name in run.algorithms[:1]]
+        return all(any(_equal(run.setting(key, *one), text) for one in runs) for key, text in self.where)
 
 
 def _equal(value: Any, text: str) -> bool:
@@ -58,13 +57,13 @@ def _equal(value: Any, text: str) -> bool:
     return bool(value == wanted and isinstance(value, bool) == isinstance(wanted, bool)) or str(value) == text
 
 
-def group_runs(runs: Iterable[Stored]) -> list[RunGroup]:
+def group_runs(runs: Iterable[RunFolder]) -> list[RunGroup]:
     """Return the settings of all runs, in the order of their summaries."""
     groups = []
     for run in runs:
-        labels: dict[str, list[Entry]] = {}
+        labels: dict[str, list[RunEntry]] = {}
         for entry in run.entries:
-            labels.setdefault(entry["label"], []).append(entry)
+            labels.setdefault(entry.label, []).append(entry)
         if not labels:
             labels[", ".join(run.algorithms) + (" (tuning)" if run.tuned else "")] = []
         groups += [RunGroup(run, label, tuple(entries)) for label, entries in labels.items()]
@@ -75,7 +74,7 @@ def select_groups(
     folder: Path, algorithm: str | None, where: Sequence[str] | None, status: str | None
 ) -> list[RunGroup]:
     """Return the groups in a folder that pass the filters; a filter that no run can pass is an error."""
-    runs = find(folder)
+    runs = find_runs(folder)
     groups = group_runs(runs)
     wanted = RunFilter(algorithm, tuple(_parse_where(text) for text in where or ()), status)
     if runs:
@@ -102,6 +101,6 @@ def _setting_names(groups: Iterable[RunGroup]) -> set[str]:
     """Return the names of all settings, with and without their tables."""
     names: set[str] = set()
     for group in groups:
-        names.update(group.run.settings)
-        names.update(name for entry in group.entries for name in entry["swept"])
+        names.update(group.run.flat_config)
+        names.update(name for entry in group.entries for name in entry.swept)
     return names | {name.rpartition(".")[2] for name in names}

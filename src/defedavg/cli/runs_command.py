@@ -16,9 +16,10 @@ from rich.table import Table
 from ..errors import UserError
 from ..fileio import writing
 from ..report import tables
-from ..runstore.catalogue import Stored, locate, remove
+from ..runstore.reader import RunEntry, RunFolder, locate_run
+from ..runstore.writer import remove_run
 from .options import Json, Out, err, out, print_json, print_line, print_note
-from .run_filters import Entry, RunGroup, group_runs, select_groups
+from .run_filters import RunGroup, group_runs, select_groups
 
 app = typer.Typer(help="List, filter, compare, export and remove runs.", no_args_is_help=True)
 
@@ -35,28 +36,31 @@ Status = Annotated[
 ResultRow = Mapping[str, Any]
 
 
-def _mean(entries: Sequence[Entry], name: str) -> float | None:
-    values = [entry[name] for entry in entries if entry.get(name) is not None]
+def _values(entries: Sequence[RunEntry], name: str) -> list[float]:
+    return [value for entry in entries if (value := entry.numbers[name]) is not None]
+
+
+def _mean(entries: Sequence[RunEntry], name: str) -> float | None:
+    values = _values(entries, name)
     return fmean(values) if values else None
 
 
 def _row(group: RunGroup) -> dict[str, Any]:
     run, entries = group.run, group.entries
-    first: Entry = entries[0] if entries else {"algorithm": "", "swept": {}}
-    task = [run.setting(f"task.{key}", first) for key in ("data", "model", "split")]
+    algorithm, swept = (entries[0].algorithm, entries[0].swept) if entries else ("", {})
+    task = [run.setting(f"task.{key}", algorithm, swept) for key in ("data", "model", "split")]
     seeds = run.config.get("seeds", [])
-    best = [entry["best_accuracy"] for entry in entries if entry.get("best_accuracy") is not None]
     return {
         "name": run.name,
         "label": group.label,
-        "algorithm": first["algorithm"] or None,
+        "algorithm": algorithm or None,
         "task": "/".join(map(str, task)) if all(task) else None,
         "seeds": len(entries) or (len(seeds) if isinstance(seeds, list) else 1),
         "status": run.status,
-        "ended_by": sorted({entry["status"] for entry in entries}),
-        "best_accuracy": max(best, default=None),
+        "ended_by": sorted({entry.status for entry in entries}),
+        "best_accuracy": max(_values(entries, "best_accuracy"), default=None),
         "time_to_target": _mean(entries, "first_hit_seconds"),
-        "hits": sum(entry.get("first_hit_seconds") is not None for entry in entries),
+        "hits": len(_values(entries, "first_hit_seconds")),
         "rounds": _mean(entries, "rounds"),
         "changed": datetime.fromtimestamp(run.changed).astimezone().isoformat(timespec="seconds"),
         "problem": run.problem,
@@ -117,7 +121,7 @@ def compare(names: Names, folder: Out = Path("runs"), as_json: Json = False) -> 
     """
     if len(set(names)) < 2:
         raise UserError("give at least two different runs to compare")
-    runs = [locate(folder, name) for name in dict.fromkeys(names)]
+    runs = [locate_run(folder, name) for name in dict.fromkeys(names)]
     settings, results = _differing_settings(runs), _results_by_label(runs)
     if as_json:
         print_json({"runs": [run.name for run in runs], "settings": settings, "results": results})
@@ -130,15 +134,15 @@ def compare(names: Names, folder: Out = Path("runs"), as_json: Json = False) -> 
     _print_damage({run.name: run.problem for run in runs})
 
 
-def _differing_settings(runs: Sequence[Stored]) -> dict[str, list[Any]]:
+def _differing_settings(runs: Sequence[RunFolder]) -> dict[str, list[Any]]:
     """Return the settings that are not equal in all runs, each with one value per run."""
-    settings = [run.settings for run in runs]
+    settings = [run.flat_config for run in runs]
     keys = dict.fromkeys(key for one in settings for key in one if key != "name")
     values = {key: [one.get(key) for one in settings] for key in keys}
     return {key: several for key, several in values.items() if any(value != several[0] for value in several)}
 
 
-def _results_by_label(runs: Sequence[Stored]) -> dict[str, list[ResultRow | None]]:
+def _results_by_label(runs: Sequence[RunFolder]) -> dict[str, list[ResultRow | None]]:
     """Return the results of every setting, one per run; None where a run does not have the setting."""
     rows = [{group.label: _row(group) for group in group_runs([run])} for run in runs]
     labels = dict.fromkeys(label for one in rows for label in one)
@@ -178,7 +182,7 @@ def export(
 
     Example: `defedavg runs export all.parquet --status finished`
     """
-    from ..runstore.parquet import export as write
+    from ..runstore.export import export as write
 
     groups = select_groups(folder, algorithm, where, status)
     runs = list({group.run.name: group.run for group in groups}.values())
@@ -217,12 +221,14 @@ def remove_(
 
     Example: `defedavg runs remove first second --yes`
     """
-    runs = [locate(folder, name) for name in dict.fromkeys(names)]  # an unknown name raises before anything is removed
+    runs = [
+        locate_run(folder, name) for name in dict.fromkeys(names)
+    ]  # an unknown name raises before anything is removed
     if not yes:
         _confirm(runs)
     removed = []
     for run in runs:
-        kept = remove(run)
+        kept = remove_run(run.path)
         removed.append({"name": run.name, "kept": kept})
         if not as_json:
             if kept:
@@ -232,7 +238,7 @@ def remove_(
         print_json(removed)
 
 
-def _confirm(runs: Sequence[Stored]) -> None:
+def _confirm(runs: Sequence[RunFolder]) -> None:
     """Ask whether to remove the runs; exit with code 1 unless the answer is yes."""
     if not asking():
         raise UserError("standard input is not a terminal, so confirmation is not possible; use --yes")

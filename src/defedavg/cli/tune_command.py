@@ -50,9 +50,8 @@ def tune(
 
     Example: `defedavg tune my.toml --set stop.target_accuracy=0.8 --local-rates 0.01,0.05,0.1`
     """
-    from ..experiments.study_run import open_folder
-    from ..experiments.sweep import ComputeConfig
-    from ..experiments.tune import RUNGS, Tuning, pairs_of
+    from ..experiments.compute import ComputeConfig
+    from ..experiments.tune import RUNGS, Tuning, TuningFolder, pairs_of
     from .progress_table import progress_and_logs
 
     study = opt.load_study(file, overrides, plugin)
@@ -61,11 +60,9 @@ def tune(
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
         tuning = Tuning(pairs, study.seeds, compute, () if keep_all else RUNGS)
     results = folder / f"{study.name}-tune"
-    open_folder(results, force)
-    tuning.save(results, study, finished=False)
+    session = TuningFolder(tuning, study, results, force=force)
     with progress_and_logs(study.name, len(pairs) * len(study.seeds), results, tensorboard) as watch:
-        finished = tuning.carry_out(watch, results / "metrics.jsonl")
-    tuning.save(results, study, finished)
+        finished = session.run(watch)
     opt.print_notes(tuning.sweep.notes)
     if as_json:
         opt.print_json(tuning.records())

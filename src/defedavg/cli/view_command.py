@@ -28,9 +28,9 @@ def view(
     Example: `defedavg view runs --port 0`
     """
     from ..report.dashboard.http_server import serve
-    from ..report.dashboard.run_index import Views
+    from ..report.dashboard.run_index import RunIndex
 
-    with serve(Views(runs), host, port) as server:
+    with serve(RunIndex(runs), host, port) as server:
         print_line(f"open in a browser: {server.address}   (stop with Ctrl-C)")
         try:
             server.serve_forever()

@@ -21,10 +21,11 @@ from ..fileio import read_text
 from ..jsonio import finite, json_line
 from ..report.plots import Curve, save, split_map
 from ..report.run_curves import curve_of, save_curves
+from ..runstore.in_memory import folder_of_study
 from ..runstore.journal import Journal, read_until
 from ..runstore.layout import RunFiles
 from ..runstore.provenance import provenance
-from ..runstore.reader import PartitionCounts
+from ..runstore.reader import PartitionCounts, RunFolder
 from ..runstore.summary import run_entry
 from ..runstore.writer import RunWriter, open_folder
 from ..tasks import class_counts
@@ -149,7 +150,7 @@ class StudyRun:
         return any((spec.label, spec.seed) == (current_label(entry["label"]), entry["seed"]) for entry in self.entries)
 
     def _earlier(self, spec: RunSpec) -> list[Evaluation]:
-        """Return the evaluations of earlier sessions."""
+        """Return the evaluations of a finished run, or those of earlier sessions."""
         return self._evaluations.get(_run_key(_identity(spec)), [])
 
     # Running.
@@ -211,6 +212,7 @@ class StudyRun:
         stats, plan_hash = self._plans.pop(spec).finish(run)
         weights = safetensors.torch.save(run.executor.named(run.weights))
         self._writer.write_weights(spec.label, spec.seed, weights)
+        self._evaluations[_run_key(_identity(spec))] = run.progress.evaluations
         self.curves.append(curve_of(spec.settings.algorithm, spec.label, run.progress.evaluations))
         entry = run_entry(
             point,
@@ -253,6 +255,21 @@ class StudyRun:
         counts = class_counts(shown, task.train.targets.cpu().numpy(), task.classes)
         part = "" if len(shown) == task.num_clients else f", the first {len(shown)} of {task.num_clients} clients"
         return PartitionCounts(f"{task.name}, seed {self.study.seeds[0]}{part}", counts.tolist())
+
+    def run_folder(self) -> RunFolder:
+        """Return the results for a report from memory; only the plans are read from disk."""
+        evaluations = {(spec.label, spec.seed): self._earlier(spec) for spec in self._specs}
+        results = [
+            (entry, map(asdict, evaluations[current_label(entry["label"]), entry["seed"]])) for entry in self.entries
+        ]
+        return folder_of_study(
+            self.folder,
+            self.study,
+            results,
+            finished=self.finished,
+            origin=self._origin,
+            partition=self._partition,
+        )
 
     def _write_summary(self, *, finished: bool) -> None:
         self._writer.write_summary(self.study.name, self._origin, {"runs": self.entries}, finished=finished)

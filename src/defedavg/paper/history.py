@@ -20,7 +20,7 @@ from ..fileio import writing
 from ..runstore.provenance import commit
 
 if TYPE_CHECKING:
-    from ..experiments.sweep import ComputeConfig
+    from ..experiments.compute import ComputeConfig
 
 
 @contextmanager

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..experiments.sweep import ComputeConfig, RunFinished, RunSpec, Sweep, Watch
+from ..experiments.compute import ComputeConfig
+from ..experiments.run_events import RunFinished, RunSpec, Watch
+from ..experiments.sweep import Sweep
 from ..fileio import file_name, write_whole, writing
 from ..jsonio import finite
 from ..training import Status

@@ -24,7 +24,7 @@ from .published import (
 from .run_grid import ROUNDS, Choices, Piece
 
 if TYPE_CHECKING:
-    from ..experiments.sweep import ComputeConfig
+    from ..experiments.compute import ComputeConfig
     from .result_files import Result, ResultFiles
     from .tuned_rates import TunedRates
 

@@ -15,7 +15,8 @@ from typing import Any
 from ..algorithms import ALGORITHMS
 from ..config.study import SweepPoint
 from ..errors import UserError
-from ..experiments.sweep import ComputeConfig, Event, RunFinished, Watch
+from ..experiments.compute import ComputeConfig
+from ..experiments.run_events import Event, RunFinished, Watch
 from ..experiments.tune import PairOutcome, RatePair, Tuning, pairs_of, score
 from ..fileio import file_name, write_whole, writing
 from ..jsonio import finite

@@ -16,7 +16,9 @@ from typing import Any
 from ..errors import UserError
 from ..fileio import write_whole
 from ..jsonio import finite
-from ..runstore.reader import Folder, find_runs, of_records, read_folder
+from ..runstore.in_memory import folder_of_records
+from ..runstore.layout import find_run_folders
+from ..runstore.reader import RunFolder, read_run
 from .payload import payload
 
 PLOTLY = "vendor/plotly-cartesian.min.js"
@@ -42,7 +44,7 @@ def gather(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise UserError(f"there is no folder {path}; name a run folder, such as runs/demo")
-        below = list(find_runs(path))
+        below = list(find_run_folders(path))
         if not below:
             raise UserError(f"{path} holds no run; name a folder that `defedavg run` wrote, or a parent of one")
         found.update(dict.fromkeys(below))
@@ -51,13 +53,14 @@ def gather(paths: Sequence[Path]) -> list[Path]:
 
 def build(paths: Sequence[Path], title: str | None = None) -> str:
     """Return the page of these runs, as HTML."""
-    folders = [read_folder(path) for path in gather(paths)]
-    names = list(dict.fromkeys(folder.name for folder in folders))
-    return page(folders, title or ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else ""))
+    return page([read_run(path) for path in gather(paths)], title)
 
 
-def page(folders: Sequence[Folder], title: str) -> str:
-    """Return the page of folders that were read, or of results given as records."""
+def page(folders: Sequence[RunFolder], title: str | None = None) -> str:
+    """Return the page of folders that were read, of runs in memory, or of results given as records."""
+    if title is None:
+        names = list(dict.fromkeys(folder.title for folder in folders))
+        title = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     parts = {
         "TITLE": html.escape(f"{title} · defedavg"),
         "STYLE": asset("style.css"),
@@ -82,6 +85,11 @@ def write(paths: Sequence[Path], to: Path, title: str | None = None) -> int:
     return _write(build(paths, title), to)
 
 
+def write_folders(folders: Sequence[RunFolder], to: Path, title: str | None = None) -> int:
+    """Write the page of runs that are in memory and return its size in bytes."""
+    return _write(page(folders, title), to)
+
+
 def write_records(
     groups: Mapping[str, Iterable[Mapping[str, Any]]], to: Path, title: str, provenance: Mapping[str, str] | None = None
 ) -> int:
@@ -90,7 +98,7 @@ def write_records(
     A record is like an entry of ``summary.json``: it has ``label``, ``algorithm``, ``seed``, ``status`` and any of an
     entry's numbers. Its ``curve`` is a list of evaluations like the lines of ``metrics.jsonl``.
     """
-    return _write(page([of_records(name, records, provenance) for name, records in groups.items()], title), to)
+    return _write(page([folder_of_records(name, records, provenance) for name, records in groups.items()], title), to)
 
 
 def _write(text: str, to: Path) -> int:

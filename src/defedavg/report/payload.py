@@ -17,7 +17,8 @@ from .. import __version__
 from ..config.build import make_fleet
 from ..config.study import Settings
 from ..errors import UserError
-from ..runstore.reader import Entry, Folder, Trail
+from ..runstore.metrics import Trail
+from ..runstore.reader import RunEntry, RunFolder
 from . import seed_stats
 from .plan_digest import Digest, Floats, client_activity, digest, participation
 from .series import Series, conclusion, has_result, looks_of, names_of, shorten
@@ -29,7 +30,7 @@ MAX_SPLIT_CLIENTS = 1000  # in the chart of the data split
 MAX_LIVE_EVALUATIONS = 400  # of a run in the live view
 
 
-def payload(folders: Sequence[Folder], title: str) -> dict[str, Any]:
+def payload(folders: Sequence[RunFolder], title: str) -> dict[str, Any]:
     """Return all the data of the page."""
     every = [series for folder in folders for series in _series_of(folder)]
     if not every:
@@ -52,7 +53,7 @@ def payload(folders: Sequence[Folder], title: str) -> dict[str, Any]:
     }
 
 
-def live(folder: Folder) -> list[dict[str, Any]]:
+def live(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the data of a run for the live view: its evaluations, without its plans."""
     found = []
     for series in _series_of(folder):
@@ -69,8 +70,8 @@ def live(folder: Folder) -> list[dict[str, Any]]:
     return found
 
 
-def _series_of(folder: Folder) -> list[Series]:
-    runs: dict[str, list[Entry]] = {}
+def _series_of(folder: RunFolder) -> list[Series]:
+    runs: dict[str, list[RunEntry]] = {}
     for run in folder.runs:
         runs.setdefault(run.label, []).append(run)
     return [Series(folder, label, seeds) for label, seeds in runs.items()]
@@ -98,7 +99,7 @@ def _thinning(every: Iterable[Series]) -> int:
 
 def _titles(groups: Sequence[Sequence[Series]]) -> list[str]:
     """Return the names of the studies, with what differs between their tasks where the names are not unique."""
-    names = [" + ".join(dict.fromkeys(series.folder.name for series in group)) for group in groups]
+    names = [" + ".join(dict.fromkeys(series.folder.title for series in group)) for group in groups]
     if len(set(names)) == len(names):
         return names
     details = _task_differences([group[0] for group in groups])
@@ -196,7 +197,7 @@ def _setting_text(value: Any) -> str:
 def _split(group: Sequence[Series]) -> dict[str, Any] | None:
     """Return the data split of the first folder that has one and whose first setting is in this group."""
     for series in group:
-        split = series.folder.split
+        split = series.folder.partition
         if split is not None and series.folder.runs and series.folder.runs[0].label == series.label:
             return {"title": split.title, "counts": split.counts[:MAX_SPLIT_CLIENTS], "of": len(split.counts)}
     return None
@@ -213,7 +214,7 @@ def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]
     seed = next(iter(plans), None)
     return {
         "algorithm": series.algorithm,
-        "folder": series.folder.name,
+        "folder": series.folder.title,
         "chosen": series.label in series.folder.best,
         "seconds_to_target": seed_stats.mean(series.numbers, "first_hit_seconds"),
         "spread": seed_stats.spread(series.numbers, "first_hit_seconds"),
@@ -268,7 +269,7 @@ def _participation(plans: Mapping[int, Digest], step_times: Mapping[int, Floats]
     }
 
 
-def _run(run: Entry, plan: Digest | None, megabytes: float | None, step: int) -> dict[str, Any]:
+def _run(run: RunEntry, plan: Digest | None, megabytes: float | None, step: int) -> dict[str, Any]:
     trail = run.trail
     size = len(trail.rounds)
     kept = [i for i in range(size) if i % step == 0 or i == size - 1]
@@ -313,12 +314,12 @@ def _rounded(value: Any) -> Any:
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def _folder(folder: Folder, group: Sequence[Series]) -> dict[str, Any]:
+def _folder(folder: RunFolder, group: Sequence[Series]) -> dict[str, Any]:
     return {
-        "name": folder.name,
+        "name": folder.title,
         "path": str(folder.path),
         "finished": folder.finished,
-        "searched": folder.searched,
+        "searched": folder.tuned,
         "provenance": dict(folder.provenance),
         "config": folder.text,
         "notes": [*folder.notes, *_notes(group)],

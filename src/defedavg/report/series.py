@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..jsonio import about
-from ..runstore.reader import Entry, Folder, flat, number
+from ..runstore.metrics import number
+from ..runstore.reader import RunEntry, RunFolder, flat_settings
 from . import seed_stats
 from .plan_digest import Digest
 from .plots import look, tint
@@ -30,9 +31,9 @@ SYMBOLS = {
 class Series:
     """A setting of one folder, with its runs."""
 
-    folder: Folder
+    folder: RunFolder
     label: str
-    runs: list[Entry]
+    runs: list[RunEntry]
     digests: dict[int, Digest] = field(default_factory=dict)  # by seed
     notes: list[str] = field(default_factory=list)
 
@@ -45,7 +46,7 @@ class Series:
     def settings(self) -> dict[str, Any]:
         """Every setting by its dotted name, or only the algorithm where the configuration cannot be read."""
         settings = self.folder.settings(self.label)
-        return {"algorithm": self.algorithm} if settings is None else flat(settings)
+        return {"algorithm": self.algorithm} if settings is None else flat_settings(settings)
 
     @property
     def target(self) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -266,24 +266,6 @@ def locate_run(root: Path, name: str) -> RunFolder:
     if not is_run(path):
         raise UserError(f"{path} is not a run folder: it has neither {MARKERS[0]} nor {MARKERS[1]}")
     return read_run(path, root)
-
-
-def folder_of_records(
-    title: str, records: Iterable[Mapping[str, Any]], provenance: Mapping[str, str] | None = None
-) -> RunFolder:
-    """Return results that are not in a run folder as one; the ``curve`` of a record is a list of evaluations."""
-    entries = []
-    for raw in records:
-        entry = read_entry(raw)
-        if entry is not None:
-            trail = Trail()
-            for line in _dicts(raw.get("curve")):
-                trail.add(line)
-            entries.append(replace(entry, trail=trail))
-    runs = tuple(entries)
-    return RunFolder(
-        Path(title), title, title, {}, "", runs, True, False, (), provenance or {}, (), 0.0, RunsInMemory(None, runs)
-    )
 
 
 def flat_settings(settings: Settings) -> dict[str, Any]:

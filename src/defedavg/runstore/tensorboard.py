@@ -35,15 +35,20 @@ class Evaluated(Protocol):
         """The simulated time."""
 
 
+def summary_writer() -> Any:
+    """Return the class that writes logs; raise ``UserError`` if tensorboardX is missing."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ModuleNotFoundError:
+        raise UserError("--tensorboard needs tensorboardX: pip install 'defedavg[tensorboard]'") from None
+    return SummaryWriter
+
+
 class TensorBoardLogs:
-    """The logs of the runs in a folder; raises ``UserError`` if tensorboardX is missing."""
+    """The logs of the runs in a folder."""
 
     def __init__(self, files: RunFiles) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ModuleNotFoundError:
-            raise UserError("--tensorboard needs tensorboardX: pip install 'defedavg[tensorboard]'") from None
-        self._make = SummaryWriter
+        self._make = summary_writer()
         self._folder = files.tensorboard
         self._logs: dict[str, Any] = {}
 

@@ -19,7 +19,8 @@ import torch
 from defedavg.config import study as config
 from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
-from defedavg.experiments.ray import connect, scheduler
+from defedavg.experiments.ray import scheduler
+from defedavg.experiments.ray.connection import connect
 from defedavg.experiments.run_events import Event, RunEvaluated, RunFinished, RunSpec
 from defedavg.experiments.simulation import Simulation
 from defedavg.experiments.study_run import StudyRun
@@ -82,7 +83,7 @@ def machines() -> Iterator[Machines]:
         found.close()
 
 
-pytestmark = pytest.position.filterwarnings("ignore")  # Ray's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 
 def computed(
@@ -196,20 +197,20 @@ def test_workers_without_a_run_help_with_the_jobs_of_others(machines: Machines) 
 
 
 def test_tuning_on_a_cluster_finds_the_same(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pairs are judged at the very measurement at which they come to wait, whoever computes them."""
+    """Pairs are compared at the evaluation at which they pause, on every executor."""
     chosen = study(seeds=[0, 1], stop={"target_accuracy": 0.8, "max_rounds": 40, "eval_every_rounds": 2})
     pairs = pairs_of(chosen.points(), (0.1, 1.0), (0.0001, 0.001, 0.05, 0.1))
     there = Tuning(pairs, chosen.seeds, ComputeConfig("ray", ray_address=machines.address))
     assert there.run(ignore)
-    make = Simulation.batched
-    monkeypatch.setattr(Simulation, "batched", lambda run: replace(make(run), exact=True))
+    make = Simulation.batched_run
+    monkeypatch.setattr(Simulation, "batched_run", lambda run: replace(make(run), defer_results=True))
     here = Tuning(pairs, chosen.seeds, ComputeConfig("batched", max_batch_jobs=7))
     assert here.run(ignore)
     assert there.records() == here.records()
     assert sum(record["status"] == "dropped" for record in there.records()) >= 8
 
 
-def test_a_study_on_a_cluster_is_taken_up_again(machines: Machines, tmp_path: Path) -> None:
+def test_a_study_on_a_cluster_is_resumed(machines: Machines, tmp_path: Path) -> None:
     chosen = study(name="x", seeds=[0, 1])
     compute = ComputeConfig("ray", ray_address=machines.address)
     with pytest.raises(InterruptionError):

@@ -11,7 +11,8 @@ from threading import Lock
 from typing import Any
 
 from ...errors import UserError
-from ...runstore.reader import Folder, find_runs, read_folder
+from ...runstore.layout import find_run_folders
+from ...runstore.reader import RunFolder, read_run
 from .. import seed_stats
 from ..page import build
 from ..payload import live
@@ -27,7 +28,7 @@ class IndexedRun:
     """A run as it was when its files had this revision."""
 
     revision: Revision
-    folder: Folder
+    folder: RunFolder
 
 
 class RunIndex:
@@ -73,7 +74,7 @@ class RunIndex:
             return self._runs.get(name)
 
     def _refresh(self) -> None:
-        paths = {path.relative_to(self.root).as_posix(): path for path in find_runs(self.root)}
+        paths = {path.relative_to(self.root).as_posix(): path for path in find_run_folders(self.root)}
         for name in set(self._runs) - set(paths):
             del self._runs[name]
             self._reports.pop(name, None)
@@ -83,7 +84,7 @@ class RunIndex:
             if run is not None and run.revision == revision:
                 continue
             try:
-                self._runs[name] = IndexedRun(revision, read_folder(path))
+                self._runs[name] = IndexedRun(revision, read_run(path))
             except UserError:  # deleted since it was found
                 self._runs.pop(name, None)
 
@@ -108,13 +109,13 @@ def _text(revision: Revision) -> str:
 def _summary(name: str, run: IndexedRun) -> dict[str, Any]:
     folder = run.folder
     study = folder.study
-    expected = len(study.points()) * len(study.seeds) if study is not None and not folder.searched else 0
+    expected = len(study.points()) * len(study.seeds) if study is not None and not folder.tuned else 0
     algorithms = list(dict.fromkeys(entry.algorithm for entry in folder.runs))
     return {
         "id": name,
-        "name": folder.name,
+        "name": folder.title,
         "status": status(folder),
-        "searched": folder.searched,
+        "searched": folder.tuned,
         "algorithms": algorithms or ([] if study is None else list(study.algorithms)),
         "done": sum(entry.status != "running" for entry in folder.runs),
         "expected": max(expected, len(folder.runs)),
@@ -128,7 +129,7 @@ def _summary(name: str, run: IndexedRun) -> dict[str, Any]:
     }
 
 
-def status(folder: Folder) -> str:
+def status(folder: RunFolder) -> str:
     """Return finished, running, interrupted (by Ctrl-C) or aborted (the process no longer exists)."""
     if folder.finished:
         return "finished"
