@@ -109,8 +109,13 @@ def events(path: Path) -> list[Any]:
 def test_tensorboard_logs_hold_every_evaluation_at_its_simulated_time(tmp_path: Path) -> None:
     run = StudyRun(STUDY, tmp_path / "small")
     received: list[Event] = []
-    with progress_and_logs("small", 2, run.folder, True) as watch:
-        assert run.run(lambda event: (received.append(event), watch(event))[1])
+    with progress_table.progress_and_logs("small", 2, run.folder, True) as watch:
+
+        def receive(event: Event) -> None:
+            received.append(event)
+            watch(event)
+
+        assert run.run(receive)
     assert len([event for event in received if isinstance(event, RunEvaluated)]) == 2 * 11
     logs = sorted((run.folder / "tensorboard").iterdir())
     assert [log.name for log in logs] == ["defedavg-niid_seed=0", "fedavg_seed=0"]

@@ -176,7 +176,7 @@ def test_a_changed_plan_is_refused(tmp_path: Path) -> None:
     chosen = study(clients={"trace": str(trace)})
     folder = interrupted(tmp_path / "x", chosen, 12)
     write(0.11)
-    with pytest.raises(UserError, match="the plan is another"):
+    with pytest.raises(UserError, match="the plan differs"):
         StudyRun(chosen, folder, resume=True).run(ignore)
 
 

@@ -150,7 +150,7 @@ def test_the_command_leaves_a_folder(tmp_path: Path) -> None:
     assert summary["finished"] is True
     assert summary["best"] == [{"label": "defedavg-iid", "global_lr": 1.0, "local_lr": 0.05}]
     assert len((folder / "points.jsonl").read_text().splitlines()) == 2
-    refuse(call(*words, cwd=tmp_path), "there already", "--force")
+    refuse(call(*words, cwd=tmp_path), "already exists", "--force")
     again = call(*words, "--force", "--json", cwd=tmp_path)
     assert [r["seed"] for r in json.loads(again.stdout)] == [0, 0]
     refuse(call("tune", file, "--local-rates", "fast", "--force", cwd=tmp_path), "--local-rates", "0.01,0.1")
