@@ -1,13 +1,13 @@
-"""What planning costs: time per merged update and peak memory for fleets of a hundred to a million clients.
+"""The cost of planning: time per merged update and peak memory for fleets of a hundred to a million clients.
 
     python benchmarks/plan.py [--json] [--repeats 3] [--only NAME …]     the table for N = 10² … 10⁶
     python benchmarks/plan.py --events [--json]                          microseconds per event, and 400 rounds
 
-Every cell of the table is a process of its own that plans, checks and sums up one plan record by record, with n = N/10
-but 1,000 at most, and at a million clients 1,000 rounds; the peak is that of the whole process. Sizes alternate, and
-medians are reported, and times of the table are those of the processor (all of it is one thread), so that the ratios
-hold on a noisy machine. Each cell is kept in build/plan-cells.jsonl (--cells) as soon as it is measured: what was
-broken off goes on from there, and Ctrl-C prints the table of what there is.
+Every cell of the table is a process that plans, checks and summarises one plan record by record, with n = N/10 but at
+most 1,000, and 1,000 rounds at a million clients; the peak is that of the whole process. Sizes alternate, medians are
+reported, and the table shows processor time of one thread, so that ratios hold on a noisy machine. Each cell is
+appended to build/plan-cells.jsonl (--cells) when it is measured: an interrupted benchmark resumes there, and Ctrl-C
+prints the table of the cells so far.
 """
 
 from __future__ import annotations
@@ -43,38 +43,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 UPDATES = {100_000: 100_000, 1_000_000: 1_000_000}  # to merge
-FEW = 50_000  # with fewer clients than that
-BASE = 1_000  # the size that ratios are to
+FEW = 50_000  # at smaller sizes
+BASE = 1_000  # the size to which ratios refer
 
 EVENT_SIZES = (100, 1_000, 10_000, 100_000)
 EVENTS = 300_000
 
 
 def server(case: str, num_clients: int, updates_per_round: int) -> ServerMachine:
-    """A new machine of a case."""
-    name, own = CASES[case]
+    """Return a new server machine of a case."""
+    name, settings = CASES[case]
     kind = ALGORITHMS[name]
-    return kind(Setup(num_clients, updates_per_round, 50), kind.settings_type(**own))
+    return kind(Setup(num_clients, updates_per_round, 50), kind.settings_type(**settings))
 
 
 def cell(case: str, num_clients: int) -> dict[str, Any]:
-    """Plan, check and sum up in this process."""
+    """Plan, check and summarise in this process."""
     n = min(1_000, num_clients // 10)
     rounds = UPDATES.get(num_clients, FEW) // n
     load = os.getloadavg()[0]
-    began = time.process_time()
+    start = time.process_time()
     fleet = Fleet(num_clients)
-    timeline = make_simulator_for(server(case, num_clients, n), fleet, "auto")
-    counting = PlanStatsCollector(timeline.header, fleet)
+    simulator = make_simulator_for(server(case, num_clients, n), fleet, "auto")
+    collector = PlanStatsCollector(simulator.header, fleet)
     broken = None
     try:
         with without_gc():  # as `defedavg plan` does
-            for record in checked(timeline.header, records(timeline, rounds)):
-                counting.add(record)
+            for record in checked(simulator.header, records(simulator, rounds)):
+                collector.add(record)
     except PlanError as error:
         broken = str(error)
-    found = counting.stats()
-    seconds = time.process_time() - began
+    found = collector.stats()
+    seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "case": case,
@@ -91,20 +91,20 @@ def cell(case: str, num_clients: int) -> dict[str, Any]:
 
 
 def apart(case: str, num_clients: int) -> dict[str, Any]:
-    """The same in a process of its own, so that its peak is that of this plan."""
-    words = [sys.executable, __file__, "--cell", case, str(num_clients)]
-    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+    """Measure a cell in a new process, so that its peak is that of this plan."""
+    command = [sys.executable, __file__, "--cell", case, str(num_clients)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def measure(cases: list[str], repeats: int, kept: Path) -> list[dict[str, Any]]:
-    """Every cell so many times, less those that are kept already; each is kept at once."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    known = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+def measure(cases: list[str], repeats: int, file_path: Path) -> list[dict[str, Any]]:
+    """Measure every cell ``repeats`` times, except those that the file already has; append each to the file."""
+    file_path.parent.mkdir(parents=True, exist_ok=True)
+    known = [json.loads(line) for line in file_path.read_text().splitlines()] if file_path.exists() else []
     cells = [found for found in known if found["case"] in cases]
     if cells:
-        print(f"{len(cells)} cells are in {kept} already; remove it to begin anew", file=sys.stderr)
+        print(f"{len(cells)} cells are already in {file_path}; remove it to start over", file=sys.stderr)
     wanted = [(case, size) for _ in range(repeats) for case in cases for size in SIZES]
     for found in cells:
         with suppress(ValueError):
@@ -113,17 +113,17 @@ def measure(cases: list[str], repeats: int, kept: Path) -> list[dict[str, Any]]:
         for number, (case, size) in enumerate(wanted, start=1):
             found = apart(case, size)
             cells.append(found)
-            with kept.open("a") as file:
+            with file_path.open("a") as file:
                 file.write(json.dumps(found) + "\n")
-            said = f"{found['microseconds']:.1f} µs, load {found['load']:.1f}"
-            print(f"{number} of {len(wanted)}: {case}, N = {size:,}: {said}", file=sys.stderr, flush=True)
+            result = f"{found['microseconds']:.1f} µs, load {found['load']:.1f}"
+            print(f"{number} of {len(wanted)}: {case}, N = {size:,}: {result}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        print("broken off", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
     return cells
 
 
 def table(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per case and size."""
+    """Return one row per case and size."""
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for found in cells:
         groups.setdefault((found["case"], found["num_clients"]), []).append(found)
@@ -146,49 +146,49 @@ def table(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """In Markdown: µs per merged update by size, their ratio, the peak, and whether every plan passed its check."""
-    turns = sorted({row["repeats"] for row in rows})
+    """Print Markdown: µs per merged update by size, their ratio, the peak, and whether every plan passed its checks."""
+    repeats = sorted({row["repeats"] for row in rows})
     loads = [load for row in rows for load in row["load"]]
     print(
         f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}; "
-        f"median of {' or '.join(map(str, turns))}, load {min(loads):.1f} to {max(loads):.1f}; "
-        "µs of processor time per merged update, planned, checked and summed up\n"
+        f"median of {' or '.join(map(str, repeats))}, load {min(loads):.1f} to {max(loads):.1f}; "
+        "µs of processor time per merged update, planned, checked and summarised\n"
     )
     powers = " | ".join(f"N = 10{'⁰¹²³⁴⁵⁶'[round(math.log10(size))]}" for size in SIZES)
     print(f"| | {powers} | 10⁶ to 10³ | peak at 10⁶ | plans checked |")
     print("|---" * (len(SIZES) + 4) + "|")
     for case in dict.fromkeys(row["case"] for row in rows):
-        own = {row["num_clients"]: row for row in rows if row["case"] == case}
-        cells = [f"{own[size]['microseconds_per_merged_update']:.1f}" if size in own else "–" for size in SIZES]
-        last = own.get(SIZES[-1])
+        by_size = {row["num_clients"]: row for row in rows if row["case"] == case}
+        cells = [f"{by_size[size]['microseconds_per_merged_update']:.1f}" if size in by_size else "–" for size in SIZES]
+        last = by_size.get(SIZES[-1])
         ratio = f"{last['to_base']:.2f}" if last and last["to_base"] else "–"
         peak = f"{last['peak_mib'] / 1024:.2f} GiB" if last else "–"
-        count = sum(row["repeats"] for row in own.values())
-        broken = next((row["broken"] or "too few rounds" for row in own.values() if not row["checked"]), None)
+        count = sum(row["repeats"] for row in by_size.values())
+        broken = next((row["broken"] or "too few rounds" for row in by_size.values() if not row["checked"]), None)
         print(f"| {case} | {' | '.join(cells)} | {ratio} | {peak} | {f'NO: {broken}' if broken else f'all {count}'} |")
 
 
 def cost(name: str, num_clients: int) -> float:
-    """Microseconds per event, once every client has been seen."""
-    timeline = Simulator(server(name, num_clients, 10), Fleet(num_clients))
-    stream = iter(timeline)
-    while timeline.handled < 4 * num_clients:  # every client has had its first job
+    """Return microseconds per event, after every client's first job."""
+    simulator = Simulator(server(name, num_clients, 10), Fleet(num_clients))
+    stream = iter(simulator)
+    while simulator.handled < 4 * num_clients:  # every client has had its first job
         next(stream)
-    first, began = timeline.handled, time.perf_counter()
-    while timeline.handled - first < EVENTS:
+    first, start = simulator.handled, time.perf_counter()
+    while simulator.handled - first < EVENTS:
         next(stream)
-    return (time.perf_counter() - began) / (timeline.handled - first) * 1e6
+    return (time.perf_counter() - start) / (simulator.handled - first) * 1e6
 
 
 def whole(name: str) -> float:
-    """Seconds to plan 400 rounds at N = 100, n = 10."""
-    began = time.perf_counter()
+    """Return the seconds to plan 400 rounds at N = 100, n = 10."""
+    start = time.perf_counter()
     Plan.collect(Simulator(server(name, 100, 10), Fleet(100)), 400)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def events(repeats: int, show: Callable[[list[dict[str, Any]]], None]) -> None:
-    """Measure the plain clock by event."""
+    """Measure ``Simulator`` per event."""
     rows = []
     for name in ALGORITHMS:
         found: dict[int, list[float]] = {size: [] for size in EVENT_SIZES}
@@ -202,7 +202,7 @@ def events(repeats: int, show: Callable[[list[dict[str, Any]]], None]) -> None:
 
 
 def print_events(rows: list[dict[str, Any]]) -> None:
-    """A line per algorithm."""
+    """Print a line per algorithm."""
     print(f"Python {platform.python_version()}, {platform.machine()}; µs per event by N; ratio of last to first")
     heads = "".join(f"{f'N={size:,}':>12}" for size in EVENT_SIZES)
     print(f"{'algorithm':<15}{'400 rounds':>12}{heads}{'ratio':>8}")
@@ -216,25 +216,25 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--repeats", type=int, default=3, help="turns; medians are reported")
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), help="these cases alone")
-    parser.add_argument("--events", action="store_true", help="microseconds per event of the plain clock instead")
-    parser.add_argument("--cells", type=Path, default=Path("build/plan-cells.jsonl"), help="where cells are kept")
-    parser.add_argument("--cell", nargs=2, metavar=("CASE", "N"), help="one cell, in this process")
-    words = parser.parse_args()
-    if words.cell:
-        print(json.dumps(cell(words.cell[0], int(words.cell[1]))))
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of each cell; medians are reported")
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), help="only these cases")
+    parser.add_argument("--events", action="store_true", help="microseconds per event of the simulator instead")
+    parser.add_argument("--cells", type=Path, default=Path("build/plan-cells.jsonl"), help="file of measured cells")
+    parser.add_argument("--cell", nargs=2, metavar=("CASE", "N"), help="measure one cell in this process")
+    options = parser.parse_args()
+    if options.cell:
+        print(json.dumps(cell(options.cell[0], int(options.cell[1]))))
         return
 
     def as_json(rows: list[dict[str, Any]]) -> None:
         print(json.dumps(rows, indent=1))
 
-    if words.events:
-        events(words.repeats, as_json if words.json else print_events)
+    if options.events:
+        events(options.repeats, as_json if options.json else print_events)
         return
-    rows = table(measure(words.only, words.repeats, words.cells))
+    rows = table(measure(options.only, options.repeats, options.cells))
     if rows:
-        as_json(rows) if words.json else print_table(rows)
+        as_json(rows) if options.json else print_table(rows)
     sys.exit(0 if all(row["checked"] for row in rows) else 1)
 
 

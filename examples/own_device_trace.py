@@ -1,4 +1,4 @@
-"""Devices that you measured: a trace in a CSV file instead of a distribution, with one device that leaves for a while.
+"""A trace of your own devices: a CSV file instead of a distribution; one device leaves for a while.
 
 python examples/own_device_trace.py
 """
@@ -31,10 +31,10 @@ with tempfile.TemporaryDirectory() as folder:
         }
     )
     for point in study.points():
-        timeline = make_simulator(point.settings, seed=0)
-        plan = Plan.collect(timeline, rounds=100)
-        found = summarise(plan, timeline.fleet)
+        simulator = make_simulator(point.settings, seed=0)
+        plan = Plan.collect(simulator, rounds=100)
+        stats = summarise(plan, simulator.fleet)
         print(
-            f"{point.label:14} {found.seconds_per_round:6.2f} s/round, staleness {found.staleness_mean:.1f}, "
-            f"fastest quarter {found.participation[0]:.2f} and slowest {found.participation[-1]:.2f} of an equal share"
+            f"{point.label:14} {stats.seconds_per_round:6.2f} s/round, staleness {stats.staleness_mean:.1f}, "
+            f"fastest quarter {stats.participation[0]:.2f} and slowest {stats.participation[-1]:.2f} of an equal share"
         )

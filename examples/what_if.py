@@ -1,4 +1,4 @@
-"""What if? How the number of updates in a round (n) changes speed and staleness, planned without training anything.
+"""What if? How the number of updates per round (n) changes speed and staleness, planned without training.
 
 python examples/what_if.py
 """
@@ -17,10 +17,10 @@ study = config.study(
 )
 print(f"{'setting':34} {'s/round':>8} {'updates/s':>10} {'staleness':>10} {'slowest 1/4':>12}")
 for point in study.points():
-    timeline = make_simulator(point.settings, seed=0)
-    found = summarise(Plan.collect(timeline, rounds=100), timeline.fleet)
-    speed = found.jobs_merged / found.seconds
+    simulator = make_simulator(point.settings, seed=0)
+    stats = summarise(Plan.collect(simulator, rounds=100), simulator.fleet)
+    speed = stats.jobs_merged / stats.seconds
     print(
-        f"{point.label:34} {found.seconds_per_round:8.3f} {speed:10.0f} {found.staleness_mean:10.1f} "
-        f"{found.participation[-1]:12.2f}"
+        f"{point.label:34} {stats.seconds_per_round:8.3f} {speed:10.0f} {stats.staleness_mean:10.1f} "
+        f"{stats.participation[-1]:12.2f}"
     )

@@ -96,7 +96,7 @@ def test_spaces_and_signs_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "cannot be read"),
         ("uniform(1, 5", "cannot be read"),
@@ -354,7 +354,7 @@ def test_shuffled_rows_are_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "says"),
+    ("lines", "message"),
     [
         ((), "line 1"),
         (("client,step_seconds,up_mbps", "0,1,1"), "line 1"),

@@ -144,7 +144,7 @@ BAD_HEADERS: list[tuple[str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("header", "says"), BAD_HEADERS, ids=range(len(BAD_HEADERS)))
+@pytest.mark.parametrize(("header", "message"), BAD_HEADERS, ids=range(len(BAD_HEADERS)))
 def test_an_invalid_header_is_refused(tmp_path: Path, header: str, message: str) -> None:
     assert header != HEADER
     refused(tmp_path, header + "\n", message)

@@ -155,7 +155,7 @@ def test_a_job_ends_before_it_starts() -> None:
     assert_invalid(edit(GOOD, position(GOOD, Job), start=1e6), "ends before it starts")
 
 
-@pytest.mark.parametrize(("changes", "says"), [({"steps": 4}, "4 steps"), ({"steps": 6}, "6 steps")])
+@pytest.mark.parametrize(("changes", "message"), [({"steps": 4}, "4 steps"), ({"steps": 6}, "6 steps")])
 def test_a_complete_job_has_all_its_steps(changes: dict[str, Any], message: str) -> None:
     assert_invalid(edit(GOOD, JOB, **changes), message)
     assert_invalid(edit(GOOD, position(GOOD, Job, lambda job: job.outcome == "running"), **changes), message)

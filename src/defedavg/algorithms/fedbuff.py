@@ -10,6 +10,7 @@ Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: Federated Learning with Bu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from .base import Actions, BufferedRound, Setup
 from .client_pool import ClientPool
 from .protocol import ClientPolicy, EndOfInstant, Resample, Send, SetTimer, Update
 
-STALENESS = {"constant": lambda _: 1.0, "sqrt": lambda staleness: 1.0 / math.sqrt(1.0 + staleness)}
+STALENESS: dict[str, Callable[[int], float]] = {"constant": lambda _: 1.0, "sqrt": lambda s: 1.0 / math.sqrt(1.0 + s)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,11 +151,14 @@ class _ObservedServer:
         self.decisions: Decisions = []
         self._expected = expected
         self._restore = restore
-        self._new = lambda: _call(kind, "its constructor", lambda: kind(setup, settings))
+        self._arguments = setup, settings
         self._machine = self._new()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._machine, name)
+
+    def _new(self) -> ServerMachine:
+        return _call(self.kind, "its constructor", lambda: self.kind(*self._arguments))
 
     def _event(self, hook: str, *arguments: Any) -> list[ServerAction]:
         number = len(self.decisions)
