@@ -1,11 +1,11 @@
-"""How long a large report takes: 100 runs × 500 measurements, built, and opened in a real browser.
+"""Time a large report: 100 runs × 500 evaluations, built, and opened in a real browser.
 
 python benchmarks/report.py [--runs 100] [--measurements 500]
 
-The plans are real ones (N = 100, n = 10, six algorithms in turn, 500 rounds); only the measurements are made up, since
-training would change nothing here. Opening is timed in headless Chromium, if Playwright and Debian's chromium are
-installed: until the first charts stand, and until everything is drawn. Medians of three. On a machine that does other
-work, look at the processor times.
+The plans are real ones (N = 100, n = 10, six algorithms in turn, 500 rounds); the accuracies are a formula, since
+training would not change the times. Opening is timed in headless Chromium, if Playwright and Debian's chromium are
+installed: until the first charts are drawn, and until all are. Times are medians of three. On a busy machine, compare
+the processor times.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from defedavg.fileio import file_name
 from defedavg.report.page import write
 
 
-def make_runs(folder: Path, runs: int, measurements: int) -> None:
-    """A run folder as ``defedavg run`` leaves it."""
+def make_runs(folder: Path, runs: int, evaluations: int) -> None:
+    """Write a run folder as ``defedavg run`` does."""
     names = list(ALGORITHMS)
     seeds = math.ceil(runs / len(names))
     study = config.study({"name": "large", "algorithms": names, "seeds": list(range(seeds))})
@@ -37,7 +37,7 @@ def make_runs(folder: Path, runs: int, measurements: int) -> None:
     with (folder / "metrics.jsonl").open("w", encoding="utf-8") as out:
         for number in range(runs):
             point, seed = study.points()[number % len(names)], number // len(names)
-            plan = make_plan(point.settings, seed, measurements - 1)
+            plan = make_plan(point.settings, seed, evaluations - 1)
             plan.save(folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
             times = [0.0, *(done.time for done in plan.rounds)]
             for i, moment in enumerate(times):
@@ -52,29 +52,29 @@ def make_runs(folder: Path, runs: int, measurements: int) -> None:
 
 
 def time_opening(page: Path) -> str:
-    """Seconds until the first charts stand and until everything is drawn."""
+    """Return the seconds until the first charts are drawn and until all are."""
     chromium = shutil.which("chromium")
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
         return "not opened: pip install playwright"
     if chromium is None:
-        return "not opened: there is no chromium here (apt-get install chromium)"
+        return "not opened: chromium is not installed (apt-get install chromium)"
     firsts, wholes, busy = [], [], []
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for _ in range(3):
             tab = browser.new_page(viewport={"width": 1600, "height": 1000})
-            meter = tab.context.new_cdp_session(tab)
-            meter.send("Performance.enable", {"timeDomain": "threadTicks"})
+            session = tab.context.new_cdp_session(tab)
+            session.send("Performance.enable", {"timeDomain": "threadTicks"})
             began = time.perf_counter()
             tab.goto(page.resolve().as_uri(), wait_until="commit")
             tab.wait_for_selector("#loss .main-svg")
             firsts.append(time.perf_counter() - began)
             tab.wait_for_selector("html[data-ready=yes]")
             wholes.append(time.perf_counter() - began)
-            found = {one["name"]: one["value"] for one in meter.send("Performance.getMetrics")["metrics"]}
-            busy.append(found["ThreadTime"])
+            metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+            busy.append(metrics["ThreadTime"])
             tab.close()
         browser.close()
     first, whole, used = map(statistics.median, (firsts, wholes, busy))
@@ -82,7 +82,7 @@ def time_opening(page: Path) -> str:
 
 
 def main() -> None:
-    """Build, measure, print."""
+    """Build the page, time it and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--measurements", type=int, default=500)
@@ -96,7 +96,7 @@ def main() -> None:
             size = write([folder], page)
             spent.append(time.perf_counter() - began)
             busy.append(time.process_time() - used)
-        print(f"{given.runs} runs x {given.measurements} measurements: {size / 1e6:.2f} MB")
+        print(f"{given.runs} runs x {given.measurements} evaluations: {size / 1e6:.2f} MB")
         print(f"built in {statistics.median(spent):.2f} s, {statistics.median(busy):.2f} s of processor time")
         print(f"opened: {time_opening(page)}")
 

@@ -1,4 +1,4 @@
-"""Run folders as ``defedavg run`` leaves them, in no time: the plans are real, the measurements are a formula."""
+"""Run folders as ``defedavg run`` writes them, without training: the plans are real, the accuracies are a formula."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_folder(
     target: float = 0.5,
     **tables: dict[str, Any],
 ) -> Path:
-    """A run folder; an algorithm's place in the list is how fast it learns, the first fastest."""
+    """Write a run folder in which earlier algorithms of the list learn faster than later ones."""
     whole = {
         "task": TASK,
         "clients": {"num_clients": clients},
@@ -40,15 +40,15 @@ def make_folder(
     (folder / "plans").mkdir(parents=True)
     (folder / "config.toml").write_text(study.to_toml(), encoding="utf-8")
     entries = []
-    for place, point in enumerate(study.points()):
+    for position, point in enumerate(study.points()):
         for seed in seeds:
             plan = make_plan(point.settings, seed, rounds)
             plan.save(folder / "plans" / (file_name(point.label, seed) + ".jsonl.gz"))
             times = [0.0, *(done.time for done in plan.rounds)]
-            curve = [0.9 - 0.8 * math.exp(-i / (2 + 3 * place + 0.3 * seed)) for i in range(len(times))]
+            curve = [0.9 - 0.8 * math.exp(-i / (2 + 3 * position + 0.3 * seed)) for i in range(len(times))]
             lines = [
-                measurement(point.settings.algorithm, point.label, seed, i, moment, accuracy)
-                for i, (moment, accuracy) in enumerate(zip(times, curve, strict=True))
+                metrics_line(point.settings.algorithm, point.label, seed, i, time, accuracy)
+                for i, (time, accuracy) in enumerate(zip(times, curve, strict=True))
             ]
             with (folder / "metrics.jsonl").open("a", encoding="utf-8") as out:
                 out.writelines(lines)
@@ -74,33 +74,33 @@ def make_folder(
                 }
             )
     write_summary(folder, name, finished, entries if finished else [])
-    counts = [[(3 * client + kind) % 7 for kind in range(10)] for client in range(clients)]
+    counts = [[(3 * client + label) % 7 for label in range(10)] for client in range(clients)]
     (folder / "split.json").write_text(json.dumps({"title": "made up", "counts": counts}))
     return folder
 
 
-def measurement(algorithm: str, label: str, seed: int, done: int, seconds: float, accuracy: float | None) -> str:
-    """A line of metrics.jsonl."""
-    what = {"algorithm": algorithm, "label": label, "seed": seed, "round": done, "seconds": seconds}
-    more = {"accuracy": accuracy, "loss": None if accuracy is None else 1.0 - accuracy, "updates": 2 * done}
-    return json.dumps({**what, **more, "train_loss": None, "staleness": 0.5, "wall_seconds": 0.1}) + "\n"
+def metrics_line(algorithm: str, label: str, seed: int, rounds: int, seconds: float, accuracy: float | None) -> str:
+    """Return a line of metrics.jsonl."""
+    run = {"algorithm": algorithm, "label": label, "seed": seed, "round": rounds, "seconds": seconds}
+    values = {"accuracy": accuracy, "loss": None if accuracy is None else 1.0 - accuracy, "updates": 2 * rounds}
+    return json.dumps({**run, **values, "train_loss": None, "staleness": 0.5, "wall_seconds": 0.1}) + "\n"
 
 
-def write_summary(folder: Path, name: str, finished: bool, entries: list[dict[str, Any]], **made: Any) -> None:
-    """summary.json."""
-    given = {"command": f"defedavg run {name}.toml", "host": "elsewhere", "pid": 1, **made}
-    whole = {"name": name, "version": "0.1.0", "finished": finished, "provenance": given, "runs": entries}
+def write_summary(folder: Path, name: str, finished: bool, entries: list[dict[str, Any]], **provenance: Any) -> None:
+    """Write summary.json."""
+    written = {"command": f"defedavg run {name}.toml", "host": "elsewhere", "pid": 1, **provenance}
+    whole = {"name": name, "version": "0.1.0", "finished": finished, "provenance": written, "runs": entries}
     (folder / "summary.json").write_text(json.dumps(whole), encoding="utf-8")
 
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>\"'`</script><script>document.title='owned'</script>&lt;b&gt; %{x} {{TITLE}} \u2028 é"
 )
-"""A name that tries to be more than a name."""
+"""A name that tries to inject markup and script."""
 
 
 def make_hostile(root: Path) -> Path:
-    """A run folder whose every text is hostile, or very long."""
+    """Write a run folder in which every text is hostile or very long."""
     folder = make_folder(root, "innocent", algorithms=("fedavg",), seeds=(0,))
     summary = json.loads((folder / "summary.json").read_text())
     (entry,) = summary["runs"]
@@ -111,7 +111,7 @@ def make_hostile(root: Path) -> Path:
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     with (folder / "metrics.jsonl").open("w", encoding="utf-8") as out:
         for label in labels:
-            out.writelines(measurement(label[:40], label, 0, i, i / 10, i / 20) for i in range(10))
+            out.writelines(metrics_line(label[:40], label, 0, i, i / 10, i / 20) for i in range(10))
     (folder / "config.toml").write_text(f'name = "x"\n"{"k" * 300}" = """\n{HOSTILE}"""\n', encoding="utf-8")
     (folder / "split.json").write_text(json.dumps({"title": HOSTILE, "counts": [[1, 2], [3, 4]]}))
     shutil.rmtree(folder / "plans")

@@ -13,12 +13,12 @@ import pytest
 
 from defedavg.report.dashboard.http_server import DashboardServer
 from defedavg.report.page import build, write, write_records
-from helpers.run_folders import HOSTILE, make_folder, make_hostile, measurement
+from helpers.run_folders import HOSTILE, make_folder, make_hostile, metrics_line
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:
-    pytest.skip("there is no chromium here: make test-browser, or apt-get install chromium", allow_module_level=True)
+    pytest.skip("chromium is not installed: make test-browser, or apt-get install chromium", allow_module_level=True)
 
 WIDTHS = (400, 1600)
 SCHEMES = ("light", "dark")
@@ -26,24 +26,24 @@ CHARTS = ("accuracy", "loss", "staleness", "participation", "activity", "split")
 
 
 class Tab:
-    """A page that remembers what it said and whom it asked."""
+    """A page with a record of its console messages and its requests."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: self.said.append(f"dialog: {dialog.message}"))
-        page.on("request", lambda request: self.asked.append(request.url))
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.messages.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: self.messages.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda request: self.requests.append(request.url))
 
     def traces(self, chart: str, meta: str | None = None) -> int:
-        """How many traces a chart has."""
+        """Return the number of traces of a chart."""
         test = "true" if meta is None else f"t.meta === '{meta}'"
         return int(self.page.evaluate(f"document.getElementById('{chart}').data.filter(t => {test}).length"))
 
     def until(self, condition: str) -> None:
-        """Wait for something; asked from here, since the page allows nobody to evaluate text in it."""
+        """Poll a condition from here, since the page's policy forbids evaluating text inside it."""
         limit = time.monotonic() + 120
         while not self.page.evaluate(condition):
             assert time.monotonic() < limit, condition
@@ -54,7 +54,7 @@ class Tab:
         self.page.wait_for_selector("html[data-ready=yes]")
 
     def axis(self, chart: str) -> str:
-        """The words below a chart."""
+        """Return the title of the x axis of a chart."""
         return str(self.page.evaluate(f"document.getElementById('{chart}').layout.xaxis.title.text"))
 
 
@@ -63,15 +63,17 @@ Open = Callable[..., Tab]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as play:
-        made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        yield made
-        made.close()
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else []
+        )
+        yield launched
+        launched.close()
 
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Open]:
-    """Opens an address in a tab of its own."""
+    """Return a function that opens an address in its own tab."""
     contexts = []
 
     def opened(address: str, width: int = 1280, scheme: str = "light") -> Tab:
@@ -90,7 +92,7 @@ def open_page(browser: Any) -> Iterator[Open]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of two studies: two algorithms × two seeds, and three algorithms of one seed on another task."""
+    """Write a page of two studies: two algorithms × two seeds, and three algorithms of one seed on another task."""
     root = tmp_path_factory.mktemp("report")
     make_folder(root, "first", clients=30)
     other = {"model": "softmax", "split": "iid"}
@@ -99,7 +101,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "report.html"
 
 
-def test_every_chart_is_there_and_every_switch_works(report: Path, open_page: Open) -> None:
+def test_the_page_has_every_chart_and_every_control_works(report: Path, open_page: Open) -> None:
     tab = open_page(report.as_uri())
     page = tab.page
     assert page.text_content("h1") == "Both"
@@ -112,10 +114,10 @@ def test_every_chart_is_there_and_every_switch_works(report: Path, open_page: Op
     assert names == ["idle", "training", "training not merged", "upload", "merge", "scale"]
     assert page.evaluate("document.getElementById('split').data[0].z.length") == 10
     axes = {"rounds": "rounds", "updates": "updates", "megabytes": "megabytes", "seconds": "simulated"}
-    for value, words in axes.items():
+    for value, text in axes.items():
         page.check(f"#axis input[value={value}]", force=True)
-        assert tab.axis("accuracy").startswith(words)
-        assert tab.axis("loss").startswith(words)
+        assert tab.axis("accuracy").startswith(text)
+        assert tab.axis("loss").startswith(text)
         assert tab.traces("accuracy", "mean") == 2
     page.uncheck("#spread")
     assert (tab.traces("accuracy", "band"), tab.traces("accuracy", "mean")) == (0, 2)
@@ -135,11 +137,11 @@ def test_every_chart_is_there_and_every_switch_works(report: Path, open_page: Op
     assert page.locator("#differences tbody tr").count() == 3
     assert page.locator("#folders h3").all_text_contents() == ["first", "second"]
     assert "defedavg run first.toml" in page.text_content("#folders")
-    assert tab.said == []
-    assert tab.asked == [report.as_uri()]
+    assert tab.messages == []
+    assert tab.requests == [report.as_uri()]
 
 
-def test_the_chart_of_clients_can_be_zoomed_with_buttons(report: Path, open_page: Open) -> None:
+def test_buttons_zoom_the_activity_chart(report: Path, open_page: Open) -> None:
     tab = open_page(report.as_uri())
 
     def shown() -> list[float]:
@@ -158,10 +160,10 @@ def test_the_chart_of_clients_can_be_zoomed_with_buttons(report: Path, open_page
     for _ in range(3):
         tab.page.click("[data-zoom=out]")
     assert shown() == pytest.approx([low, high])
-    assert tab.said == []
+    assert tab.messages == []
 
 
-def test_the_keyboard_reaches_everything(report: Path, open_page: Open) -> None:
+def test_the_keyboard_reaches_every_control(report: Path, open_page: Open) -> None:
     tab = open_page(report.as_uri())
     page = tab.page
     reached = set()
@@ -174,7 +176,7 @@ def test_the_keyboard_reaches_everything(report: Path, open_page: Open) -> None:
         visible = page.evaluate("""(() => { const a = document.activeElement; if (a === document.body) return true;
             const box = a.closest('label') || a; return getComputedStyle(box).outlineStyle !== 'none' ||
             getComputedStyle(a).outlineStyle !== 'none'; })()""")
-        assert visible, "the focus can be seen"
+        assert visible, "the focus is visible"
     wanted = {
         "theme",
         "group",
@@ -209,7 +211,7 @@ def test_the_keyboard_reaches_everything(report: Path, open_page: Open) -> None:
     tab.ready()
     page.keyboard.press("Enter")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert tab.said == []
+    assert tab.messages == []
 
 
 OVERLAPS = """(() => {
@@ -245,7 +247,9 @@ CONTRAST = """(() => {
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_it_can_be_read_narrow_and_wide_light_and_dark(report: Path, open_page: Open, width: int, scheme: str) -> None:
+def test_the_page_is_legible_narrow_and_wide_light_and_dark(
+    report: Path, open_page: Open, width: int, scheme: str
+) -> None:
     tab = open_page(report.as_uri(), width, scheme)
     page = tab.page
     for group in ("0", "1"):
@@ -266,13 +270,13 @@ def test_it_can_be_read_narrow_and_wide_light_and_dark(report: Path, open_page: 
     assert dark == (scheme == "dark")
     ink = page.evaluate("document.getElementById('accuracy').layout.font.color")
     assert ink == ("#e8eaed" if dark else "#1b1f24"), "charts follow the theme"
-    assert tab.said == []
+    assert tab.messages == []
 
 
-def test_results_without_measurements_have_a_table_and_no_empty_charts(tmp_path: Path, open_page: Open) -> None:
+def test_results_without_evaluations_have_a_table_and_no_empty_charts(tmp_path: Path, open_page: Open) -> None:
     record = {"algorithm": "fedavg", "seed": 0, "status": "target", "target_accuracy": 0.8, "first_hit_seconds": 3.0}
-    measured = {**record, "label": "b", "curve": [{"round": 1, "seconds": 3.0, "updates": 4, "accuracy": 0.8}]}
-    write_records({"bare": [{**record, "label": "a"}], "measured": [measured]}, tmp_path / "p.html", "Both")
+    evaluated = {**record, "label": "b", "curve": [{"round": 1, "seconds": 3.0, "updates": 4, "accuracy": 0.8}]}
+    write_records({"bare": [{**record, "label": "a"}], "evaluated": [evaluated]}, tmp_path / "p.html", "Both")
     tab = open_page((tmp_path / "p.html").as_uri(), 1600)
     for group, shown in (("0", False), ("1", True), ("0", False)):
         tab.page.check(f"#group-switch input[value='{group}']", force=True)
@@ -280,7 +284,7 @@ def test_results_without_measurements_have_a_table_and_no_empty_charts(tmp_path:
         assert tab.page.is_visible("#results-table")
         assert tab.page.is_visible("#curves") is shown
         assert tab.page.is_visible("#chips") is shown
-    assert tab.said == []
+    assert tab.messages == []
 
 
 def test_hostile_names_are_text_in_tables_and_in_charts(tmp_path: Path, open_page: Open) -> None:
@@ -301,11 +305,11 @@ def test_hostile_names_are_text_in_tables_and_in_charts(tmp_path: Path, open_pag
         shown = page.text_content("#accuracy .hoverlayer")
         assert "<img src=x onerror=alert(1)>" in shown or "long long" in shown or "</script>" in shown
         assert page.locator("#accuracy .hoverlayer a, #accuracy .hoverlayer image").count() == 0
-        assert tab.said == []
-        assert tab.asked == [page_file.as_uri()]
+        assert tab.messages == []
+        assert tab.requests == [page_file.as_uri()]
 
 
-def test_the_live_view_follows_runs_as_they_come_grow_and_go(
+def test_the_live_view_follows_runs_as_they_appear_grow_and_disappear(
     server: DashboardServer, tmp_path: Path, open_page: Open
 ) -> None:
     root = tmp_path / "runs"
@@ -317,11 +321,11 @@ def test_the_live_view_follows_runs_as_they_come_grow_and_go(
     tab.until("document.getElementById('accuracy').data?.filter(t => t.meta === 'mean').length === 2")
     assert "running" in page.text_content("tr[data-run=alpha]")
     with (folder / "metrics.jsonl").open("a") as out:
-        out.write(measurement("fedavg", "fedavg", 0, 40, 77.0, 0.97))
+        out.write(metrics_line("fedavg", "fedavg", 0, 40, 77.0, 0.97))
     tab.until("document.getElementById('accuracy').data.some(t => t.meta === 'mean' && t.x.at(-1) === 77)")
     make_folder(root, "beta", algorithms=("fedbuff",), task={"model": "softmax", "split": "iid"})
     page.wait_for_selector("#list tr[data-run=beta]")
-    assert tab.traces("accuracy", "mean") == 2, "a finished run waits to be ticked"
+    assert tab.traces("accuracy", "mean") == 2, "a finished run is not ticked automatically"
     page.check("tr[data-run=beta] input")
     tab.until("document.getElementById('accuracy').data.filter(t => t.meta === 'mean').length === 3")
     page.check("#axis input[value=rounds]", force=True)
@@ -338,8 +342,8 @@ def test_the_live_view_follows_runs_as_they_come_grow_and_go(
     shutil.rmtree(folder)
     tab.until("!document.querySelector('#list tr[data-run=alpha]')")
     tab.until("document.getElementById('accuracy').data.filter(t => t.meta === 'mean').length === 1")
-    assert tab.said == []
-    assert all(asked.startswith((server.address, "data:,")) for asked in tab.asked)
+    assert tab.messages == []
+    assert all(url.startswith((server.address, "data:,")) for url in tab.requests)
     server.shutdown()
     server.server_close()
     page.wait_for_selector("#error:not([hidden])")
@@ -348,7 +352,7 @@ def test_the_live_view_follows_runs_as_they_come_grow_and_go(
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_live_view_can_be_read(
+def test_the_live_view_is_legible(
     server: DashboardServer, tmp_path: Path, open_page: Open, width: int, scheme: str
 ) -> None:
     make_folder(tmp_path / "runs", "alpha", finished=False)
@@ -364,8 +368,8 @@ def test_the_live_view_can_be_read(
     page.focus("tr[data-run=alpha] input")
     page.keyboard.press("Space")
     tab.until("document.getElementById('accuracy').data.filter(t => t.meta === 'mean').length === 3")
-    assert page.evaluate("document.activeElement.dataset.key") == "box alpha", "the focus outlives a new table"
+    assert page.evaluate("document.activeElement.dataset.key") == "box alpha", "a redrawn table keeps the focus"
     page.focus("#axis input:checked")
     page.keyboard.press("ArrowRight")
     assert tab.axis("accuracy").startswith("rounds")
-    assert tab.said == []
+    assert tab.messages == []

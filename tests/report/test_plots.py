@@ -1,4 +1,4 @@
-"""Figures show what the data say, no more, and are the same bytes every time."""
+"""Figures show exactly the data and are byte-identical for the same data."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from defedavg.report.gantt import gantt
 from defedavg.report.plots import Curve, accuracy_curves, band, look, loss_curves, save, split_map
 
 
-def plan(algorithm: str, clients: int = 3, wanted: int = 2, rounds: int = 8, mbps: float = math.inf) -> Plan:
+def plan(algorithm: str, clients: int = 3, updates: int = 2, rounds: int = 8, mbps: float = math.inf) -> Plan:
     fleet = ClientSettings(
         num_clients=clients, slowness="uniform(1, 3)", step_seconds=0.02, uplink_mbps=mbps, downlink_mbps=mbps
     )
-    return make_plan(Settings(algorithm, clients=fleet, training=TrainingSettings(wanted)), 0, rounds)
+    return make_plan(Settings(algorithm, clients=fleet, training=TrainingSettings(updates)), 0, rounds)
 
 
 def part(ax: Axes, name: str) -> Collection | None:
@@ -35,7 +35,7 @@ def part(ax: Axes, name: str) -> Collection | None:
 
 
 def boxes(ax: Axes, name: str) -> set[tuple[float, float, int]]:
-    """Start, end and client of every bar."""
+    """Return start, end and client of every bar."""
     found = part(ax, name)
     if found is None:
         return set()
@@ -47,24 +47,24 @@ def curve(label: str, xs: tuple[float, ...], ys: tuple[float, ...], algorithm: s
     return Curve(algorithm, label, xs, tuple(range(len(xs))), ys, tuple(1.0 - y for y in ys))
 
 
-# The plan's picture.
+# The Gantt chart.
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "defedavg-niid", "defedavg-iid", "fedbuff", "asysg", "favano"])
 @pytest.mark.parametrize("mbps", [math.inf, 400.0])
-def test_every_job_is_a_bar_and_the_hatched_are_exactly_the_unmerged(algorithm: str, mbps: float) -> None:
+def test_every_job_is_a_bar_and_exactly_the_unmerged_jobs_are_hatched(algorithm: str, mbps: float) -> None:
     made = plan(algorithm, mbps=mbps)
     (ax,) = gantt({"title": made}).axes
     merged = {(u.client, u.index) for done in made.rounds for u, _ in done.merge.updates}
-    last = max(made.seconds, *(job.start if job.outcome == "running" else job.end for job in made.jobs))
+    last = max(made.seconds, *(job.start if job.fate == "running" else job.end for job in made.jobs))
     used: set[tuple[float, float, int]] = set()
-    vain: set[tuple[float, float, int]] = set()
+    unused: set[tuple[float, float, int]] = set()
     for job in made.jobs:
         if job.start < made.seconds:
-            bar = (job.start, last if job.outcome == "running" else job.end, job.client)
-            (used if (job.client, job.index) in merged else vain).add(bar)
+            bar = (job.start, last if job.fate == "running" else job.end, job.client)
+            (used if (job.client, job.index) in merged else unused).add(bar)
     assert boxes(ax, "jobs") == used
-    assert boxes(ax, "unused") == vain
+    assert boxes(ax, "unused") == unused
     hatched = [each for each in ax.collections if each.get_hatch()]
     assert hatched == [each for each in ax.collections if each.get_gid() == "unused"]
 
@@ -94,14 +94,14 @@ def test_one_panel_per_plan_and_one_line_per_merge() -> None:
     assert figure.axes[-1].get_xlabel() == "simulated seconds"
 
 
-def test_merges_at_one_moment_share_a_label_and_labels_do_not_overlap() -> None:
+def test_merges_at_the_same_time_share_a_label_and_labels_do_not_overlap() -> None:
     made = plan("defedavg-niid")
     (ax,) = gantt({"title": made}).axes
     times = [done.time for done in made.rounds]
-    assert len(set(times)) < len(times), "the example has merges that coincide"
+    assert len(set(times)) < len(times), "the example has merges at the same time"
     labels = [text for text in ax.texts if text.get_gid() == "merge-labels"]
     assert "1–2" in [text.get_text() for text in labels]
-    figure = gantt({"title": plan("fedbuff", clients=30, wanted=2, rounds=50)})
+    figure = gantt({"title": plan("fedbuff", clients=30, updates=2, rounds=50)})
     figure.draw_without_rendering()
     spans = sorted(
         tuple(t.get_window_extent().intervalx) for t in figure.axes[0].texts if t.get_gid() == "merge-labels"
@@ -111,7 +111,7 @@ def test_merges_at_one_moment_share_a_label_and_labels_do_not_overlap() -> None:
 
 
 def test_only_the_first_clients_and_the_first_seconds_are_shown() -> None:
-    made = plan("defedavg-niid", clients=30, wanted=5, rounds=100)
+    made = plan("defedavg-niid", clients=30, updates=5, rounds=100)
     (ax,) = gantt({"title": made}, clients=4, until=3.0).axes
     drawn = boxes(ax, "jobs") | boxes(ax, "unused")
     assert {client for _, _, client in drawn} == {0, 1, 2, 3}
@@ -133,11 +133,11 @@ def test_successive_versions_differ_in_colour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "message"),
     [({"clients": 0}, "at least one"), ({"until": 0.0}, "above zero"), ({"until": math.inf}, "above zero")],
 )
-def test_what_cannot_be_drawn_is_said(wrong: dict[str, float], words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_plans_that_cannot_be_drawn_are_user_errors(wrong: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         gantt({"title": plan("fedavg")}, **wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="nothing to draw"):
         gantt({})
@@ -148,7 +148,7 @@ def test_what_cannot_be_drawn_is_said(wrong: dict[str, float], words: str) -> No
 # Curves.
 
 
-def test_band_holds_values_and_ends_each_seed_with_its_last_measurement() -> None:
+def test_band_holds_values_and_ends_each_seed_with_its_last_evaluation() -> None:
     found = band([((0.0, 2.0, 4.0), (0.1, 0.3, 0.5)), ((1.0, 3.0), (0.2, 0.8)), ((0.0, 2.0, 6.0), (0.0, 0.6, 0.9))])
     assert found.x.tolist() == [0, 1, 2, 3, 4, 6]
     assert found.mean == pytest.approx([0.05, 0.3 / 3, 1.1 / 3, 1.7 / 3, 1.1 / 2, 0.9])
@@ -156,7 +156,7 @@ def test_band_holds_values_and_ends_each_seed_with_its_last_measurement() -> Non
     assert found.high == pytest.approx([0.1, 0.2, 0.6, 0.8, 0.6, 0.9])
 
 
-def test_band_takes_the_last_of_measurements_at_one_moment_and_shows_divergence_as_a_gap() -> None:
+def test_band_takes_the_last_evaluation_at_a_time_and_shows_divergence_as_a_gap() -> None:
     found = band([((0.0, 1.0, 1.0, 2.0), (0.1, 0.2, 0.7, math.inf))])
     assert found.x.tolist() == [0, 1, 2]
     assert found.mean[:2].tolist() == [0.1, 0.7]
@@ -210,7 +210,7 @@ def test_looks_are_fixed_and_distinct() -> None:
         assert len(set(shades)) == 5
 
 
-def test_curves_without_measurements_and_targets_without_panels_are_user_errors() -> None:
+def test_curves_without_evaluations_and_targets_without_panels_are_user_errors() -> None:
     with pytest.raises(UserError, match="nothing to draw"):
         accuracy_curves({"a": [curve("a", (), ())]})
     with pytest.raises(UserError, match="nothing to draw"):
@@ -225,7 +225,7 @@ def test_curves_without_measurements_and_targets_without_panels_are_user_errors(
 @pytest.mark.parametrize("clients", [1, 10, 100, 1000])
 def test_split_map_shows_the_counts(clients: int) -> None:
     counts = np.arange(clients * 10).reshape(clients, 10)
-    figure = split_map(counts, "who holds what")
+    figure = split_map(counts, "samples per client")
     ax = figure.axes[0]
     image = np.asarray(ax.images[0].get_array())
     assert np.array_equal(image.T, counts)
@@ -234,7 +234,7 @@ def test_split_map_shows_the_counts(clients: int) -> None:
     assert all(tick == round(tick) for axis in (ax.xaxis, ax.yaxis) for tick in axis.get_majorticklocs())
     assert bool(ax.texts) == (clients <= 10)
     with pytest.raises(UserError, match="nothing to draw"):
-        split_map(np.zeros((0, 10)), "nobody")
+        split_map(np.zeros((0, 10)), "no clients")
 
 
 def figures() -> list[Figure]:
@@ -246,7 +246,7 @@ def figures() -> list[Figure]:
     ]
 
 
-def test_saving_writes_both_kinds_with_the_same_bytes_every_time(tmp_path: Path) -> None:
+def test_saving_writes_both_formats_with_the_same_bytes_every_time(tmp_path: Path) -> None:
     settings = dict(matplotlib.rcParams)
     for number, (figure, again) in enumerate(zip(figures(), figures(), strict=True)):
         written = save(figure, tmp_path / f"first-{number}")
@@ -259,7 +259,7 @@ def test_saving_writes_both_kinds_with_the_same_bytes_every_time(tmp_path: Path)
     assert dict(matplotlib.rcParams) == settings
 
 
-def test_a_suffix_chooses_the_kind(tmp_path: Path) -> None:
+def test_a_suffix_chooses_the_format(tmp_path: Path) -> None:
     figure = split_map(np.eye(3), "small")
     assert save(figure, tmp_path / "one.pdf") == [tmp_path / "one.pdf"]
     assert save(figure, str(tmp_path / "two.PNG")) == [tmp_path / "two.PNG"]

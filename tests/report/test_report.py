@@ -1,4 +1,4 @@
-"""The report page says what the files say, whatever is in them; how it looks is the browser's test."""
+"""The data of the report page match the files of the runs; ``test_browser`` checks how the page looks."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from defedavg.runstore.in_memory import folder_of_records
 from defedavg.runstore.layout import find_run_folders
 from defedavg.runstore.reader import read_run
 from helpers.page_data import page_data
-from helpers.run_folders import HOSTILE, make_folder, make_hostile, measurement, write_summary
+from helpers.run_folders import HOSTILE, make_folder, make_hostile, metrics_line, write_summary
 from helpers.strategies import case
 
 
-def test_every_number_of_the_page_is_that_of_the_files(tmp_path: Path) -> None:
+def test_the_numbers_of_the_page_are_those_of_the_files(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, seeds=(0, 1, 2))
     (group,) = page_data(build([folder]))["groups"]
     assert [s["name"] for s in group["series"]] == ["fedavg", "defedavg-niid"]
@@ -44,18 +44,18 @@ def test_every_number_of_the_page_is_that_of_the_files(tmp_path: Path) -> None:
     for series in group["series"]:
         assert [run["seed"] for run in series["runs"]] == [0, 1, 2]
         for run in series["runs"]:
-            own = [line for line in lines if (line["label"], line["seed"]) == (series["name"], run["seed"])]
-            assert run["accuracy"] == pytest.approx([line["accuracy"] for line in own], rel=1e-4)
-            assert run["loss"] == pytest.approx([line["loss"] for line in own], rel=1e-4)
-            assert run["x"]["seconds"] == pytest.approx([line["seconds"] for line in own], rel=1e-5)
-            assert run["x"]["rounds"] == [line["round"] for line in own]
-            assert run["x"]["updates"] == [line["updates"] for line in own]
+            expected = [line for line in lines if (line["label"], line["seed"]) == (series["name"], run["seed"])]
+            assert run["accuracy"] == pytest.approx([line["accuracy"] for line in expected], rel=1e-4)
+            assert run["loss"] == pytest.approx([line["loss"] for line in expected], rel=1e-4)
+            assert run["x"]["seconds"] == pytest.approx([line["seconds"] for line in expected], rel=1e-5)
+            assert run["x"]["rounds"] == [line["round"] for line in expected]
+            assert run["x"]["updates"] == [line["updates"] for line in expected]
     assert group["split"]["counts"] == json.loads((folder / "split.json").read_text())["counts"]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedbuff", "favano", "asysg", "defedavg-iid", "defedavg-niid"])
 @pytest.mark.parametrize("bars", [True, False])
-def test_figures_of_a_plan_are_those_of_the_plan(tmp_path: Path, algorithm: str, bars: bool) -> None:
+def test_the_digest_of_a_plan_matches_the_plan(tmp_path: Path, algorithm: str, bars: bool) -> None:
     folder = make_folder(tmp_path, algorithms=(algorithm,), seeds=(3,), rounds=20, clients=9)
     read = read_run(folder)
     settings = read.settings(algorithm)
@@ -65,10 +65,10 @@ def test_figures_of_a_plan_are_those_of_the_plan(tmp_path: Path, algorithm: str,
     plan, fleet = Plan.load(path), make_fleet(settings, 3)
     found, stats = digest(path, bars=bars), summarise(plan, fleet)
     size = fleet.model_megabytes * 1e6
-    late = np.arange(len(found.staleness))
-    assert (late * found.staleness).sum() / found.staleness.sum() == pytest.approx(stats.staleness_mean)
+    staleness = np.arange(len(found.staleness))
+    assert (staleness * found.staleness).sum() / found.staleness.sum() == pytest.approx(stats.staleness_mean)
     assert found.merged.sum() == found.staleness.sum() == stats.jobs_merged
-    after = plan.records[plan.records.index(plan.rounds[-1]) :]  # on its way when the plan ends: part of no round
+    after = plan.records[plan.records.index(plan.rounds[-1]) :]  # in transit when the plan ends: part of no round
     sent_later = sum(isinstance(record, Uploaded) for record in after)
     down_later = sum([9 if record.client is None else 1 for record in after if isinstance(record, Sent)])
     total = (stats.uplink_bytes + stats.downlink_bytes) / size
@@ -80,13 +80,14 @@ def test_figures_of_a_plan_are_those_of_the_plan(tmp_path: Path, algorithm: str,
     assert shares["step"] == sorted(shares["step"])
     if bars:
         chart = client_activity(found, fleet.step_times)
+        assert chart["by_speed"]
         assert chart["clients"] == np.argsort(fleet.step_times, kind="stable").tolist()
         assert len(chart["jobs"]["row"]) == sum(job.start < chart["until"] for job in plan.jobs)
         used = [(u.client, u.index) for done in plan.rounds for u, _ in done.merge.updates]
         assert sum(value >= 0 for value in chart["jobs"]["staleness"]) == len(set(used))
 
 
-def test_a_chart_of_many_clients_shows_some_of_every_speed_and_says_how_many(tmp_path: Path) -> None:
+def test_the_activity_chart_of_many_clients_shows_clients_of_every_speed(tmp_path: Path) -> None:
     path = tmp_path / "plan.jsonl.gz"
     case("defedavg-iid", 200, 20, seed=1).plan(200).save(path)
     found = digest(path, bars=True)
@@ -99,7 +100,7 @@ def test_a_chart_of_many_clients_shows_some_of_every_speed_and_says_how_many(tmp
 
 
 def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its plan leaves out what no merge uses and is never held; the page shows what is there and says what is not."""
+    """Its plan is streamed and leaves out jobs that no merge uses; the page marks what is unknown."""
     study = config.study(
         {
             "algorithms": ["fedavg", "asysg", "defedavg-niid"],
@@ -123,7 +124,7 @@ def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pyte
         plan.check()
         assert plan.header.sparse
         assert plan.hash() == entry.plan
-        delays = [late for done in plan.rounds for late in done.merge.staleness]
+        delays = [value for done in plan.rounds for value in done.merge.staleness]
         assert series["staleness"] == np.bincount(delays).tolist()
         assert series["participation"]["clients_per_point"] == -(-SPARSE_FROM_CLIENTS // 240)
         assert np.mean(series["participation"]["share"]) == pytest.approx(1.0, rel=0.02)  # the last group is smaller
@@ -132,7 +133,7 @@ def test_a_run_of_very_many_clients_has_a_page(tmp_path: Path, monkeypatch: pyte
         assert (run["x"]["rounds"], run["x"]["megabytes"]) == ([0, 2, 4], None)
 
 
-def test_settings_that_learn_another_task_or_to_another_target_are_never_ranked_together(tmp_path: Path) -> None:
+def test_settings_with_different_tasks_or_targets_are_not_ranked_together(tmp_path: Path) -> None:
     paths = [
         make_folder(tmp_path, "a"),
         make_folder(tmp_path, "b"),
@@ -148,30 +149,30 @@ def test_settings_that_learn_another_task_or_to_another_target_are_never_ranked_
     assert len(set(looks)) == len(looks)
 
 
-def test_a_lead_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
-    def verdict(name: str, hits: dict[str, list[float]]) -> str:
+def test_the_conclusion_says_when_a_lead_may_be_chance(tmp_path: Path) -> None:
+    def conclusion(name: str, hits: dict[str, list[float]]) -> str:
         records = [
             {"label": label, "algorithm": label, "seed": seed, "target_accuracy": 0.5, "first_hit_seconds": hit}
-            for label, own in hits.items()
-            for seed, hit in enumerate(own)
+            for label, seconds in hits.items()
+            for seed, hit in enumerate(seconds)
         ]
         (group,) = payload([folder_of_records(name, records)], name)["groups"]
         return str(group["conclusion"])
 
-    clear = verdict("clear", {"a": [1.0, 1.1], "b": [3.0, 3.1]})
+    clear = conclusion("clear", {"a": [1.0, 1.1], "b": [3.0, 3.1]})
     assert clear == "a reached 50 % first: after 1.05 simulated seconds, 2.9 times as fast as b."
-    assert "may be chance" in verdict("close", {"a": [1.0, 3.0], "b": [2.0, 2.6]})
-    assert "one seed only" in verdict("single", {"a": [1.0], "b": [3.0]})
-    assert "chance" not in verdict("alone", {"a": [1.0, 3.0]})
+    assert "may be chance" in conclusion("close", {"a": [1.0, 3.0], "b": [2.0, 2.6]})
+    assert "one seed only" in conclusion("single", {"a": [1.0], "b": [3.0]})
+    assert "chance" not in conclusion("alone", {"a": [1.0, 3.0]})
 
 
-def test_what_differs_is_told_from_what_is_shared(tmp_path: Path) -> None:
+def test_differing_settings_are_listed_apart_from_shared_ones(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, algorithms=("asysg", "fedbuff"), training={"updates_per_round": [2, 3]})
     (group,) = page_data(build([folder]))["groups"]
     table = group["differences"]
     assert {"algorithm", "training.updates_per_round"} <= set(table["columns"])
-    place = table["columns"].index("training.updates_per_round")
-    assert [row[place + 1] for row in table["rows"]] == ["2", "3", "2", "3"]
+    column = table["columns"].index("training.updates_per_round")
+    assert [row[column + 1] for row in table["rows"]] == ["2", "3", "2", "3"]
     assert table["shared"]["task.model"] == "softmax"
     assert "training.local_steps" not in table["columns"]
 
@@ -179,7 +180,7 @@ def test_what_differs_is_told_from_what_is_shared(tmp_path: Path) -> None:
 @given(
     st.recursive(st.none() | st.text() | st.floats(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
-def test_no_text_can_end_the_block_of_data(value: Any) -> None:
+def test_no_text_can_end_the_data_block(value: Any) -> None:
     text = in_script(value)
     assert not re.search(r"[<>&\u2028\u2029]", text)
     text.encode("utf-8")
@@ -199,14 +200,14 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "what needs the configuration is left out" in " ".join(found["folders"][0]["notes"])
 
 
-def test_a_page_asks_for_nothing_and_needs_nothing(tmp_path: Path) -> None:
+def test_a_page_loads_nothing_from_a_network(tmp_path: Path) -> None:
     page = build([make_folder(tmp_path)]).replace(asset(PLOTLY), "")
     assert "default-src 'none'" in page
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#)""", page)
     assert not re.search(r"\bfetch\(|XMLHttpRequest|import\(|@import|url\(", page)
 
 
-def test_the_charting_library_is_the_one_that_was_published() -> None:
+def test_the_charting_library_has_the_documented_checksum() -> None:
     named = re.search(r"SHA-256 ([0-9a-f]{64})", asset("vendor/README.md"))
     assert named
     assert hashlib.sha256(asset(PLOTLY).encode()).hexdigest() == named[1]
@@ -246,7 +247,7 @@ def test_any_summary_can_be_read(tmp_path_factory: pytest.TempPathFactory, value
     in_script(payload([read], "any"))
 
 
-def test_a_run_in_progress_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_page_of_a_running_study_shows_its_evaluations_so_far(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, finished=False)
     (group,) = page_data(build([folder]))["groups"]
     assert {run["status"] for s in group["series"] for run in s["runs"]} == {"running"}
@@ -259,7 +260,7 @@ def test_a_run_in_progress_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
         build([empty])
 
 
-def test_folders_of_before_can_be_shown(tmp_path: Path) -> None:
+def test_folders_of_older_versions_have_a_page(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, training={"updates_per_round": [2, 3]})
     (folder / "split.json").unlink()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -272,7 +273,7 @@ def test_folders_of_before_can_be_shown(tmp_path: Path) -> None:
     assert group["split"] is None
 
 
-def test_a_page_of_many_measurements_shows_fewer_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_many_evaluations_is_thinned_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payloads, "MAX_EVALUATIONS", 20)
     found = page_data(build([make_folder(tmp_path)]))
     assert found["thinning"] == 3
@@ -280,7 +281,7 @@ def test_a_page_of_many_measurements_shows_fewer_and_says_so(tmp_path: Path, mon
     assert run["x"]["rounds"] == [0, 3, 6, 9, 12]
 
 
-def test_a_search_for_rates_has_a_page_without_plans(tmp_path: Path) -> None:
+def test_tuning_has_a_page_without_plans(tmp_path: Path) -> None:
     folder = tmp_path / "s-tune"
     folder.mkdir()
     (folder / "config.toml").write_text('name = "s"\nalgorithms = ["fedavg"]\n[stop]\ntarget_accuracy = 0.5\n')
@@ -300,7 +301,7 @@ def test_a_search_for_rates_has_a_page_without_plans(tmp_path: Path) -> None:
             }
         )
         with (folder / "metrics.jsonl").open("a", encoding="utf-8") as out:
-            out.writelines(measurement("fedavg", label, 0, i, i / 2, local * i) for i in range(4))
+            out.writelines(metrics_line("fedavg", label, 0, i, i / 2, local * i) for i in range(4))
     (folder / "points.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
     best = [{"label": "fedavg", "global_lr": 1.0, "local_lr": 0.1}]
     (folder / "summary.json").write_text(json.dumps({"name": "s", "finished": True, "best": best}))
@@ -320,7 +321,7 @@ def test_records_without_a_folder_have_a_page(tmp_path: Path) -> None:
     assert found["groups"][0]["series"][0]["seconds_to_target"] == 3.0
 
 
-def test_folders_are_found_below_folders_and_what_is_none_is_said(tmp_path: Path) -> None:
+def test_run_folders_are_found_below_a_folder_and_missing_ones_are_user_errors(tmp_path: Path) -> None:
     inner = make_folder(tmp_path / "more" / "deep", "inner")
     outer = make_folder(tmp_path / "more", "outer")
     (tmp_path / "more" / "link").symlink_to(inner)
@@ -333,7 +334,9 @@ def test_folders_are_found_below_folders_and_what_is_none_is_said(tmp_path: Path
         build([inner / "plans"])
 
 
-def test_a_page_that_cannot_be_made_is_one_line_and_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_cannot_be_written_is_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make_folder(tmp_path)
     close_with_page([folder], folder, as_json=False)
     assert capsys.readouterr().out == f"open in a browser: {folder / 'report.html'}\n"

@@ -174,6 +174,7 @@ def client_activity(plan: Digest, step_times: Floats | None) -> dict[str, Any]:
     return {
         "clients": [int(client) for client in clients],
         "of": plan.num_clients,
+        "by_speed": step_times is not None,
         "until": until,
         "first_view": _start_of(jobs, FIRST_VIEW_JOBS, until),
         "end": end,

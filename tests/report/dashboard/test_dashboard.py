@@ -1,4 +1,4 @@
-"""The live view over a real socket: it shows what is there as it comes and goes, and nothing else to nobody else."""
+"""The live view over a real socket: it lists runs as they appear and disappear, and serves nothing else."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ import pytest
 from defedavg.errors import UserError
 from defedavg.report.dashboard.http_server import DashboardServer, serve
 from defedavg.report.dashboard.run_index import RunIndex
-from helpers.run_folders import HOSTILE, make_folder, make_hostile, measurement, write_summary
+from helpers.run_folders import HOSTILE, make_folder, make_hostile, metrics_line, write_summary
 
 
 def ask(
     server: DashboardServer, path: str, *, host: str | None = None, method: str = "GET"
 ) -> tuple[int, dict[str, str], bytes]:
-    """One request, sent exactly as written."""
-    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    line.putrequest(method, path, skip_host=True)
-    line.putheader("Host", f"127.0.0.1:{server.port}" if host is None else host)
-    line.endheaders()
-    answer = line.getresponse()
-    found = answer.status, dict(answer.getheaders()), answer.read()
-    line.close()
-    return found
+    """Send a request exactly as written."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.putrequest(method, path, skip_host=True)
+    connection.putheader("Host", f"127.0.0.1:{server.port}" if host is None else host)
+    connection.endheaders()
+    response = connection.getresponse()
+    result = response.status, dict(response.getheaders()), response.read()
+    connection.close()
+    return result
 
 
 def runs(server: DashboardServer) -> dict[str, dict[str, Any]]:
-    """What is listed, by name."""
+    """Return the listed runs by name."""
     status, _, body = ask(server, "/api/runs")
     assert status == 200
     return {run["id"]: run for run in json.loads(body)["runs"]}
 
 
-def test_runs_appear_grow_finish_fail_and_go(server: DashboardServer, tmp_path: Path) -> None:
+def test_runs_appear_grow_finish_fail_and_disappear(server: DashboardServer, tmp_path: Path) -> None:
     root = tmp_path / "runs"
     assert runs(server) == {}
     folder = make_folder(root, "one", finished=False)
@@ -57,16 +57,16 @@ def test_runs_appear_grow_finish_fail_and_go(server: DashboardServer, tmp_path: 
     )
     before = json.loads(ask(server, "/api/run?id=one")[2])
     with (folder / "metrics.jsonl").open("a") as out:
-        out.write(measurement("fedavg", "fedavg", 0, 13, 99.0, 0.97) + '{"half a line')
+        out.write(metrics_line("fedavg", "fedavg", 0, 13, 99.0, 0.97) + '{"half a line')
     after = json.loads(ask(server, "/api/run?id=one")[2])
     assert after["revision"] != before["revision"]
     assert after["series"][0]["runs"][0]["accuracy"][-1] == 0.97
     assert runs(server)["one"]["best"] == 0.97
     write_summary(folder, "one", True, [])
     assert runs(server)["one"]["status"] == "finished"
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    write_summary(folder, "one", False, [], host=socket.gethostname(), pid=gone.pid)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    write_summary(folder, "one", False, [], host=socket.gethostname(), pid=ended.pid)
     assert runs(server)["one"]["status"] == "aborted"
     write_summary(folder, "one", False, [], host=socket.gethostname(), pid=os.getpid())
     assert runs(server)["one"]["status"] == "running"
@@ -77,14 +77,14 @@ def test_runs_appear_grow_finish_fail_and_go(server: DashboardServer, tmp_path: 
     assert ask(server, "/api/run?id=one")[0] == ask(server, "/report?id=one")[0] == 404
 
 
-def test_a_report_is_served_whole_and_anew_when_the_run_goes_on(server: DashboardServer, tmp_path: Path) -> None:
+def test_a_report_is_served_and_rebuilt_when_the_run_grows(server: DashboardServer, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "runs" / "deep er", "one")
     status, headers, body = ask(server, f"/report?id={quote('deep er/one')}")
     assert status == 200
     assert headers["Content-Type"].startswith("text/html")
     assert b'id="payload"' in body
     with (folder / "metrics.jsonl").open("a") as out:
-        out.write(measurement("fedavg", "another", 0, 13, 99.0, 0.97))
+        out.write(metrics_line("fedavg", "another", 0, 13, 99.0, 0.97))
     assert b'"another"' in ask(server, f"/report?id={quote('deep er/one')}")[2]
     (folder / "metrics.jsonl").unlink()
     write_summary(folder, "one", False, [])
@@ -146,7 +146,7 @@ def test_foreign_names_and_other_methods_are_refused(server: DashboardServer, tm
     assert "Access-Control-Allow-Origin" not in headers
 
 
-def test_hostile_text_travels_as_text(server: DashboardServer, tmp_path: Path) -> None:
+def test_hostile_text_is_sent_as_text(server: DashboardServer, tmp_path: Path) -> None:
     make_hostile(tmp_path / "runs")
     (found,) = runs(server).values()
     assert found["name"] == HOSTILE
@@ -154,7 +154,7 @@ def test_hostile_text_travels_as_text(server: DashboardServer, tmp_path: Path) -
     assert series[0]["name"] == HOSTILE
 
 
-def test_what_cannot_be_served_is_said(server: DashboardServer, tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_used_port_are_user_errors(server: DashboardServer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder"):
         RunIndex(tmp_path / "nowhere")
     with pytest.raises(UserError, match="try --port 0"), serve(RunIndex(tmp_path), "127.0.0.1", server.port):

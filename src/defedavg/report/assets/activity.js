@@ -124,9 +124,10 @@ const Activity = (() => {
       },
     });
     $("activity-keys").replaceChildren(...keys(chart));
-    const clients = rows < chart.of ? `The chart shows ${rows} of ${chart.of} clients, evenly spaced by speed` : `The chart shows all ${chart.of} clients`;
-    const time = chart.until < chart.end ? ` and the first ${digits(chart.until, 3)} of ${digits(chart.end, 3)} s` : "";
-    $("activity-note").textContent = `${clients}${time}. Drag to move, or use the buttons.`;
+    const clients = rows < chart.of ? `${rows} of ${chart.of} clients` : `all ${chart.of} clients`;
+    const order = chart.by_speed ? ", from the fastest (top) to the slowest" : "";
+    const time = chart.until < chart.end ? `, in the first ${digits(chart.until, 3)} of ${digits(chart.end, 3)} s` : "";
+    $("activity-note").textContent = `The chart shows ${clients}${order}${time}. Drag to move, or use the buttons.`;
   }
 
   function zoom(chart, direction) {

@@ -56,7 +56,7 @@ const Charts = (() => {
     const made = {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, autosize: true,
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: css("--ink") },
-      margin: { l: 54, r: narrow() ? 12 : 20, t: 14, b: 48 }, height: narrow() ? 300 : 380,
+      margin: { l: 54, r: narrow() ? 12 : 20, t: 34, b: 48 }, height: narrow() ? 320 : 400,  // the buttons are above the axes
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink") }, namelength: -1 },
       hovermode: "closest", dragmode: narrow() ? false : "zoom", xaxis: axis(), yaxis: axis(),
       modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--muted"), activecolor: css("--accent") },

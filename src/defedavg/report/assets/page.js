@@ -170,7 +170,7 @@
     });
     $("staleness").setAttribute("aria-label", `Staleness of merged updates of ${counted(series.length, "setting")}`);
     draw($("staleness"), traces, {
-      barmode: "group", bargap: 0.15, height: narrow() ? 280 : 340,
+      barmode: "group", bargap: 0.15, height: narrow() ? 300 : 360,
       xaxis: { title: { text: "staleness (merges missed)", standoff: 8 }, type: "category", tickangle: 0,
         dtick: Math.ceil(bins.count / (narrow() ? 4 : 9)) },
       yaxis: { title: { text: "share of merged updates", standoff: 8 }, tickformat: ".0%" },
@@ -197,7 +197,7 @@
     }));
     $("participation").setAttribute("aria-label", `Participation by client speed of ${counted(series.length, "setting")}`);
     draw($("participation"), traces, {
-      height: narrow() ? 280 : 340,
+      height: narrow() ? 300 : 360,
       xaxis: { title: { text: "milliseconds per local step (slower →)", standoff: 8 } },
       yaxis: { title: { text: "participation (1 = equal)", standoff: 8 }, rangemode: "tozero" },
       shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: css("--muted"), width: 1.5, dash: "dash" } }],
@@ -233,15 +233,15 @@
     draw($("split"), [{
       type: "heatmap", z, x: clients, y: z.map((_, label) => label), zmin: 0, xgap: clients.length <= 120 ? 1 : 0, ygap: 1,
       colorscale: Charts.dark() ? [[0, "#1c2026"], [0.5, "#2f77b0"], [1, "#bfe3ff"]] : [[0, "#f3f5f8"], [0.5, "#6fa8d6"], [1, "#08457e"]],
-      colorbar: { thickness: 10, outlinewidth: 0, title: { text: "samples", font: { size: 12 } } },
+      colorbar: { thickness: 10, outlinewidth: 0, title: { text: "samples", side: "right", font: { size: 12 } } },
       hovertemplate: "client %{x}, class %{y}: %{z} samples<extra></extra>",
     }], {
-      height: Math.min(620, 120 + 24 * Math.max(classes, 5)), dragmode: narrow() ? false : "zoom",
-      xaxis: { title: { text: "client", standoff: 8 }, showgrid: false, zeroline: false },
+      height: Math.min(640, 140 + 24 * Math.max(classes, 5)), dragmode: narrow() ? false : "zoom",
+      xaxis: { title: { text: "client", standoff: 8 }, showgrid: false, zeroline: false, dtick: clients.length <= 10 ? 1 : undefined },
       yaxis: { title: { text: "class", standoff: 8 }, showgrid: false, zeroline: false, dtick: classes <= 20 ? 1 : undefined },
     });
     const part = table.counts.length < table.of ? ` The chart shows the first ${table.counts.length} of ${table.of} clients.` : "";
-    $("split-note").textContent = `${table.title}.${part}`;
+    $("split-note").textContent = `Split of ${table.title}.${part}`;
   }
 
   function settings() {
