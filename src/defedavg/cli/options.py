@@ -21,6 +21,24 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def renamed_option(old: str, new: str) -> Any:
+    """Return a hidden option with an old name: it prints one line with the new name and passes its value on.
+
+    A command declares it as a parameter with a leading underscore and the default None (False for a flag), and does
+    not read it. The value becomes the default of the new option, so a new option that is also given takes precedence.
+    """
+
+    def pass_on(context: typer.Context, value: Any) -> None:
+        if value is not None and value is not False:
+            err.print(f"{old} is now {new}; the old name will be removed", markup=False, soft_wrap=True)
+            name = next(parameter.name for parameter in context.command.params if new in parameter.opts)
+            context.default_map = {**(context.default_map or {}), str(name): value}
+
+    return typer.Option(old, hidden=True, is_eager=True, expose_value=False, callback=pass_on)
+
+
+OldMaxBatchJobs = Annotated[str | None, renamed_option("--width", "--max-batch-jobs")]
+
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; a list is swept. Repeatable."),
