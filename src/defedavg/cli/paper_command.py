@@ -60,7 +60,7 @@ MaxTime = Annotated[
 ]
 TimeLimitFactor = Annotated[
     float,
-    typer.Option(help="Time limit of a run as a multiple of the paper's seconds; at least 60 s and the paper's FedAvg."),
+    typer.Option(help="Time limit of a run as a multiple of the paper's seconds; at least 60 s and its FedAvg's."),
 ]
 OldTimeLimitFactor = Annotated[str | None, renamed_option("--beyond", "--time-limit-factor")]
 MeasureSeconds = Annotated[float, typer.Option(help="Simulated seconds between evaluations.")]
