@@ -210,8 +210,8 @@ def test_speedup_is_linear_on_least_squares(algorithm: str) -> None:
         assert max(point.rounds) < point.promised_rounds
         for seed, rounds in enumerate(point.rounds):
             means = {t.rounds: t.mean for t in trials if (t.n, t.seed) == (point.n, seed)}
-            assert means[rounds] <= found.epsilon
-            assert max(t for t, mean in means.items() if mean > found.epsilon) < rounds
+            assert means[rounds] <= found.case.epsilon
+            assert max(t for t, mean in means.items() if mean > found.case.epsilon) < rounds
     figure = speedup_figure([found.json()])
     (ax,) = figure.axes
     assert ax.get_xscale() == ax.get_yscale() == "log"

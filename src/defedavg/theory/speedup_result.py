@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .estimates import Estimates
 from .formulas import theorem
 from .required_rounds import rounds_to_reach
 from .slope_fit import SlopeFit, fit
@@ -45,28 +44,23 @@ class SpeedupPoint:
 class Speedup:
     """The measured speedup of one task and algorithm."""
 
-    task: str
-    algorithm: str
-    epsilon: float
-    local_steps: int
-    num_clients: int
-    estimates: Estimates
+    case: SpeedupCase
     points: tuple[SpeedupPoint, ...]
     fit: SlopeFit
 
     def json(self) -> dict[str, Any]:
         """Return the result as data for JSON."""
         return {
-            "task": self.task,
-            "algorithm": self.algorithm,
+            "task": self.case.name,
+            "algorithm": self.case.algorithm,
             "slope": self.fit.slope,
             "slope_low": self.fit.low,
             "slope_high": self.fit.high,
             "level": self.fit.level,
-            "epsilon": self.epsilon,
-            "local_steps": self.local_steps,
-            "num_clients": self.num_clients,
-            "constants": asdict(self.estimates),
+            "epsilon": self.case.epsilon,
+            "local_steps": self.case.local_steps,
+            "num_clients": self.case.task.num_clients,
+            "constants": asdict(self.case.estimates),
             "points": [asdict(point) for point in self.points],
         }
 
@@ -75,16 +69,7 @@ def summarise(case: SpeedupCase, ns: Sequence[int], seeds: Sequence[int], trials
     """Return the result of the final trials of every n and seed; the trials of one n are in the order of the seeds."""
     points = tuple(_point(case, n, [trial for trial in trials if trial.n == n]) for n in ns)
     lines = {seed: [(point.n, float(point.rounds[i])) for point in points] for i, seed in enumerate(seeds)}
-    return Speedup(
-        case.name,
-        case.algorithm,
-        case.epsilon,
-        case.local_steps,
-        case.task.num_clients,
-        case.estimates,
-        points,
-        fit(lines),
-    )
+    return Speedup(case, points, fit(lines))
 
 
 def _point(case: SpeedupCase, n: int, trials: Sequence[SpeedupTrial]) -> SpeedupPoint:

@@ -19,20 +19,17 @@ from .required_rounds import (
 def theorem_report(algorithm: str, c: Constants, *, epsilon: float, delta: float) -> dict[str, Any]:
     """Return rates, conditions, bounds, rounds and λ."""
     kind = theorem(algorithm)
-    rates, bound, printed = kind.rates(c), kind.bound(c), kind.printed(c)
+    bound, printed = kind.bound(c), kind.printed(c)
     drawn = algorithm == "defedavg-niid"  # otherwise λ depends only on the speeds of the clients
     draw = (c.num_clients, c.updates_per_round, c.rounds, delta)
     return {
         "algorithm": algorithm,
         "theorem": kind.number,
         "constants": asdict(c),
-        "rates": {"global_lr": rates.global_lr, "local_lr": rates.local_lr},
-        "conditions": [
-            {"name": each.name, "left": each.left, "right": each.right, "holds": each.holds}
-            for each in kind.conditions(c)
-        ],
-        "bound": {"first": bound.first, "second": bound.second, "total": bound.total},
-        "printed_bound": {"first": printed.first, "second": printed.second, "total": printed.total},
+        "rates": asdict(kind.rates(c)),
+        "conditions": [{**asdict(each), "holds": each.holds} for each in kind.conditions(c)],
+        "bound": {**asdict(bound), "total": bound.total},
+        "printed_bound": {**asdict(printed), "total": printed.total},
         "epsilon": epsilon,
         "rounds": {
             "to_apply": rounds_to_apply(kind, c),
