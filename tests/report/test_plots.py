@@ -56,12 +56,12 @@ def test_every_job_is_a_bar_and_exactly_the_unmerged_jobs_are_hatched(algorithm:
     made = plan(algorithm, mbps=mbps)
     (ax,) = gantt({"title": made}).axes
     merged = {(u.client, u.index) for done in made.rounds for u, _ in done.merge.updates}
-    last = max(made.seconds, *(job.start if job.fate == "running" else job.end for job in made.jobs))
+    last = max(made.seconds, *(job.start if job.outcome == "running" else job.end for job in made.jobs))
     used: set[tuple[float, float, int]] = set()
     unused: set[tuple[float, float, int]] = set()
     for job in made.jobs:
         if job.start < made.seconds:
-            bar = (job.start, last if job.fate == "running" else job.end, job.client)
+            bar = (job.start, last if job.outcome == "running" else job.end, job.client)
             (used if (job.client, job.index) in merged else unused).add(bar)
     assert boxes(ax, "jobs") == used
     assert boxes(ax, "unused") == unused

@@ -1,4 +1,4 @@
-"""The theorems' formulas against their proofs, and λ against its union bound."""
+"""The theorems' formulas compared with their proofs, and λ compared with its union bound."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TIGHT = 1e-12
 
 @st.composite
 def constants(draw: st.DrawFn) -> Constants:
-    """Anything that the theorems could be asked about."""
+    """Draw constants over the whole range that the theorems allow."""
     clients = draw(st.integers(1, 2000))
     return Constants(
         smoothness=draw(positive()),
@@ -54,7 +54,7 @@ def constants(draw: st.DrawFn) -> Constants:
 
 
 def last_line_iid(c: Constants, eta: float, rate: float) -> float:
-    """The proof of Theorem 2, last display, before the rates are put in."""
+    """Return the last display of the proof of Theorem 2 before the rates are inserted."""
     n, k = c.updates_per_round, c.local_steps
     return (
         4 * c.gap / (k * c.rounds * eta * rate)
@@ -64,7 +64,7 @@ def last_line_iid(c: Constants, eta: float, rate: float) -> float:
 
 
 def last_line_niid(c: Constants, eta: float, rate: float) -> float:
-    """The proof of Theorem 1, last display, before the rates are put in."""
+    """Return the last display of the proof of Theorem 1 before the rates are inserted."""
     n, k = c.updates_per_round, c.local_steps
     return (
         4 * c.gap / (k * c.rounds * eta * rate)
@@ -77,7 +77,7 @@ def last_line_niid(c: Constants, eta: float, rate: float) -> float:
 
 
 @given(constants())
-def test_the_bounds_are_the_proofs_last_lines_with_the_rates_put_in(c: Constants) -> None:
+def test_the_bounds_are_the_last_displays_of_the_proofs_with_the_rates_inserted(c: Constants) -> None:
     for kind, last in ((IID, last_line_iid), (NIID, last_line_niid)):
         rates = kind.rates(c)
         assert kind.bound(c).total == pytest.approx(last(c, rates.global_lr, rates.local_lr), rel=TIGHT)
@@ -95,8 +95,8 @@ def test_the_rates_are_as_stated(c: Constants) -> None:
 
 
 @given(constants())
-def test_what_is_printed(c: Constants) -> None:
-    """Theorem 1 is printed looser than proved, by 3.2 in its first term; Theorem 2 without Lσ² under the root."""
+def test_the_printed_bounds(c: Constants) -> None:
+    """The printed first term of Theorem 1 is 3.2 times the proved one; Theorem 2 lacks Lσ² under the root."""
     n, k, t = c.updates_per_round, c.local_steps, c.rounds
     weight = 16 * c.noise * c.smoothness + 8 * c.smoothness * c.gradient * k
     assert NIID.printed(c).first == pytest.approx(math.sqrt(256 * c.gap * weight / (n * k * t)), rel=TIGHT)
@@ -182,14 +182,14 @@ def test_clients_are_drawn_as_often_as_lambda_says() -> None:
 
 
 def test_without_links_no_update_is_staler_than_the_draws_allow() -> None:
-    how = settings(
+    plan_settings = settings(
         "defedavg-niid",
         clients={"num_clients": 12, "model_megabytes": 0.0},
         training={"updates_per_round": 3, "local_steps": 2},
         **{"defedavg-niid": {"mode": "thrifty"}},
     )
     seen = dict.fromkeys(range(12), 0)
-    for record in make_plan(how, 0, 300).rounds:
+    for record in make_plan(plan_settings, 0, 300).rounds:
         current = record.merge.version - 1
         for (update, _), stale in zip(record.merge.updates, record.merge.staleness, strict=True):
             assert stale <= current - seen[update.client]
@@ -197,7 +197,7 @@ def test_without_links_no_update_is_staler_than_the_draws_allow() -> None:
 
 
 @given(constants(), st.floats(0.001, 0.3))
-def test_lambda_that_grows_with_the_rounds_settles(c: Constants, delta: float) -> None:
+def test_rounds_with_growing_lambda_are_a_fixed_point(c: Constants, delta: float) -> None:
     c = replace(c, num_clients=min(c.num_clients, 50), updates_per_round=min(c.updates_per_round, 50))
     assume(c.updates_per_round <= c.num_clients)
     found = rounds_needed_drawn(NIID, c, 0.1, delta)
@@ -205,7 +205,7 @@ def test_lambda_that_grows_with_the_rounds_settles(c: Constants, delta: float) -
     assert found == rounds_needed(NIID, replace(c, max_staleness=stale), 0.1)
 
 
-# What cannot be.
+# Invalid input.
 
 
 @pytest.mark.parametrize(
@@ -222,13 +222,13 @@ def test_lambda_that_grows_with_the_rounds_settles(c: Constants, delta: float) -
         ({"max_staleness": 0}, "max_staleness is 0"),
     ],
 )
-def test_constants_that_cannot_be(wrong: dict[str, Any], words: str) -> None:
+def test_invalid_constants_are_refused(wrong: dict[str, Any], words: str) -> None:
     good = Constants(smoothness=1.0, noise=1.0, gap=1.0, updates_per_round=2, num_clients=10)
     with pytest.raises(UserError, match=words):
         Constants(**{**asdict(good), **wrong})
 
 
-def test_questions_that_cannot_be_answered() -> None:
+def test_unanswerable_queries_are_refused() -> None:
     good = Constants(smoothness=1.0, noise=1.0, gap=1.0)
     with pytest.raises(UserError, match="epsilon is 0"):
         rounds_to_reach(IID, good, 0.0)

@@ -1,58 +1,77 @@
-"""``defedavg paper``: the paper's experiments, one command each."""
+"""``defedavg paper``: the paper's experiments, one command per table and figure."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import UserError, unknown
 from ..paper.published import FIGURE6_SIZES, SIZE_OF, cells
-from ..paper.run_grid import Choices, Piece
-from ..paper.run_request import PaperRequest, chosen, rates_or_refuse, seeds_or_refuse
+from ..paper.run_grid import Choices, PaperRun
 from .data_command import DataDir
-from .options import Device, Executor, Json, MaxBatchJobs, Memory, Precision, RayAddress, err, out, print_json
+from .options import (
+    Device,
+    Executor,
+    Json,
+    MaxBatchJobs,
+    Memory,
+    OldMaxBatchJobs,
+    Precision,
+    RayAddress,
+    err,
+    out,
+    print_json,
+    renamed_option,
+)
 
 if TYPE_CHECKING:
     from ..paper.result_files import Result, ResultFiles
+    from ..paper.run_request import PaperRequest
 
 app = typer.Typer(
-    help="Repeat the experiments of the DeFedAvg paper: its tables, its figures, at its full scale.",
+    help="Repeat the experiments of the DeFedAvg paper at full scale: its tables and its figures.",
     invoke_without_command=True,
 )
 
 Datasets = Annotated[
-    list[str] | None, typer.Option("--dataset", help="fashionmnist or cifar10; both if not given. Repeatable.")
+    list[str] | None, typer.Option("--dataset", help="fashionmnist or cifar10; default: both. Repeatable.")
 ]
-Settings = Annotated[list[str] | None, typer.Option("--setting", help="iid or non-iid; both if not given. Repeatable.")]
+Settings = Annotated[list[str] | None, typer.Option("--setting", help="iid or non-iid; default: both. Repeatable.")]
 Sizes = Annotated[
-    list[int] | None, typer.Option("--n", help="10, 20, 40 or 80 (figure6: also 5); all if not given. Repeatable.")
+    list[int] | None,
+    typer.Option("--n", help="Updates per round: 10, 20, 40 or 80 (figure6: also 5); default: all. Repeatable."),
 ]
 Algorithms = Annotated[
-    list[str] | None, typer.Option("--algorithm", help="One that the paper compares; all if not given. Repeatable.")
+    list[str] | None,
+    typer.Option("--algorithm", help="An algorithm that the paper compares; default: all. Repeatable."),
 ]
-Seeds = Annotated[int, typer.Option(help="Seeds 0, 1, … of each run.")]
+Seeds = Annotated[int, typer.Option(help="Number of seeds of each run: 0, 1, …")]
 RatesOption = Annotated[
-    str, typer.Option(metavar="paper|tuned", help="The paper's rates, or the best of its grid, found for each cell.")
+    str, typer.Option(metavar="paper|tuned", help="The paper's rates, or rates tuned on its grid for each cell.")
 ]
 MaxTime = Annotated[
     float | None,
-    typer.Option(help="Simulated seconds after which a run is given up; see --time-limit-factor if not given."),
+    typer.Option(help="Time limit of every run in simulated seconds; default: see --time-limit-factor."),
 ]
 TimeLimitFactor = Annotated[
-    float, typer.Option(help="Give up at so many times the paper's seconds, a minute at least.")
+    float,
+    typer.Option(help="Time limit of a run as a multiple of the paper's seconds; at least 60 s and its FedAvg's."),
 ]
-MeasureSeconds = Annotated[float, typer.Option(help="Simulated seconds between measurements.")]
-TrainSamples = Annotated[int, typer.Option(help="Samples on which the training loss is measured; 0: it is not.")]
-Normalise = Annotated[str, typer.Option(help="Inputs: standard or unit.")]
-Sampling = Annotated[str, typer.Option(help="Mini-batches: replacement or shuffle.")]
-Show = Annotated[bool, typer.Option("--show", help="Do no runs: show what is there.")]
-Folder = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where results are kept.")]
+OldTimeLimitFactor = Annotated[str | None, renamed_option("--beyond", "--time-limit-factor")]
+MeasureSeconds = Annotated[float, typer.Option(help="Simulated seconds between evaluations.")]
+TrainSamples = Annotated[int, typer.Option(help="Samples on which the training loss is evaluated; 0: none.")]
+Normalise = Annotated[str, typer.Option(help="Normalisation of inputs: standard or unit.")]
+Sampling = Annotated[str, typer.Option(help="Sampling of mini-batches: replacement or shuffle.")]
+Show = Annotated[bool, typer.Option("--show", help="Compute no runs; show the stored results.")]
+Folder = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder of the results.")]
 
 OUT = Path("results/paper")
-_C = Choices()
+_DEFAULTS = Choices()
 
 
 @app.callback()
@@ -71,7 +90,7 @@ def list_(as_json: Json = False) -> None:
     """List the presets: every cell of Table 1 with the paper's rates, target and seconds."""
     from ..report import tables
 
-    found = [
+    presets = [
         {
             "setting": cell.setting,
             "dataset": cell.dataset,
@@ -81,129 +100,148 @@ def list_(as_json: Json = False) -> None:
             "global_lr": cell.rates[0],
             "local_lr": cell.rates[1],
             "paper_seconds": cell.seconds,
-            "given_up_after": _C.limit(Piece(cell, cell.rates)),
+            "given_up_after": _DEFAULTS.limit(PaperRun(cell, cell.rates)),
         }
         for cell in cells()
     ]
     if as_json:
-        print_json(found)
+        print_json(presets)
         return
-    rows = [[("–" if value is None else f"{value}") for value in row.values()] for row in found]
-    out.print(tables.make("Table 1 of the paper", list(found[0]), rows))
-    out.print("table1, table2: these cells. figure2 … figure5: their curves for n = 10, 20, 40, 80.")
+    rows = [[("–" if value is None else f"{value}") for value in row.values()] for row in presets]
+    out.print(tables.make("Table 1 of the paper", list(presets[0]), rows))
+    out.print("table1, table2: all cells. figure2 … figure5: curves of the cells with n = 10, 20, 40, 80.")
     out.print(
-        f"figure6: DeFedAvg over rounds for n = {', '.join(map(str, FIGURE6_SIZES))}. figure7: for K = 20, 50, 100."
+        f"figure6: DeFedAvg against rounds for n = {', '.join(map(str, FIGURE6_SIZES))}. figure7: for K = 20, 50, 100."
     )
-    out.print("figure1: who trains when; three clients, n = 2.")
+    out.print("figure1: the activity of three clients over time, n = 2.")
 
 
-def _table1(request: PaperRequest) -> bool:
+def _print_line(line: str) -> None:
+    err.print(line, markup=False, soft_wrap=True)
+
+
+def _table1(request: PaperRequest, as_json: bool) -> bool:
     from ..fileio import write_whole
     from ..paper.paper_tables import rows, to_csv, to_markdown
     from ..paper.ranking import ranking, ranking_to_markdown
 
-    pieces, store, finished = request.cells_with_rates()
-    finished = finished and request.carry_out(store, pieces, "table 1")
-    results = store.results(pieces, request.seeds)
-    _show(request, store.folder / "table1", rows(results), to_markdown, to_csv)
+    runs, store, finished = request.table_runs()
+    finished = finished and request.compute_missing(store, runs, "table 1")
+    results = store.results(runs, request.seeds)
+    _write_table(store.folder / "table1", as_json, rows(results), to_markdown, to_csv)
     if ranks := ranking(results):
         text = ranking_to_markdown(ranks)
         write_whole(store.folder / "ranking.md", text.encode())
-        if not request.as_json:
+        if not as_json:
             sys.stdout.write(f"\n{text}")
-        err.print(f"written: {store.folder / 'ranking'}.md", markup=False, soft_wrap=True)
-    _page(request, store, results, "table1", "Table 1")
+        _print_line(f"written: {store.folder / 'ranking'}.md")
+    _write_page(request, store, results, as_json, 1, "table")
     return finished
 
 
-def _table2(request: PaperRequest) -> bool:
+def _table2(request: PaperRequest, as_json: bool) -> bool:
+    from ..paper.page_records import tuning_records
     from ..paper.paper_tables import rates_rows, rates_to_markdown, to_csv
-    from ..paper.results_page import close_with_points
+    from ..paper.provenance_log import last_session
+    from .report_command import close_with_records
 
-    tuned, finished = request.tuned()
-    found = rates_rows(tuned)
+    tuned, finished = request.tuned_rates()
     path = request.folder / "table1-tuned" / "table2"
-    _show(request, path, found, rates_to_markdown, to_csv)
+    _write_table(path, as_json, rates_rows(tuned), rates_to_markdown, to_csv)
     if tuned:
-        close_with_points(request.points(), path.with_suffix(".html"), request.as_json, "Table 2: every pair of rates")
+        groups, page = tuning_records(request.tuning_points()), path.with_suffix(".html")
+        close_with_records(groups, page, as_json, "Table 2: every pair of rates", last_session(path.parent))
     return finished
 
 
-def _show(
-    request: PaperRequest,
+def _write_table(
     path: Path,
-    found: list[dict[str, Any]],
+    as_json: bool,
+    rows: list[dict[str, Any]],
     to_markdown: Callable[[list[dict[str, Any]]], str],
     to_csv: Callable[[list[dict[str, Any]]], str],
 ) -> None:
     from ..fileio import write_whole
 
-    if request.as_json:
-        print_json(found)
-    if not found:
-        err.print("no result is there yet", markup=False)
+    if as_json:
+        print_json(rows)
+    if not rows:
+        _print_line("no results are stored yet")
         return
-    if not request.as_json:
-        sys.stdout.write(to_markdown(found))
-    write_whole(path.with_suffix(".md"), to_markdown(found).encode())
-    write_whole(path.with_suffix(".csv"), to_csv(found).encode())
-    err.print(f"written: {path}.md and .csv", markup=False, soft_wrap=True)
+    if not as_json:
+        sys.stdout.write(to_markdown(rows))
+    write_whole(path.with_suffix(".md"), to_markdown(rows).encode())
+    write_whole(path.with_suffix(".csv"), to_csv(rows).encode())
+    _print_line(f"written: {path}.md and .csv")
 
 
-def _figure(number: int) -> Callable[[PaperRequest], bool]:
-    def draw(request: PaperRequest) -> bool:
+def _figure(number: int) -> Callable[[PaperRequest, bool], bool]:
+    def draw(request: PaperRequest, as_json: bool) -> bool:
         if number in SIZE_OF:
-            pieces, store, finished = request.cells_with_rates(SIZE_OF[number])
+            runs, store, finished = request.table_runs(SIZE_OF[number])
         else:
-            pieces, store, finished = request.defedavg(number)
-        finished = finished and request.carry_out(store, pieces, f"figure {number}")
-        results = store.results(pieces, request.seeds)
+            runs, store, finished = request.defedavg_runs(number)
+        finished = finished and request.compute_missing(store, runs, f"figure {number}")
+        results = store.results(runs, request.seeds)
         if not results:
-            err.print("no result is there yet", markup=False)
+            _print_line("no results are stored yet")
             return finished
         from ..paper.figures import curves
 
-        kind = "-tuned" if request.rates == "tuned" else ""
+        suffix = "-tuned" if request.rates == "tuned" else ""
         for figure, name in zip(curves(results, number), ("accuracy", "loss"), strict=True):
-            _draw(request, figure, f"figure{number}{kind}-{name}")
-        _page(request, store, results, f"figure{number}", f"Figure {number}")
+            _save_figure(figure, request.folder, f"figure{number}{suffix}-{name}", as_json)
+        _write_page(request, store, results, as_json, number, "figure")
         return finished
 
     return draw
 
 
-def _page(request: PaperRequest, store: ResultFiles, results: Sequence[Result], name: str, title: str) -> None:
-    """Every command that does runs ends with their page."""
-    from ..paper.results_page import close_with_results
+def _write_page(
+    request: PaperRequest, store: ResultFiles, results: Sequence[Result], as_json: bool, number: int, kind: str
+) -> None:
+    """Write the page of a command's runs and print where it is."""
+    from ..paper.page_records import run_records
+    from ..paper.provenance_log import last_session
+    from .report_command import close_with_records
 
     if results:
         rates = "the paper's rates" if request.rates == "paper" else "tuned rates"
-        close_with_results(results, store.folder / f"{name}.html", request.as_json, f"{title} at {rates}")
+        title, page = f"{kind.capitalize()} {number} at {rates}", store.folder / f"{kind}{number}.html"
+        close_with_records(run_records(results), page, as_json, title, last_session(store.folder))
 
 
-def _draw(request: PaperRequest, figure: Any, name: str) -> None:
+def _save_figure(figure: Any, folder: Path, name: str, as_json: bool) -> None:
     from ..fileio import writing
     from ..report.plots import save
 
-    place = request.folder / "figures" / name
-    with writing(place.parent):
-        place.parent.mkdir(parents=True, exist_ok=True)
-    for written in save(figure, place):
-        (out if request.as_json is False else err).print(f"drawn: {written}", markup=False, soft_wrap=True)
+    path = folder / "figures" / name
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for written in save(figure, path):
+        (err if as_json else out).print(f"drawn: {written}", markup=False, soft_wrap=True)
 
 
 @app.command("figure1")
 def figure1(
-    seed: Annotated[int, typer.Option(help="Of the clients' speeds and the draws.")] = 0, folder: Folder = OUT
+    seed: Annotated[int, typer.Option(help="Seed of the clients' speeds and of the sampling.")] = 0,
+    folder: Folder = OUT,
 ) -> None:
-    """Draw who trains when: three clients, n = 2, under FedAvg, DeFedAvg-nIID and DeFedAvg-IID. Needs no data."""
-    from ..paper.figures import figure1 as make
+    """Draw the activity of three clients under FedAvg, DeFedAvg-nIID and DeFedAvg-IID, n = 2. Needs no data."""
+    from ..paper.figures import figure1 as draw_figure1
 
-    _draw(PaperRequest(folder=folder), make(seed), "figure1")
+    _save_figure(draw_figure1(seed), folder, "figure1", as_json=False)
 
 
-def _register(name: str, help_: str, action: Callable[[PaperRequest], bool]) -> None:
-    """A command with the options that all experiments have."""
+def _check(seeds: int, rates: str) -> None:
+    if seeds < 1:
+        raise UserError(f"--seeds is {seeds}; it must be at least 1")
+    if rates not in ("paper", "tuned"):
+        raise unknown("rates", rates, ("paper", "tuned"))
+
+
+def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool]) -> None:
+    """Add a command with the options that all experiments share."""
 
     def command(
         datasets: Datasets = None,
@@ -213,11 +251,11 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest], bool]) -> 
         seeds: Seeds = 3,
         rates: RatesOption = "paper",
         max_time: MaxTime = None,
-        time_limit_factor: TimeLimitFactor = _C.time_limit_factor,
-        measure_seconds: MeasureSeconds = _C.measure_seconds,
-        train_samples: TrainSamples = _C.train_samples,
-        normalise: Normalise = _C.normalise,
-        sampling: Sampling = _C.sampling,
+        time_limit_factor: TimeLimitFactor = _DEFAULTS.time_limit_factor,
+        measure_seconds: MeasureSeconds = _DEFAULTS.measure_seconds,
+        train_samples: TrainSamples = _DEFAULTS.train_samples,
+        normalise: Normalise = _DEFAULTS.normalise,
+        sampling: Sampling = _DEFAULTS.sampling,
         folder: Folder = OUT,
         executor: Executor = "batched",
         ray_address: RayAddress = None,
@@ -225,45 +263,52 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest], bool]) -> 
         max_batch_jobs: MaxBatchJobs = None,
         memory: Memory = None,
         precision: Precision = "auto",
-        data_dir: DataDir = None,
+        _data_dir: DataDir = None,
         show: Show = False,
         as_json: Json = False,
+        _beyond: OldTimeLimitFactor = None,
+        _width: OldMaxBatchJobs = None,
     ) -> None:
-        from ..experiments.compute import ComputeConfig
+        from ..experiments.sweep import ComputeConfig
+        from ..paper.run_request import PaperRequest, select_cells
+        from .progress_table import watching
 
+        selected = select_cells(datasets, settings, sizes, algorithms)
+        _check(seeds, rates)
         request = PaperRequest(
-            cells=tuple(chosen(datasets, settings, sizes, algorithms)),
-            seeds=seeds_or_refuse(seeds),
-            rates=rates_or_refuse(rates),
+            cells=tuple(selected),
+            seeds=range(seeds),
+            rates=rates,
             choices=Choices.checked(measure_seconds, normalise, sampling, train_samples, time_limit_factor, max_time),
             folder=folder,
-            means=ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address),
-            show=show,
-            as_json=as_json,
+            compute=ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address),
+            show_only=show,
+            notify=_print_line,
+            watching=partial(watching, err),
         )
-        if not action(request):
-            err.print("stopped by Ctrl-C; finished runs are kept, the same command goes on", markup=False)
+        if not action(request, as_json):
+            _print_line("stopped by Ctrl-C; the results of finished runs are stored, run the command again to continue")
             raise typer.Exit(130)
 
     app.command(name, help=help_)(command)
 
 
-_PARTS = (
-    "Runs whose results are in the folder are not done again, so it can be made in parts. "
-    "Ctrl-C loses only the runs under way."
+_RESUME = (
+    "A run whose result is stored is not computed again, so the work can be split over several sessions. "
+    "Ctrl-C loses only the runs that have not finished."
 )
 _register(
     "table1",
-    "Seconds to the target accuracy: first hit and sustained (five measurements in a row), beside the paper's.\n\n"
-    + _PARTS,
+    "Seconds to the target accuracy: first hit and sustained (five evaluations in a row), with the paper's values.\n\n"
+    + _RESUME,
     _table1,
 )
-_register("table2", "The best rates of the paper's grid for each cell, beside the paper's.\n\n" + _PARTS, _table2)
+_register("table2", "The best rates of the paper's grid for each cell, with the paper's choice.\n\n" + _RESUME, _table2)
 for _number, _n in SIZE_OF.items():
     _register(
         f"figure{_number}",
-        f"Test accuracy and training loss over simulated seconds, n = {_n}: the runs of Table 1.\n\n" + _PARTS,
+        f"Test accuracy and training loss against simulated seconds, n = {_n}: the runs of Table 1.\n\n" + _RESUME,
         _figure(_number),
     )
-_register("figure6", "DeFedAvg over rounds for n = 5, 10, 20, 40, 80.\n\n" + _PARTS, _figure(6))
-_register("figure7", "DeFedAvg over rounds for K = 20, 50, 100 and n = 10.\n\n" + _PARTS, _figure(7))
+_register("figure6", "DeFedAvg against rounds for n = 5, 10, 20, 40, 80.\n\n" + _RESUME, _figure(6))
+_register("figure7", "DeFedAvg against rounds for K = 20, 50, 100 and n = 10.\n\n" + _RESUME, _figure(7))

@@ -1,1 +1,1 @@
-"""The experiments of the DeFedAvg paper: its settings, its figures to compare with, and the commands that repeat it."""
+"""The experiments of the DeFedAvg paper: published values, runs at its settings, and tables that compare both."""

@@ -1,4 +1,4 @@
-"""The paper's figures again: curves of Table 1's runs, DeFedAvg for several n and K, and who trains when."""
+"""The paper's figures from stored results: curves of Table 1, DeFedAvg for several n and K, and client activity."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .result_files import Result
 NAMES = {"fashionmnist": "FashionMNIST", "cifar10": "CIFAR-10", "iid": "IID", "non-iid": "non-IID"}
 
 _TITLES = {"fedavg": "FedAvg", "defedavg-niid": "DeFedAvg-nIID", "defedavg-iid": "DeFedAvg-IID"}
-_MERGES = 4  # of FedAvg that Figure 1 shows
+_MERGES = 4  # rounds of FedAvg that Figure 1 shows
 
 
 def figure1(seed: int = 0) -> Figure:
-    """Three clients, n = 2: who trains when under FedAvg, DeFedAvg-nIID and DeFedAvg-IID."""
+    """Draw the activity of three clients under FedAvg, DeFedAvg-nIID and DeFedAvg-IID with n = 2."""
     plans = {}
     for name, title in _TITLES.items():
         tables: dict[str, Any] = {
@@ -37,13 +37,13 @@ def figure1(seed: int = 0) -> Figure:
 
 
 def curves(results: Sequence[Result], figure: int) -> tuple[Figure, Figure]:
-    """Accuracy and training loss of runs: over seconds for figures 2 to 5, over rounds for 6 and 7."""
+    """Draw test accuracy and training loss of runs: against seconds for figures 2 to 5, against rounds for 6 and 7."""
     panels: dict[str, list[Curve]] = {}
     targets: dict[str, float] = {}
-    for one in sorted(results, key=_place):
-        cell = Cell(**one["piece"]["cell"])
+    for result in sorted(results, key=_paper_order):
+        cell = Cell(**result["piece"]["cell"])
         title = f"{NAMES[cell.dataset]}, {NAMES[cell.setting]}"
-        panels.setdefault(title, []).append(_curve(one, cell, figure))
+        panels.setdefault(title, []).append(_curve(result, cell, figure))
         targets[title] = cell.target
     against: Literal["seconds", "rounds"] = "seconds" if figure in SIZE_OF else "rounds"
     return (
@@ -52,26 +52,26 @@ def curves(results: Sequence[Result], figure: int) -> tuple[Figure, Figure]:
     )
 
 
-def _place(one: Result) -> tuple[int, ...]:
-    """Panels and curves in the paper's order."""
-    cell = Cell(**one["piece"]["cell"])
+def _paper_order(result: Result) -> tuple[int, ...]:
+    """Return the sort key that gives panels and curves the paper's order."""
+    cell = Cell(**result["piece"]["cell"])
     panel = SETTINGS.index(cell.setting), DATASETS.index(cell.dataset)
     algorithm = COMPARED[cell.setting].index(cell.algorithm)
-    return (*panel, algorithm, cell.updates_per_round, one["piece"]["local_steps"])
+    return (*panel, algorithm, cell.updates_per_round, result["piece"]["local_steps"])
 
 
-def _curve(one: Result, cell: Cell, figure: int) -> Curve:
-    seen, label = one["curve"], cell.algorithm
+def _curve(result: Result, cell: Cell, figure: int) -> Curve:
+    curve, label = result["curve"], cell.algorithm
     if figure == 6:
         label = f"n = {cell.updates_per_round}"
     elif figure == 7:
-        label = f"K = {one['piece']['local_steps']}"
-    known = [i for i, loss in enumerate(seen["train_loss"]) if loss is not None]
+        label = f"K = {result['piece']['local_steps']}"
+    known = [i for i, loss in enumerate(curve["train_loss"]) if loss is not None]
     return Curve(
         algorithm=cell.algorithm if figure in SIZE_OF else "",
         label=label,
-        seconds=tuple(seen["seconds"][i] for i in known),
-        rounds=tuple(seen["rounds"][i] for i in known),
-        accuracy=tuple(math.nan if seen["accuracy"][i] is None else seen["accuracy"][i] for i in known),
-        loss=tuple(seen["train_loss"][i] for i in known),
+        seconds=tuple(curve["seconds"][i] for i in known),
+        rounds=tuple(curve["rounds"][i] for i in known),
+        accuracy=tuple(math.nan if curve["accuracy"][i] is None else curve["accuracy"][i] for i in known),
+        loss=tuple(curve["train_loss"][i] for i in known),
     )

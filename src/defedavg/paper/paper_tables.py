@@ -1,4 +1,4 @@
-"""Tables 1 and 2 again, beside what the paper reports."""
+"""Tables 1 and 2 of the paper from stored results, with the published values."""
 
 from __future__ import annotations
 
@@ -15,61 +15,60 @@ from .result_files import Result
 
 
 def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One row per cell: means over seeds of first and sustained hits, and the paper's figure beside them."""
+    """Return one row per cell: means over seeds of the first hit and the sustained time, and the paper's seconds."""
     groups: dict[Cell, list[Result]] = {}
-    for one in results:
-        groups.setdefault(Cell(**one["piece"]["cell"]), []).append(one)
-    found = []
-    for cell, own in groups.items():
-        first, held = _times(own, "first_hit_seconds"), _times(own, "sustained_seconds")
-        paper = cell.seconds
-        found.append(
-            {
-                **asdict(cell),
-                "target": cell.target,
-                "global_lr": own[0]["piece"]["rates"][0],
-                "local_lr": own[0]["piece"]["rates"][1],
-                "seeds": len(own),
-                "reached": len(first),
-                "first_hit": fmean(first) if first else None,
-                "first_hit_sd": stdev(first) if len(first) > 1 else None,
-                "sustained": fmean(held) if held else None,
-                "sustained_sd": stdev(held) if len(held) > 1 else None,
-                "sustained_reached": len(held),
-                "paper": paper,
-                "ratio": _ratio(first, len(own), paper),
-                "sustained_ratio": _ratio(held, len(own), paper),
-                "note": _note(own),
-            }
-        )
-    return found
+    for result in results:
+        groups.setdefault(Cell(**result["piece"]["cell"]), []).append(result)
+    return [_row(cell, seeds) for cell, seeds in groups.items()]
 
 
-def _times(own: Sequence[Result], name: str) -> list[float]:
-    return [one[name] for one in own if one[name] is not None]
+def _row(cell: Cell, seeds: Sequence[Result]) -> dict[str, Any]:
+    first, sustained = _times(seeds, "first_hit_seconds"), _times(seeds, "sustained_seconds")
+    global_lr, local_lr = seeds[0]["piece"]["rates"]
+    return {
+        **asdict(cell),
+        "target": cell.target,
+        "global_lr": global_lr,
+        "local_lr": local_lr,
+        "seeds": len(seeds),
+        "reached": len(first),
+        "first_hit": fmean(first) if first else None,
+        "first_hit_sd": stdev(first) if len(first) > 1 else None,
+        "sustained": fmean(sustained) if sustained else None,
+        "sustained_sd": stdev(sustained) if len(sustained) > 1 else None,
+        "sustained_reached": len(sustained),
+        "paper": cell.seconds,
+        "ratio": _ratio(first, len(seeds), cell.seconds),
+        "sustained_ratio": _ratio(sustained, len(seeds), cell.seconds),
+        "note": _note(seeds),
+    }
+
+
+def _times(results: Sequence[Result], name: str) -> list[float]:
+    return [result[name] for result in results if result[name] is not None]
 
 
 def _ratio(times: Sequence[float], runs: int, paper: float | None) -> float | None:
-    """To the paper's figure; a mean over the lucky seeds alone would be no time to the target."""
+    """Return the ratio to the paper's seconds; None if a seed missed the target, which would bias the mean."""
     return fmean(times) / paper if times and paper and len(times) == runs else None
 
 
-def _note(own: Sequence[Result]) -> str:
-    """What happened where the target was not reached, or not held; never blank there. Like ends are said once."""
-    ends: dict[tuple[str, str], list[str]] = {}
-    for one in own:
-        best, by = f"{100 * (one['best_accuracy'] or 0):.1f}", f"by {one['seconds']:.0f} s (best"
-        if one["diverged_at"] is not None:
-            ends.setdefault(("diverged at round", ""), []).append(f"{one['diverged_at']}")
-        elif one["first_hit_seconds"] is None:
-            ends.setdefault((f"not reached {by}", " %)"), []).append(best)
-        elif one["sustained_seconds"] is None:
-            ends.setdefault((f"reached, but not held {by}", " %)"), []).append(best)
-    return "; ".join(f"{what} {', '.join(values)}{unit}" for (what, unit), values in ends.items())
+def _note(results: Sequence[Result]) -> str:
+    """Describe the seeds that did not reach or did not hold the target; equal outcomes share one phrase."""
+    phrases: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        best, by = f"{100 * (result['best_accuracy'] or 0):.1f}", f"by {result['seconds']:.0f} s (best"
+        if result["diverged_at"] is not None:
+            phrases.setdefault(("diverged at round", ""), []).append(f"{result['diverged_at']}")
+        elif result["first_hit_seconds"] is None:
+            phrases.setdefault((f"not reached {by}", " %)"), []).append(best)
+        elif result["sustained_seconds"] is None:
+            phrases.setdefault((f"reached, but not held {by}", " %)"), []).append(best)
+    return "; ".join(f"{phrase} {', '.join(values)}{unit}" for (phrase, unit), values in phrases.items())
 
 
 def to_csv(table: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as CSV."""
+    """Return the rows as CSV."""
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(table[0]), lineterminator="\n")
     writer.writeheader()
@@ -78,20 +77,20 @@ def to_csv(table: Sequence[Mapping[str, Any]]) -> str:
 
 
 def to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as Markdown, the paper's figures beside ours."""
+    """Return the rows of Table 1 as a Markdown table."""
     lines = [
-        "| setting | data | algorithm | n | η / η̄ | first hit, s | sustained, s | paper, s | ratios | |",
+        "| setting | data | algorithm | n | η / η̄ | first hit, s | sustained, s | paper, s | ratios | note |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in table:
         first = _time(row["first_hit"], row["first_hit_sd"], row["reached"], row["seeds"])
-        held = _time(row["sustained"], row["sustained_sd"], row["sustained_reached"], row["seeds"])
+        sustained = _time(row["sustained"], row["sustained_sd"], row["sustained_reached"], row["seeds"])
         paper = f">{BOUNDS[row['dataset']]:.0f}" if row["paper"] is None else f"{row['paper']:g}"
         rates = _pair(row["global_lr"], row["local_lr"])
         ratio = ", ".join("–" if r is None else f"{r:.2f}" for r in (row["ratio"], row["sustained_ratio"]))
         lines.append(
             f"| {row['setting']} | {row['dataset']} | {row['algorithm']} | {row['updates_per_round']} | {rates} "
-            f"| {first} | {held} | {paper} | {ratio} | {row['note']} |"
+            f"| {first} | {sustained} | {paper} | {ratio} | {row['note']} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -103,27 +102,30 @@ def _time(mean: float | None, spread: float | None, reached: int, runs: int) -> 
 
 
 def rates_rows(tuned: Mapping[Cell, Rates]) -> list[dict[str, Any]]:
-    """Table 2: the best rates of every cell, ours and the paper's."""
+    """Return one row of Table 2 per cell: the tuned rates and the paper's."""
     return [
         {
             **asdict(cell),
-            "global_lr": own[0],
-            "local_lr": own[1],
+            "global_lr": rates[0],
+            "local_lr": rates[1],
             "paper_global_lr": cell.rates[0],
             "paper_local_lr": cell.rates[1],
-            "same": own == cell.rates,
+            "same": rates == cell.rates,
         }
-        for cell, own in tuned.items()
+        for cell, rates in tuned.items()
     ]
 
 
 def rates_to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
-    """Table 2 as Markdown."""
-    lines = ["| setting | data | algorithm | n | η / η̄ here | in the paper | |", "|---|---|---|---|---|---|---|"]
+    """Return the rows of Table 2 as a Markdown table."""
+    lines = [
+        "| setting | data | algorithm | n | η / η̄, tuned | η / η̄, paper | same? |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in table:
-        pairs = [_pair(row["global_lr"], row["local_lr"]), _pair(row["paper_global_lr"], row["paper_local_lr"])]
+        tuned, paper = _pair(row["global_lr"], row["local_lr"]), _pair(row["paper_global_lr"], row["paper_local_lr"])
         cell = f"| {row['setting']} | {row['dataset']} | {row['algorithm']} | {row['updates_per_round']} |"
-        lines.append(f"{cell} {pairs[0]} | {pairs[1]} | {'the same' if row['same'] else ''} |")
+        lines.append(f"{cell} {tuned} | {paper} | {'yes' if row['same'] else 'no'} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What the paper says: targets, best rates (its Table 2), and seconds to the target (its Table 1)."""
+"""Published values of the paper: target accuracies, seconds to the target (Table 1) and best rates (Table 2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SETTINGS: Final = ("iid", "non-iid")
 SIZES: Final = (10, 20, 40, 80)
 
 SIZE_OF: Final = {2: 10, 3: 20, 4: 40, 5: 80}
-"""n of figures 2 to 5."""
+"""Updates per round, n, of figures 2 to 5."""
 
 FIGURE6_SIZES: Final = (5, *SIZES)
 FIGURE7_STEPS: Final = (20, 50, 100)
@@ -20,7 +20,9 @@ COMPARED: Final = {
     "iid": ("fedavg", "favano", "asysg", "defedavg-iid"),
     "non-iid": ("fedavg", "favano", "fedbuff", "defedavg-niid"),
 }
-"""Which algorithms the paper compares in a setting; the last is its own."""
+"""The algorithms that the paper compares in each setting; the last one is DeFedAvg."""
+
+ALGORITHM_NAMES: Final = tuple(dict.fromkeys(name for names in COMPARED.values() for name in names))
 
 TARGETS: Final = {
     ("fashionmnist", "iid"): 0.9,
@@ -35,9 +37,9 @@ LIMITS: Final = {
     ("cifar10", "iid"): 1_500.0,
     ("cifar10", "non-iid"): 2_500.0,
 }
-"""Simulated seconds after which any run is given up; beyond nearly all that the paper reports."""
+"""The longest time limit of a run in simulated seconds; it exceeds nearly all times that the paper reports."""
 
-# Rows of n = 10, 20, 40, 80. None: not reached by the bound that stands in BOUNDS.
+# Seconds for n = 10, 20, 40, 80. None: the target was not reached within the time in BOUNDS.
 _TABLE1: Final = {
     ("iid", "fedavg", "fashionmnist"): (51.89, 179.1, 184.9, 179.83),
     ("iid", "favano", "fashionmnist"): (424.25, 448.89, 556.25, None),
@@ -58,14 +60,15 @@ _TABLE1: Final = {
 }
 
 BOUNDS: Final = {"fashionmnist": 880.0, "cifar10": 1400.0}
+"""The t of an entry printed as ">t" in Table 1, by data set."""
 
 Rates = tuple[float | None, float | None]
-"""η and η̄; None where the algorithm has no such rate."""
+"""The global rate η and the local rate η̄; None where the algorithm does not have the rate."""
 
 GLOBAL_GRID: Final = (0.1, 1.0)
 LOCAL_GRID: Final = (0.001, 0.005, 0.01, 0.05, 0.1)
 
-# For n = 10, 20, 40, 80.
+# Rates for n = 10, 20, 40, 80.
 _TABLE2: Final[dict[tuple[str, str, str], tuple[Rates, Rates, Rates, Rates]]] = {
     ("iid", "fedavg", "fashionmnist"): ((1.0, 0.1), (1.0, 0.01), (1.0, 0.01), (1.0, 0.01)),
     ("iid", "favano", "fashionmnist"): ((None, 0.1),) * 4,
@@ -97,29 +100,29 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Fit for a file name and a line of progress."""
+        """The cell in one line, for file names and progress lines."""
         return f"{self.dataset} {self.setting} {self.algorithm} n={self.updates_per_round}"
 
     @property
     def target(self) -> float:
-        """The accuracy to be reached."""
+        """The target accuracy."""
         return TARGETS[self.dataset, self.setting]
 
     @property
     def seconds(self) -> float | None:
-        """What the paper reports; None: not reached."""
+        """The paper's seconds to the target; None if it reports that the target was not reached."""
         row = _TABLE1[self.setting, self.algorithm, self.dataset]
         return row[SIZES.index(self.updates_per_round)]
 
     @property
     def rates(self) -> Rates:
-        """The paper's best; for n = 5, of which it names none, those of n = 10."""
+        """The paper's best rates; for n = 5, which Table 2 does not list, those of n = 10."""
         row = _TABLE2[self.setting, self.algorithm, self.dataset]
         return row[SIZES.index(max(self.updates_per_round, SIZES[0]))]
 
 
 def cells() -> list[Cell]:
-    """All of Table 1, in its order."""
+    """Return all cells of Table 1 in the order of the table."""
     return [
         Cell(dataset, setting, algorithm, n)
         for setting in SETTINGS
@@ -127,3 +130,9 @@ def cells() -> list[Cell]:
         for algorithm in COMPARED[setting]
         for n in SIZES
     ]
+
+
+def figure6_cells() -> list[Cell]:
+    """Return the cells of Figure 6 that Table 1 does not have: DeFedAvg with n = 5."""
+    sizes = [n for n in FIGURE6_SIZES if n not in SIZES]
+    return [Cell(d, s, COMPARED[s][-1], n) for s in SETTINGS for d in DATASETS for n in sizes]

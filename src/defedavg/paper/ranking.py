@@ -1,4 +1,4 @@
-"""Who comes first for every n, here and in the paper."""
+"""The order of the algorithms for every n, in these results and in the paper."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 from .published import BOUNDS, Cell
 from .result_files import Result
 
+ResultsBySeed = Mapping[int, Result]
+
 
 @dataclass(frozen=True, slots=True)
-class Until:
-    """The target was not held until then, when a run was given up."""
+class GivenUp:
+    """The target was not held by the time at which a run was given up."""
 
     seconds: float
 
@@ -23,73 +25,96 @@ class Until:
 
 
 def ranking(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Who comes first for every n: by the median over seeds of the time from which the target is held.
+    """Rank the algorithms for every n by the median over seeds of the time from which the target is held.
 
-    A seed that does not hold it counts as endless. ``first_in``: in how many seeds the first was first of those run;
-    ``open``: those that were given up before the first's time, who might have been sooner still.
+    A seed that does not hold the target counts as infinite. ``first_in`` is the number of seeds in which the winner is
+    the fastest; ``open`` lists algorithms that were given up before the winner's time and might have been faster.
     """
     groups: dict[Cell, dict[str, dict[int, Result]]] = {}
-    for one in results:
-        cell = Cell(**one["piece"]["cell"])
-        groups.setdefault(replace(cell, algorithm=""), {}).setdefault(cell.algorithm, {})[one["seed"]] = one
-    found = []
-    for cell, own in groups.items():
-        if len(own) < 2:
-            continue
-        times = {name: {seed: _held(one) for seed, one in runs.items()} for name, runs in own.items()}
-        medians = {name: median(seconds.values()) for name, seconds in times.items()}
-        paper = {name: replace(cell, algorithm=name).seconds or math.inf for name in own}
-        first, paper_first = (min(seconds, key=seconds.__getitem__) for seconds in (medians, paper))
-        ends = {name: _end(runs.values()) for name, runs in own.items() if math.isinf(medians[name])}
-        soonest = 0.0 if first in ends else medians[first]
-        rivals = [seconds for name, seconds in times.items() if name != first]
-        ahead = [seed for seed, time in times[first].items() if all(time < r.get(seed, math.inf) for r in rivals)]
-        found.append(
-            {
-                "setting": cell.setting,
-                "dataset": cell.dataset,
-                "updates_per_round": cell.updates_per_round,
-                "here": {name: ends.get(name, medians[name]) for name in sorted(medians, key=medians.__getitem__)},
-                "paper": {name: paper[name] for name in sorted(paper, key=paper.__getitem__)},
-                "first": None if first in ends else first,
-                "paper_first": paper_first,
-                "first_in": len(ahead),
-                "seeds": len(times[first]),
-                "open": [name for name, end in ends.items() if isinstance(end, Until) and end.seconds < soonest],
-            }
-        )
-    return found
+    for result in results:
+        cell = Cell(**result["piece"]["cell"])
+        groups.setdefault(replace(cell, algorithm=""), {}).setdefault(cell.algorithm, {})[result["seed"]] = result
+    return [_rank(cell, algorithms) for cell, algorithms in groups.items() if len(algorithms) > 1]
 
 
-def _held(one: Result) -> float:
-    return math.inf if one["sustained_seconds"] is None else float(one["sustained_seconds"])
+def _rank(cell: Cell, algorithms: Mapping[str, ResultsBySeed]) -> dict[str, Any]:
+    times = {name: {seed: _held_from(run) for seed, run in runs.items()} for name, runs in algorithms.items()}
+    medians = {name: median(seconds.values()) for name, seconds in times.items()}
+    paper = {name: replace(cell, algorithm=name).seconds or math.inf for name in algorithms}
+    here, published = _sorted_by_value(medians), _sorted_by_value(paper)
+    first = next(iter(here))
+    failures = {name: _failure(runs.values()) for name, runs in algorithms.items() if math.isinf(medians[name])}
+    return {
+        "setting": cell.setting,
+        "dataset": cell.dataset,
+        "updates_per_round": cell.updates_per_round,
+        "here": {**here, **failures},
+        "paper": published,
+        "first": None if first in failures else first,
+        "paper_first": next(iter(published)),
+        "first_in": _seeds_won(first, times),
+        "seeds": len(times[first]),
+        "open": [] if first in failures else _given_up_before(medians[first], failures),
+    }
 
 
-def _end(runs: Iterable[Result]) -> Until | str:
-    """What became of an algorithm whose median is endless."""
-    left = [one for one in runs if one["sustained_seconds"] is None]
-    given_up = [one["seconds"] for one in left if one["diverged_at"] is None]
-    return Until(min(given_up)) if 2 * len(given_up) > len(left) else "diverged"
+def _sorted_by_value(times: Mapping[str, float]) -> dict[str, Any]:
+    return {name: times[name] for name in sorted(times, key=times.__getitem__)}
+
+
+def _seeds_won(winner: str, times: Mapping[str, Mapping[int, float]]) -> int:
+    """Return the number of seeds in which the winner was faster than every other algorithm that ran the seed."""
+    others = [seconds for name, seconds in times.items() if name != winner]
+    return sum(all(time < other.get(seed, math.inf) for other in others) for seed, time in times[winner].items())
+
+
+def _given_up_before(seconds: float, failures: Mapping[str, GivenUp | str]) -> list[str]:
+    return [name for name, end in failures.items() if isinstance(end, GivenUp) and end.seconds < seconds]
+
+
+def _held_from(run: Result) -> float:
+    return math.inf if run["sustained_seconds"] is None else float(run["sustained_seconds"])
+
+
+def _failure(runs: Iterable[Result]) -> GivenUp | str:
+    """Return how an algorithm with an infinite median failed in most of its seeds."""
+    failed = [run for run in runs if run["sustained_seconds"] is None]
+    given_up = [run["seconds"] for run in failed if run["diverged_at"] is None]
+    return GivenUp(min(given_up)) if 2 * len(given_up) > len(failed) else "diverged"
 
 
 def ranking_to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
-    """Who comes first, as Markdown."""
+    """Return the ranking as a Markdown table."""
     lines = [
-        "| setting | held from, s (median of seeds) | in the paper, s | first in | so in the paper? |",
+        "| setting | target held from, s (median over seeds) | in the paper, s | winner is fastest in "
+        "| same winner in the paper? |",
         "|---|---|---|---|---|",
     ]
     for row in table:
-        here = ", ".join(
-            f"{name}\N{NO-BREAK SPACE}{f'{end:.0f}' if isinstance(end, float) else end}"
-            for name, end in row["here"].items()
-        )
+        setting = f"{row['setting']}, {row['dataset']}, n = {row['updates_per_round']}"
         bound = f">{BOUNDS[row['dataset']]:.0f}"
-        paper = ", ".join(
-            f"{name}\N{NO-BREAK SPACE}{f'{s:.0f}' if math.isfinite(s) else bound}" for name, s in row["paper"].items()
-        )
-        ahead = f"{row['first_in']} of {row['seeds']} seeds" if row["first"] else "–"
-        unless = f", unless {' or '.join(row['open'])} is" if row["open"] else ""
-        same = "nobody holds it" if row["first"] is None else "yes" if row["first"] == row["paper_first"] else "no"
-        cell = f"| {row['setting']}, {row['dataset']}, n = {row['updates_per_round']} |"
-        lines.append(f"{cell} {here} | {paper} | {ahead}{unless} | {same} |")
+        times, paper = _times(row["here"]), _times(row["paper"], bound)
+        lines.append(f"| {setting} | {times} | {paper} | {_seeds(row)} | {_agreement(row)} |")
     return "\n".join(lines) + "\n"
+
+
+def _times(row: Mapping[str, float | GivenUp | str], infinite: str = "") -> str:
+    """Return algorithms and times; a non-breaking space keeps both on one line."""
+    return ", ".join(f"{name}\N{NO-BREAK SPACE}{_time(end, infinite)}" for name, end in row.items())
+
+
+def _time(end: float | GivenUp | str, infinite: str) -> str:
+    if not isinstance(end, float):
+        return str(end)
+    return f"{end:.0f}" if math.isfinite(end) else infinite
+
+
+def _seeds(row: Mapping[str, Any]) -> str:
+    seeds = f"{row['first_in']} of {row['seeds']} seeds" if row["first"] else "–"
+    return seeds + (f", unless {' or '.join(row['open'])} is faster" if row["open"] else "")
+
+
+def _agreement(row: Mapping[str, Any]) -> str:
+    if row["first"] is None:
+        return "no algorithm holds it"
+    return "yes" if row["first"] == row["paper_first"] else "no"

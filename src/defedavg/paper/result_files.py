@@ -1,4 +1,7 @@
-"""Results in a folder, one file per run: what is there is not done again, so that anything can be made in parts."""
+"""Results in a folder, one file per run.
+
+A run whose result is in the folder is not computed again, so a table or a figure can be completed in several sessions.
+"""
 
 from __future__ import annotations
 
@@ -18,84 +21,81 @@ from ..experiments.sweep import Sweep
 from ..fileio import file_name, write_whole, writing
 from ..jsonio import finite
 from ..training import Status
-from .run_grid import Choices, Piece
+from .run_grid import Choices, PaperRun
 
 Result = Mapping[str, Any]
-"""What is kept of a run; see ``record``."""
+"""The stored result of a run; see ``make_result``."""
 
-Job = tuple[Piece, int]
-"""A piece and a seed."""
+SeededRun = tuple[PaperRun, int]
+"""A run and its seed."""
 
 
 class ResultFiles:
-    """The runs of an experiment: those that are there, and those still to be done."""
+    """The results of an experiment in a folder, all made with the same choices."""
 
     def __init__(self, folder: Path, choices: Choices) -> None:
         self.folder = folder
         self.choices = choices
 
-    def path(self, piece: Piece, seed: int) -> Path:
-        """Where a run's result is."""
-        return self.folder / "runs" / f"{file_name(piece.label, seed)}.json.gz"
+    def path(self, run: PaperRun, seed: int) -> Path:
+        """Return the path of a run's result."""
+        return self.folder / "runs" / f"{file_name(run.label, seed)}.json.gz"
 
-    def missing(self, pieces: Iterable[Piece], seeds: Sequence[int]) -> list[Job]:
-        """Runs without a result, or given up sooner than they would be now; all of the first seed come first."""
-        pieces = list(pieces)
-        return [(piece, seed) for seed in seeds for piece in pieces if not self._done(piece, seed)]
+    def missing(self, runs: Iterable[PaperRun], seeds: Sequence[int]) -> list[SeededRun]:
+        """Return the runs that have no result or had a shorter time limit, ordered by seed."""
+        runs = list(runs)
+        return [(run, seed) for seed in seeds for run in runs if not self._is_complete(run, seed)]
 
-    def _done(self, piece: Piece, seed: int) -> bool:
-        found = self.results([piece], [seed])
-        return bool(found) and (found[0]["status"] != Status.SECONDS or self.choices.limit(piece) <= found[0]["limit"])
+    def _is_complete(self, run: PaperRun, seed: int) -> bool:
+        results = self.results([run], [seed])
+        if not results:
+            return False
+        return results[0]["status"] != Status.SECONDS or bool(self.choices.limit(run) <= results[0]["limit"])
 
-    def keep(self, result: Result, piece: Piece) -> None:
-        """Save what is known of a run."""
+    def save(self, result: Result, run: PaperRun) -> None:
+        """Write the result of a run."""
         text = json.dumps(result, allow_nan=False, separators=(",", ":")) + "\n"
-        path = self.path(piece, result["seed"])
+        path = self.path(run, result["seed"])
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, gzip.compress(text.encode(), mtime=0))
 
-    def adopt(self, other: ResultFiles, pieces: Sequence[Piece], seeds: Sequence[int]) -> None:
-        """Take over what another folder knows and this one lacks: the same piece and seed, the same run."""
-        for piece, seed in self.missing(pieces, seeds):
-            if not self.path(piece, seed).exists() or other._done(piece, seed):
-                for found in other.results([piece], [seed]):
-                    self.keep(found, piece)
+    def adopt(self, other: ResultFiles, runs: Sequence[PaperRun], seeds: Sequence[int]) -> None:
+        """Copy results of the same runs that another folder has and this one lacks."""
+        for run, seed in self.missing(runs, seeds):
+            if not self.path(run, seed).exists() or other._is_complete(run, seed):
+                for result in other.results([run], [seed]):
+                    self.save(result, run)
 
-    def results(self, pieces: Iterable[Piece], seeds: Sequence[int]) -> list[Result]:
-        """What is known of these pieces."""
-        return [
-            self._read(path, piece) for piece in pieces for seed in seeds if (path := self.path(piece, seed)).exists()
-        ]
+    def results(self, runs: Iterable[PaperRun], seeds: Sequence[int]) -> list[Result]:
+        """Return the stored results of these runs."""
+        return [self._read(path, run) for run in runs for seed in seeds if (path := self.path(run, seed)).exists()]
 
-    def _read(self, path: Path, piece: Piece) -> Result:
+    def _read(self, path: Path, run: PaperRun) -> Result:
         try:
-            found = json.loads(gzip.decompress(path.read_bytes()))
-            ours = _key(found) == _key(finite({"choices": self.choices.open(), "piece": asdict(piece)}))
-            times = found["first_hit_seconds"], found["sustained_seconds"], found["seconds"]
-            sound = all(time is None or isinstance(time, int | float) for time in times) and found["curve"]["rounds"]
+            result = json.loads(gzip.decompress(path.read_bytes()))
+            expected = finite([self.choices.without_time_limit(), asdict(run)])
+            matches = [result["choices"], result["piece"]] == expected
+            times = result["first_hit_seconds"], result["sustained_seconds"], result["seconds"]
+            valid = all(time is None or isinstance(time, int | float) for time in times) and result["curve"]["rounds"]
         except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
-            raise UserError(f"{path} cannot be read; delete it, and the run is done again") from None
-        if not ours or not sound:
-            raise UserError(f"{path} is of another choice of rates or settings; use another --out")
-        return dict(found)
+            raise UserError(f"{path} cannot be read; delete it to compute the run again") from None
+        if not matches or not valid:
+            raise UserError(f"{path} was made with other rates or settings; use another --out")
+        return dict(result)
 
 
-def _key(found: Result) -> Any:
-    return [found["choices"], found["piece"]]
-
-
-def record(event: RunFinished, piece: Piece, choices: Choices) -> Result:
-    """All that is kept of a run: how it ended, and what was measured on the way."""
+def make_result(event: RunFinished, run: PaperRun, choices: Choices) -> Result:
+    """Return what is stored of a finished run: its outcome and its evaluations."""
     progress = event.run.progress
-    seen = progress.evaluations
+    evaluations = progress.evaluations
     return dict(
         finite(
             {
-                "piece": asdict(piece),
+                "piece": asdict(run),
                 "seed": event.item.seed,
-                "choices": choices.open(),
-                "limit": choices.limit(piece),
+                "choices": choices.without_time_limit(),
+                "limit": choices.limit(run),
                 "status": str(progress.status),
                 "first_hit_seconds": progress.first_hit_seconds,
                 "sustained_seconds": progress.sustained_seconds,
@@ -106,31 +106,34 @@ def record(event: RunFinished, piece: Piece, choices: Choices) -> Result:
                 "updates_trained": event.run.executor.updates_trained,
                 "wall_seconds": round(event.wall_seconds, 1),
                 "curve": {
-                    "seconds": [round(e.seconds, 4) for e in seen],
-                    "rounds": [e.round for e in seen],
-                    "accuracy": [None if e.accuracy is None else round(e.accuracy, 6) for e in seen],
-                    "loss": [_short(e.loss) for e in seen],
-                    "train_loss": [_short(e.train_loss) for e in seen],
+                    "seconds": [round(e.seconds, 4) for e in evaluations],
+                    "rounds": [e.round for e in evaluations],
+                    "accuracy": [None if e.accuracy is None else round(e.accuracy, 6) for e in evaluations],
+                    "loss": [_rounded(e.loss) for e in evaluations],
+                    "train_loss": [_rounded(e.train_loss) for e in evaluations],
                 },
             }
         )
     )
 
 
-def _short(loss: float | None) -> float | None:
+def _rounded(loss: float | None) -> float | None:
     return round(loss, 5) if loss is not None and math.isfinite(loss) else None
 
 
-def carry_out(store: ResultFiles, jobs: Sequence[Job], means: ComputeConfig, watch: Watch) -> bool:
-    """Do these runs; False if Ctrl-C ended it: what had finished is kept, what had not is begun again next time."""
-    sweep = Sweep(means)
-    items = [RunSpec(piece, store.choices.settings(piece), seed) for piece, seed in jobs]
+def compute_runs(store: ResultFiles, runs: Sequence[SeededRun], compute: ComputeConfig, watch: Watch) -> bool:
+    """Compute runs and store each result as the run ends; return False if Ctrl-C stopped it.
+
+    Runs that had not finished by then start from the beginning next time.
+    """
+    sweep = Sweep(compute)
+    specs = [RunSpec(run, store.choices.settings(run), seed) for run, seed in runs]
     try:
-        for event in sweep.events(items):
+        for event in sweep.events(specs):
             if isinstance(event, RunFinished):
-                piece = event.item.name
-                assert isinstance(piece, Piece)
-                store.keep(record(event, piece, store.choices), piece)
+                run = event.item.name
+                assert isinstance(run, PaperRun)
+                store.save(make_result(event, run, store.choices), run)
             watch(event)
     except KeyboardInterrupt:
         sweep.interrupt()

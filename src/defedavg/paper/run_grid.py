@@ -1,4 +1,4 @@
-"""What is run for the paper's tables and figures, with every choice that the paper leaves open."""
+"""The runs behind the paper's tables and figures, and the choices that the paper leaves open."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..config.study import Settings
 from ..errors import UserError
 from .published import BOUNDS, LIMITS, LOCAL_STEPS, Cell, Rates
 
-FIRST_MINUTE = 60.0
+SHORTEST_LIMIT = 60.0  # simulated seconds
 ROUNDS = 400  # of figures 6 and 7
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One run of the paper's but for its seed: until the target is held, or for so many rounds."""
+class PaperRun:
+    """One run of the paper without its seed: until the target is held or, where ``rounds`` is set, for that many."""
 
     cell: Cell
     rates: Rates
@@ -26,13 +26,13 @@ class Piece:
 
     @property
     def label(self) -> str:
-        """Fit for a file name and a line of progress."""
+        """The run in one line, for file names and progress lines."""
         return self.cell.label if self.local_steps == LOCAL_STEPS else f"{self.cell.label} K={self.local_steps}"
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the paper leaves open, and how long a run may last."""
+    """The choices that the paper leaves open, and the time limit of a run."""
 
     measure_seconds: float = 0.5
     normalise: str = "standard"
@@ -42,43 +42,47 @@ class Choices:
     max_seconds: float | None = None
 
     @classmethod
-    def checked(cls, *given: Any) -> Choices:
-        """From the command line."""
-        made = cls(*given)
-        for word, value in (("--time-limit-factor", made.time_limit_factor), ("--max-time", made.max_seconds)):
+    def checked(cls, *values: Any) -> Choices:
+        """Return the choices given on the command line; raise a UserError for a time limit that is not positive."""
+        choices = cls(*values)
+        for option, value in (("--time-limit-factor", choices.time_limit_factor), ("--max-time", choices.max_seconds)):
             if value is not None and not value > 0:
-                raise UserError(f"{word} is {value:g}; it must be above zero")
-        return made
+                raise UserError(f"{option} is {value:g}; it must be above zero")
+        return choices
 
-    def open(self) -> dict[str, Any]:
-        """What the paper leaves open, without how long a run may last."""
+    def without_time_limit(self) -> dict[str, Any]:
+        """Return the choices that the paper leaves open, as results store them."""
         return {name: value for name, value in asdict(self).items() if name not in ("time_limit_factor", "max_seconds")}
 
-    def limit(self, piece: Piece) -> float:
-        """Simulated seconds after which a run is given up: ``time_limit_factor`` times the paper's, but no sooner than the paper's
-        FedAvg of the same n, so that it is known who comes first; at most LIMITS. Where the paper gave up, when it did.
+    def limit(self, run: PaperRun) -> float:
+        """Return the simulated seconds after which a run is given up.
+
+        This is ``time_limit_factor`` times the paper's seconds, but at least the seconds of the paper's FedAvg with the
+        same n, so that the fastest algorithm is known; at most LIMITS. Where the paper did not reach the target, it is
+        the time that the paper states.
         """
-        cell = piece.cell
+        cell = run.cell
         if self.max_seconds is not None:
             return self.max_seconds
-        if piece.rounds is not None:
+        if run.rounds is not None:
             return math.inf
         if cell.seconds is None:
             return BOUNDS[cell.dataset]
         fedavg = replace(cell, algorithm="fedavg").seconds
         assert fedavg is not None
-        return min(max(self.time_limit_factor * cell.seconds, fedavg, FIRST_MINUTE), LIMITS[cell.dataset, cell.setting])
+        shortest = max(fedavg, SHORTEST_LIMIT)
+        return min(max(self.time_limit_factor * cell.seconds, shortest), LIMITS[cell.dataset, cell.setting])
 
-    def settings(self, piece: Piece) -> Settings:
-        """The run of a piece."""
-        cell, (wide, near) = piece.cell, piece.rates
+    def settings(self, run: PaperRun) -> Settings:
+        """Return the settings of a run."""
+        cell, (global_lr, local_lr) = run.cell, run.rates
         training = {
             "updates_per_round": cell.updates_per_round,
-            "local_steps": piece.local_steps,
+            "local_steps": run.local_steps,
             "sampling": self.sampling,
         }
-        training |= {} if wide is None else {"global_lr": wide}
-        training |= {} if near is None else {"local_lr": near}
+        training |= {} if global_lr is None else {"global_lr": global_lr}
+        training |= {} if local_lr is None else {"local_lr": local_lr}
         tables: dict[str, Any] = {
             "algorithms": [cell.algorithm],
             "task": {
@@ -89,21 +93,20 @@ class Choices:
             },
             "clients": {"num_clients": 100, "profile": f"paper-{cell.dataset}"},
             "training": training,
-            "stop": {"target_accuracy": cell.target, "train_samples": self.train_samples, **self._stop(piece)},
+            "stop": {"target_accuracy": cell.target, "train_samples": self.train_samples, **self._stop(run)},
         }
         if cell.algorithm == "fedbuff":
             tables["fedbuff"] = {"concurrency": 100}
         (point,) = config.study(tables).points()
         return point.settings
 
-    def _stop(self, piece: Piece) -> dict[str, Any]:
-        limit = self.limit(piece)
-        if piece.rounds is not None:
-            every = max(1, piece.rounds // 100)
+    def _stop(self, run: PaperRun) -> dict[str, Any]:
+        limit = self.limit(run)
+        if run.rounds is not None:
             return {
                 "stop_at_target": False,
-                "max_rounds": piece.rounds,
-                "eval_every_rounds": every,
+                "max_rounds": run.rounds,
+                "eval_every_rounds": max(1, run.rounds // 100),
                 "max_seconds": limit,
             }
         return {

@@ -1,15 +1,22 @@
-"""What was asked for on the command line, and the runs that follow from it."""
+"""A request for a part of the paper's experiments, and the runs that it needs.
+
+The library does not print: ``notify`` receives lines for the user, and ``watching`` makes the callback that follows
+the progress of runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-from ..cli.options import err
 from ..errors import UserError, unknown
+from ..experiments.sweep import ComputeConfig, Watch
+from .provenance_log import logged_session
 from .published import (
+    ALGORITHM_NAMES,
     COMPARED,
     DATASETS,
     FIGURE6_SIZES,
@@ -20,148 +27,132 @@ from .published import (
     Cell,
     Rates,
     cells,
+    figure6_cells,
 )
-from .run_grid import ROUNDS, Choices, Piece
+from .result_files import Result, ResultFiles, compute_runs
+from .run_grid import ROUNDS, Choices, PaperRun
+from .tuned_rates import TunedRates
 
-if TYPE_CHECKING:
-    from ..experiments.compute import ComputeConfig
-    from .result_files import Result, ResultFiles
-    from .tuned_rates import TunedRates
+T = TypeVar("T")
 
-_NAMES = tuple(dict.fromkeys(name for own in COMPARED.values() for name in own))
+Watching = Callable[[str, int], AbstractContextManager[Watch]]
+"""Takes the title and the number of runs; returns a context that yields the callback for their events."""
 
 
-def chosen(
+def select_cells(
     datasets: Sequence[str] | None,
     settings: Sequence[str] | None,
     sizes: Sequence[int] | None,
     algorithms: Sequence[str] | None = None,
 ) -> list[Cell]:
-    """The cells that were asked for: of Table 1, and those of Figure 6 with n = 5."""
-    for what, given, known in (
-        ("dataset", datasets, DATASETS),
-        ("setting", settings, SETTINGS),
-        ("n", sizes, FIGURE6_SIZES),
-        ("algorithm", algorithms, _NAMES),
-    ):
-        for value in given or ():
-            if value not in known:
-                raise unknown(what, str(value), [str(one) for one in known])
-    few = [Cell(d, s, COMPARED[s][-1], n) for s in SETTINGS for d in DATASETS for n in FIGURE6_SIZES if n not in SIZES]
+    """Return the selected cells of Table 1 and of Figure 6; None selects all values."""
+    datasets = _checked("dataset", datasets, DATASETS)
+    settings = _checked("setting", settings, SETTINGS)
+    sizes = _checked("n", sizes, FIGURE6_SIZES)
+    algorithms = _checked("algorithm", algorithms, ALGORITHM_NAMES)
     return [
         cell
-        for cell in (*cells(), *few)
-        if cell.dataset in (datasets or DATASETS)
-        and cell.setting in (settings or SETTINGS)
-        and cell.updates_per_round in (sizes or FIGURE6_SIZES)
-        and cell.algorithm in (algorithms or _NAMES)
+        for cell in (*cells(), *figure6_cells())
+        if cell.dataset in datasets
+        and cell.setting in settings
+        and cell.updates_per_round in sizes
+        and cell.algorithm in algorithms
     ]
 
 
-def seeds_or_refuse(count: int) -> range:
-    """Seeds 0, 1, …"""
-    if count < 1:
-        raise UserError(f"--seeds is {count}; it must be at least 1")
-    return range(count)
+def _checked(what: str, values: Sequence[T] | None, known: Sequence[T]) -> Sequence[T]:
+    for value in values or ():
+        if value not in known:
+            raise unknown(what, str(value), [str(each) for each in known])
+    return values or known
 
 
-def rates_or_refuse(word: str) -> str:
-    """``paper`` or ``tuned``."""
-    if word not in ("paper", "tuned"):
-        raise unknown("rates", word, ("paper", "tuned"))
-    return word
+def _quiet(_title: str, _runs: int) -> AbstractContextManager[Watch]:
+    return nullcontext(lambda _event: None)
 
 
 @dataclass(frozen=True)
 class PaperRequest:
-    """One command's cells, seeds, rates and means."""
+    """The cells, seeds, rates and choices of one command, and what computes the runs."""
 
     folder: Path
     cells: tuple[Cell, ...] = ()
     seeds: range = range(1)
     rates: str = "paper"
     choices: Choices = field(default_factory=Choices)
-    means: ComputeConfig | None = None
-    show: bool = False  # do no runs
-    as_json: bool = False
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    show_only: bool = False  # compute no runs
+    notify: Callable[[str], None] = lambda _line: None
+    watching: Watching = _quiet
 
-    def cells_with_rates(self, size: int | None = None) -> tuple[list[Piece], ResultFiles, bool]:
-        """The cells of Table 1 (of one n) with their rates, where they are kept, and whether all have rates."""
-        from .result_files import ResultFiles
-
-        wanted = [cell for cell in self.cells if cell.updates_per_round in (SIZES if size is None else (size,))]
-        if not wanted:
-            raise UserError("nothing is left of these choices; leave out --n, --algorithm or --setting")
+    def table_runs(self, size: int | None = None) -> tuple[list[PaperRun], ResultFiles, bool]:
+        """Return the runs of Table 1 (or of one n), their store, and False if Ctrl-C stopped the tuning of rates."""
+        wanted = _not_empty(c for c in self.cells if c.updates_per_round in (SIZES if size is None else (size,)))
         if self.rates == "paper":
-            return [Piece(cell, cell.rates) for cell in wanted], ResultFiles(self.folder / "table1", self.choices), True
-        found, finished = replace(self, cells=tuple(wanted)).tuned()
-        pieces = [Piece(cell, own) for cell, own in found.items()]
-        store, paper = (
-            ResultFiles(self.folder / "table1-tuned", self.choices),
-            ResultFiles(self.folder / "table1", self.choices),
+            return [PaperRun(cell, cell.rates) for cell in wanted], self._store("table1"), True
+        tuned, finished = replace(self, cells=tuple(wanted)).tuned_rates()
+        runs = [PaperRun(cell, rates) for cell, rates in tuned.items()]
+        store = self._store("table1-tuned")
+        store.adopt(self._store("table1"), [run for run in runs if run.rates == run.cell.rates], self.seeds)
+        return runs, store, finished
+
+    def defedavg_runs(self, figure: int) -> tuple[list[PaperRun], ResultFiles, bool]:
+        """Return the same for DeFedAvg with several n (figure 6) or with several K and n = 10 (figure 7)."""
+        sizes, steps = (FIGURE6_SIZES, (LOCAL_STEPS,)) if figure == 6 else (SIZES[:1], FIGURE7_STEPS)
+        wanted = _not_empty(
+            c for c in self.cells if c.algorithm == COMPARED[c.setting][-1] and c.updates_per_round in sizes
         )
-        store.adopt(paper, [piece for piece in pieces if piece.rates == piece.cell.rates], self.seeds)
-        return pieces, store, finished
+        rates, finished = self._figure_rates(wanted)
+        runs = [PaperRun(cell, pair, k, ROUNDS) for cell, pair in rates.items() for k in steps]
+        suffix = "" if self.rates == "paper" else "-tuned"
+        return runs, self._store(f"figure{figure}{suffix}"), finished
 
-    def defedavg(self, figure: int) -> tuple[list[Piece], ResultFiles, bool]:
-        """DeFedAvg for several n (figure 6), or for several K (figure 7, n = 10)."""
-        from .result_files import ResultFiles
+    def _figure_rates(self, wanted: Sequence[Cell]) -> tuple[dict[Cell, Rates], bool]:
+        if self.rates == "paper":
+            return {cell: cell.rates for cell in wanted}, True
+        # Table 1 has no n = 5, so its rates are not tuned: these cells use the rates of n = 10.
+        tuned_as = {cell: replace(cell, updates_per_round=max(cell.updates_per_round, SIZES[0])) for cell in wanted}
+        tuned, finished = replace(self, cells=tuple(dict.fromkeys(tuned_as.values()))).tuned_rates()
+        return {cell: tuned[other] for cell, other in tuned_as.items() if other in tuned}, finished
 
-        sizes = FIGURE6_SIZES if figure == 6 else (SIZES[0],)
-        own = [c for c in self.cells if c.algorithm == COMPARED[c.setting][-1] and c.updates_per_round in sizes]
-        if not own:
-            raise UserError("nothing is left of these choices; leave out --n, --algorithm or --setting")
-        rates, finished = {cell: cell.rates for cell in own}, True
-        if self.rates == "tuned":  # the paper's grid was not searched for n = 5: it has the rates of n = 10
-            like = {cell: replace(cell, updates_per_round=max(cell.updates_per_round, SIZES[0])) for cell in own}
-            found, finished = replace(self, cells=tuple(dict.fromkeys(like.values()))).tuned()
-            rates = {cell: found[other] for cell, other in like.items() if other in found}
-        steps = (LOCAL_STEPS,) if figure == 6 else FIGURE7_STEPS
-        pieces = [Piece(cell, pair, k, ROUNDS) for cell, pair in rates.items() for k in steps]
-        kind = "" if self.rates == "paper" else "-tuned"
-        return pieces, ResultFiles(self.folder / f"figure{figure}{kind}", self.choices), finished
+    def tuned_rates(self) -> tuple[dict[Cell, Rates], bool]:
+        """Return the best rates of the cells, tuning those that are not known; False if Ctrl-C stopped it."""
+        wanted, store, tuned = self._tuning()
+        rates, finished = tuned.known(wanted, any_limit=self.show_only), True
+        untuned = [cell for cell in wanted if cell not in rates]
+        if untuned and not self.show_only:
+            self.notify(f"rates to tune: {len(untuned)} cells")
+            search = tuned.search(untuned)
+            with self.watching("rates", search.runs) as watch, logged_session(store.folder, self.compute):
+                finished = search.run(self.compute, watch)
+            rates = tuned.known(wanted)
+        return rates, finished
 
-    def tuned(self) -> tuple[dict[Cell, Rates], bool]:
-        """The best rates of the cells, found where they are not known; and whether nobody pressed Ctrl-C."""
-        from ..cli.progress_table import watching
-        from .history import note
-
-        wanted, store, tuned = self._tuned_rates()
-        found, finished = tuned.known(wanted, any_limit=self.show), True
-        left = [cell for cell in wanted if cell not in found]
-        if left and not self.show:
-            assert self.means is not None
-            err.print(f"rates of {len(left)} cells to find", markup=False, soft_wrap=True)
-            race = tuned.race(left)
-            with watching(err, "rates", race.runs) as watch, note(store.folder, self.means):
-                finished = race.carry_out(self.means, watch)
-            found = tuned.known(wanted)
-        return found, finished
-
-    def points(self) -> dict[Cell, list[Result]]:
-        """How every pair of rates fared in the cells that have been tuned."""
-        wanted, _, tuned = self._tuned_rates()
+    def tuning_points(self) -> dict[Cell, list[Result]]:
+        """Return the outcome of every pair of rates in the cells that have been tuned."""
+        wanted, _, tuned = self._tuning()
         return tuned.points(wanted)
 
-    def _tuned_rates(self) -> tuple[list[Cell], ResultFiles, TunedRates]:
-        from .result_files import ResultFiles
-        from .tuned_rates import TunedRates
-
-        store = ResultFiles(self.folder / "table1-tuned", self.choices)
+    def _tuning(self) -> tuple[list[Cell], ResultFiles, TunedRates]:
+        store = self._store("table1-tuned")
         wanted = [cell for cell in self.cells if cell.updates_per_round in SIZES]
-        return wanted, store, TunedRates(store, ResultFiles(self.folder / "table1", self.choices))
+        return wanted, store, TunedRates(store, self._store("table1"))
 
-    def carry_out(self, store: ResultFiles, pieces: Sequence[Piece], title: str) -> bool:
-        """Do what is missing; False if Ctrl-C ended it."""
-        from ..cli.progress_table import watching
-        from .history import note
-        from .result_files import carry_out
+    def _store(self, name: str) -> ResultFiles:
+        return ResultFiles(self.folder / name, self.choices)
 
-        jobs = store.missing(pieces, self.seeds)  # reads what is there: it must fit before hours are spent
-        if not jobs or self.show:
+    def compute_missing(self, store: ResultFiles, runs: Sequence[PaperRun], title: str) -> bool:
+        """Compute the runs that have no result; return False if Ctrl-C stopped it."""
+        missing = store.missing(runs, self.seeds)  # reads the stored results, which must fit before hours are spent
+        if not missing or self.show_only:
             return True
-        assert self.means is not None
-        there = len(pieces) * len(self.seeds) - len(jobs)
-        err.print(f"{len(jobs)} runs to do, {there} are there", markup=False, soft_wrap=True)
-        with watching(err, title, len(jobs)) as watch, note(store.folder, self.means):
-            return carry_out(store, jobs, self.means, watch)
+        self.notify(f"runs to compute: {len(missing)}; already stored: {len(runs) * len(self.seeds) - len(missing)}")
+        with self.watching(title, len(missing)) as watch, logged_session(store.folder, self.compute):
+            return compute_runs(store, missing, self.compute, watch)
+
+
+def _not_empty(selected: Iterable[Cell]) -> list[Cell]:
+    wanted = list(selected)
+    if not wanted:
+        raise UserError("no run matches the options; leave out --n, --algorithm or --setting")
+    return wanted

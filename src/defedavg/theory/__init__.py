@@ -1,18 +1,14 @@
-"""What the convergence theorems say, estimated and measured.
+"""The convergence theorems: their formulas, estimates of their constants, and measurements of the speedup.
 
-``formulas`` has rates, conditions and bounds; ``estimates`` finds the constants of a task; ``speedup`` measures rounds
-against the updates merged per round. Only the formulas are loaded here, which need nothing but arithmetic.
+``formulas`` has rates, conditions and bounds; ``estimates`` estimates the constants of a task; ``speedup`` measures
+the rounds needed against the updates merged per round. This package exports only the formulas, which do not need
+PyTorch.
 """
 
 from __future__ import annotations
 
-from .formulas import (
-    THEOREMS,
-    Bound,
-    Condition,
-    Constants,
-    Rates,
-    Theorem,
+from .formulas import THEOREMS, Bound, Condition, Constants, Theorem, TheoremRates, theorem
+from .required_rounds import (
     draw_probability,
     probable_staleness,
     rounds_needed,
@@ -20,7 +16,6 @@ from .formulas import (
     rounds_to_apply,
     rounds_to_reach,
     stated_staleness,
-    theorem,
 )
 
 __all__ = [
@@ -28,8 +23,8 @@ __all__ = [
     "Bound",
     "Condition",
     "Constants",
-    "Rates",
     "Theorem",
+    "TheoremRates",
     "draw_probability",
     "probable_staleness",
     "rounds_needed",

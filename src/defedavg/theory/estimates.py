@@ -1,8 +1,8 @@
-"""The constants of the theorems, estimated for a task: a model, data, and who holds which of them.
+"""Estimates of the theorems' constants for a task: a model, data, and a partition over clients.
 
-By default every sample of every client counts, so that σ², G², ν² and F(w⁰) are exact at the points looked at; only L,
-for which a few clients are drawn, is a sample. σ², G² and ν² are means over clients, and may be: the proof of Theorem 1
-uses them in no other way.
+By default all samples of all clients are used, so σ², G², ν² and F(w⁰) are exact at the evaluated points; only L is
+estimated from a few sampled clients. σ², G² and ν² are means over clients, which is sufficient: the proof of Theorem 1
+uses only the means.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..tasks import LeastSquares, Task
 from .formulas import Constants
 from .objective import Objective, Samples
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
-STEPS: Final = 50  # of SGD, from one point that is looked at to the next
+STEPS: Final = 50  # of SGD between two evaluated points
 
 
 def largest_curvature(
@@ -35,28 +35,31 @@ def largest_curvature(
     *,
     seed: int = 0,
     tolerance: float = 1e-4,
-    most: int = 200,
+    max_iterations: int = 200,
 ) -> float:
-    """The largest |eigenvalue| of the Hessian, by power iteration from a keyed direction; it approaches from below."""
-    keys = extend_all(key(seed, "theory.direction"), np.arange(len(objective.start)))
-    direction = torch.from_numpy(normal_all(keys)).to(objective.start)
+    """Return the largest |eigenvalue| of the Hessian by power iteration from a keyed direction: a lower estimate."""
+    keys = extend_all(key(seed, "theory.direction"), np.arange(len(objective.initial)))
+    direction = torch.from_numpy(normal_all(keys)).to(objective.initial)
     direction /= direction.norm()
-    found = 0.0
-    for _ in range(most):
-        image = objective.curve(weights, direction, samples)
-        before, found = found, float(image.norm())
-        if found == 0.0 or abs(found - before) <= tolerance * found:
+    eigenvalue = 0.0
+    for _ in range(max_iterations):
+        image = objective.hessian_product(weights, direction, samples)
+        before, eigenvalue = eigenvalue, float(image.norm())
+        if eigenvalue == 0.0 or abs(eigenvalue - before) <= tolerance * eigenvalue:
             break
-        direction = image / found
-    return found
+        direction = image / eigenvalue
+    return eigenvalue
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What was found; each the largest over the points looked at. ``note`` says on which samples."""
+    """The estimated constants, each the largest over the evaluated points; ``note`` describes the samples used.
+
+    ``noise``, ``gradient`` and ``heterogeneity`` are means over clients; ``…_most`` is the largest of a single client.
+    """
 
     smoothness: float
-    noise: float  # mean over clients, and the largest below: of single clients
+    noise: float
     noise_most: float
     gradient: float
     gradient_most: float
@@ -67,7 +70,7 @@ class Estimates:
     note: str
 
     def constants(self, **size: int) -> Constants:
-        """The constants of a run of that size: ``updates_per_round``, ``local_steps``, and so on."""
+        """Return the constants of a run; ``size`` has ``updates_per_round``, ``local_steps`` and so on."""
         return Constants(
             smoothness=self.smoothness,
             noise=self.noise,
@@ -79,14 +82,14 @@ class Estimates:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Where to look and how closely: points on a path of SGD, clients asked for their Hessian, samples of each."""
+class EstimateOptions:
+    """The points along a path of SGD, the clients whose Hessian is used, and the samples of each client."""
 
     batch_size: int = 10
     seed: int = 0
     points: int = 3
     hessians: int = 10
-    samples: int | None = None  # of each client; all if not given
+    samples: int | None = None  # of each client; None: all
     tolerance: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -96,69 +99,64 @@ class Probe:
                 raise UserError(f"{name} is {value}; it must be at least 1")
 
 
-def estimate(task: Task, probe: Probe | None = None, *, minimum: float = 0.0, say: Say | None = None) -> Estimates:
-    """Estimate every constant; ``minimum`` is the best known lower bound of F (0 for the losses built in)."""
-    probe, say = probe or Probe(), say or (lambda _: None)
-    objective = Objective(task, probe.seed)
-    shares = [_some(own, probe, i) for i, own in enumerate(task.clients)]
-    asked = sorted(permutation(key(probe.seed, "theory.clients"), task.num_clients)[: probe.hessians].tolist())
-    weights = objective.start
-    gap = float(np.mean([objective.value(weights, own) for own in shares])) - minimum
+def estimate(
+    task: Task, options: EstimateOptions | None = None, *, minimum: float = 0.0, notify: Notify | None = None
+) -> Estimates:
+    """Estimate all constants; ``minimum`` is the best known lower bound of F (0 for the built-in losses)."""
+    options, notify = options or EstimateOptions(), notify or (lambda _: None)
+    objective = Objective(task, options.seed)
+    samples = [_client_samples(part, options, i) for i, part in enumerate(task.clients)]
+    order = permutation(key(options.seed, "theory.clients"), task.num_clients)
+    hessian_clients = sorted(order[: options.hessians].tolist())
+    weights = objective.initial
+    gap = float(np.mean([objective.value(weights, part) for part in samples])) - minimum
     if not gap > 0:
-        raise UserError(f"F(w⁰) − {minimum:g} is {gap:g}; the theorems need a start above the lower bound")
-    seen: list[_Spread] = []
+        raise UserError(
+            f"F(w⁰) − {minimum:g} is {gap:g}, but the theorems need F(w⁰) above the lower bound; use a smaller minimum"
+        )
+    moments: list[_Moments] = []
     smoothness = 0.0
-    for point in range(probe.points):
+    for point in range(options.points):
         if point:
-            weights = _descend(objective, weights, shares, probe, point, 1 / smoothness if smoothness else 1.0)
-        say(f"point {point + 1} of {probe.points}: curvature of {len(asked)} clients, gradients of {len(shares)}")
+            weights = _descend(objective, weights, samples, options, point, 1 / smoothness if smoothness else 1.0)
+        notify(
+            f"point {point + 1} of {options.points}: curvature of {len(hessian_clients)} clients, "
+            f"gradients of {len(samples)}"
+        )
         curvatures = [
-            largest_curvature(objective, weights, shares[i], seed=probe.seed, tolerance=probe.tolerance) for i in asked
+            largest_curvature(objective, weights, samples[i], seed=options.seed, tolerance=options.tolerance)
+            for i in hessian_clients
         ]
         smoothness = max(smoothness, *curvatures)
-        seen.append(_spread(objective, weights, shares, probe.batch_size))
-    count = sum(map(len, shares))
+        moments.append(_moments(objective, weights, samples, options.batch_size))
     note = (
-        f"{count} of {sum(map(len, task.clients))} training samples of {len(shares)} clients; L from the Hessians of "
-        f"{len(asked)} of them; at w⁰ and {probe.points - 1} points that SGD reaches every {STEPS} steps from there"
+        f"{sum(map(len, samples))} of {sum(map(len, task.clients))} training samples of {len(samples)} clients; "
+        f"L from the Hessians of {len(hessian_clients)} clients; at {options.points} points along SGD, {STEPS} steps "
+        "apart, the first at w⁰"
     )
-    return Estimates(
-        smoothness=smoothness,
-        noise=max(float(each.noise.mean()) for each in seen),
-        noise_most=max(float(each.noise.max()) for each in seen),
-        gradient=max(float(each.gradient.mean()) for each in seen),
-        gradient_most=max(float(each.gradient.max()) for each in seen),
-        heterogeneity=max(float(each.heterogeneity.mean()) for each in seen),
-        heterogeneity_most=max(float(each.heterogeneity.max()) for each in seen),
-        gap=gap,
-        batch_size=probe.batch_size,
-        note=note,
-    )
+    return Estimates(smoothness=smoothness, **_largest(moments), gap=gap, batch_size=options.batch_size, note=note)
 
 
-def known(problem: LeastSquares, batch_size: int) -> Estimates:
-    """The constants of least squares at its start, in closed form."""
+def closed_form_estimates(problem: LeastSquares, batch_size: int) -> Estimates:
+    """Return the constants of a least-squares problem at its initialisation, in closed form."""
     curvature, means = problem.curvature, problem.client_means
-    start = problem.task.model().get_parameter("weight").detach().numpy()
-    noise = problem.client_variances @ curvature**2 / batch_size
-    spread = (means - problem.optimum) ** 2 @ curvature**2
-    slopes = (start - means) ** 2 @ curvature**2
+    initial = problem.task.model().get_parameter("weight").detach().numpy()
+    moments = _Moments(
+        noise=problem.client_variances @ curvature**2 / batch_size,
+        gradient=(initial - means) ** 2 @ curvature**2,
+        heterogeneity=(means - problem.optimum) ** 2 @ curvature**2,
+    )
     return Estimates(
         smoothness=problem.smoothness,
-        noise=float(noise.mean()),
-        noise_most=float(noise.max()),
-        gradient=float(slopes.mean()),
-        gradient_most=float(slopes.max()),
-        heterogeneity=float(spread.mean()),
-        heterogeneity_most=float(spread.max()),
-        gap=problem.value(start) - problem.minimum,
+        **_largest([moments]),
+        gap=problem.value(initial) - problem.minimum,
         batch_size=batch_size,
         note="closed form, all samples of all clients, at w⁰",
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Spread:
+class _Moments:
     """σ², ‖∇F_i‖² and ‖∇F_i − ∇F‖² of every client at one point."""
 
     noise: NDArray[np.float64]
@@ -166,36 +164,46 @@ class _Spread:
     heterogeneity: NDArray[np.float64]
 
 
-def _spread(objective: Objective, weights: Tensor, shares: Sequence[Samples], batch_size: int) -> _Spread:
-    overall = sum((objective.gradient(weights, own) for own in shares), torch.zeros_like(objective.start)).double()
-    overall /= len(shares)
-    found = np.empty((3, len(shares)))
-    for i, own in enumerate(shares):
-        mean = objective.gradient(weights, own).double()
-        # The variance of a mini-batch drawn with replacement is that of one sample over the batch size.
-        apart = (objective.gradient(weights, own[j : j + 1]).double() - mean for j in range(len(own)))
-        found[0, i] = math.fsum(float(each.square().sum()) for each in apart) / len(own) / batch_size
+def _moments(objective: Objective, weights: Tensor, samples: Sequence[Samples], batch_size: int) -> _Moments:
+    overall = sum((objective.gradient(weights, part) for part in samples), torch.zeros_like(weights)).double()
+    overall /= len(samples)
+    found = np.empty((3, len(samples)))
+    for i, part in enumerate(samples):
+        mean = objective.gradient(weights, part).double()
+        # The variance of a mini-batch drawn with replacement is that of one sample divided by the batch size.
+        deviations = (objective.gradient(weights, part[j : j + 1]).double() - mean for j in range(len(part)))
+        found[0, i] = math.fsum(float(each.square().sum()) for each in deviations) / len(part) / batch_size
         found[1, i] = float(mean.square().sum())
         found[2, i] = float((mean - overall).square().sum())
-    return _Spread(*found)
+    return _Moments(*found)
 
 
-def _some(own: Samples, probe: Probe, client: int) -> Samples:
-    """A client's samples, or a keyed choice of them."""
-    if probe.samples is None or probe.samples >= len(own):
-        return own
-    chosen = permutation(key(probe.seed, "theory.samples", client), len(own))[: probe.samples]
-    return own[np.sort(chosen)]
+def _largest(moments: Sequence[_Moments]) -> dict[str, float]:
+    """Return the mean and the maximum over clients of each moment, each the largest over the points."""
+    largest = {}
+    for name in ("noise", "gradient", "heterogeneity"):
+        at_points = [getattr(each, name) for each in moments]
+        largest[name] = max(float(values.mean()) for values in at_points)
+        largest[f"{name}_most"] = max(float(values.max()) for values in at_points)
+    return largest
+
+
+def _client_samples(part: Samples, options: EstimateOptions, client: int) -> Samples:
+    """Return a client's samples, or a keyed selection of them."""
+    if options.samples is None or options.samples >= len(part):
+        return part
+    selected = permutation(key(options.seed, "theory.samples", client), len(part))[: options.samples]
+    return part[np.sort(selected)]
 
 
 def _descend(
-    objective: Objective, weights: Tensor, shares: Sequence[Samples], probe: Probe, turn: int, rate: float
+    objective: Objective, weights: Tensor, samples: Sequence[Samples], options: EstimateOptions, point: int, rate: float
 ) -> Tensor:
-    """Further along a path of SGD, each step on a keyed batch of a keyed client."""
+    """Return the weights after more steps of SGD, each on a keyed batch of a keyed client."""
     for step in range(STEPS):
-        draw = key(probe.seed, "theory.path", turn, step)
-        own = shares[int(uniform(draw) * len(shares))]
-        keys = extend_all(extend(draw, 1), np.arange(probe.batch_size))
-        places = ((keys >> np.uint64(32)) * np.uint64(len(own)) >> np.uint64(32)).astype(np.int64)
-        weights = weights - rate * objective.gradient(weights, own[places])
+        draw = key(options.seed, "theory.path", point, step)
+        part = samples[int(uniform(draw) * len(samples))]
+        keys = extend_all(extend(draw, 1), np.arange(options.batch_size))
+        positions = ((keys >> np.uint64(32)) * np.uint64(len(part)) >> np.uint64(32)).astype(np.int64)
+        weights = weights - rate * objective.gradient(weights, part[positions])
     return weights

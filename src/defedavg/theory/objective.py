@@ -1,7 +1,7 @@
-"""F, its gradient and its curvature, as functions of one vector of parameters.
+"""The objective F, its gradient and its Hessian-vector product, as functions of one parameter vector.
 
-F is the mean of the clients' objectives F_i, each the mean loss over the client's own training samples; layers behave
-as when a model is used, not trained, and buffers are as they were built.
+F is the mean of the clients' objectives F_i; F_i is the mean loss over the training samples of client i. The model is
+in evaluation mode, and its buffers have their initial values.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..training.reference import sample_losses
 
 Samples = NDArray[np.int64]
 Norms = Callable[[Tensor], Tensor]
-"""‖∇F‖² of versions, (V, parameters) to (V,)."""
+"""Maps versions of shape (V, parameters) to their ‖∇F‖² of shape (V,)."""
 
-AT_ONCE = 16  # versions whose full gradients are computed together
+CHUNK_VERSIONS = 16  # versions whose full gradients are computed together
 
 
 class Objective:
@@ -31,58 +31,57 @@ class Objective:
     def __init__(self, task: Task, seed: int = 0) -> None:
         self.task = task
         self._module = seeded(task.model, key(seed, "init")).to(task.train.inputs.device).eval()
-        whole = list(self._module.named_parameters())
-        self._shapes = {name: p.shape for name, p in whole}
-        self._sizes = [p.numel() for _, p in whole]
-        self.start = torch.cat([p.detach().reshape(-1) for _, p in whole])
-        self.moves = torch.cat([torch.full_like(p, float(p.requires_grad)).reshape(-1) for _, p in whole])
+        parameters = list(self._module.named_parameters())
+        self._shapes = {name: p.shape for name, p in parameters}
+        self._sizes = [p.numel() for _, p in parameters]
+        self.initial = torch.cat([p.detach().reshape(-1) for _, p in parameters])
+        self.trainable = torch.cat([torch.full_like(p, float(p.requires_grad)).reshape(-1) for _, p in parameters])
 
     def losses(self, weights: Tensor, samples: Samples) -> Tensor:
-        """The loss of every sample; what follows the parameters in a version is not read."""
+        """Return the loss of every sample; buffers, which follow the parameters in a version, are ignored."""
         train, chosen = self.task.train, torch.from_numpy(samples)
-        parts = torch.split(weights[: len(self.start)], self._sizes)
-        own = {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
-        return sample_losses(
-            self.task, functional_call(self._module, own, (train.inputs[chosen],)), train.targets[chosen]
-        )
+        parts = torch.split(weights[: len(self.initial)], self._sizes)
+        values = {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+        outputs = functional_call(self._module, values, (train.inputs[chosen],))
+        return sample_losses(self.task, outputs, train.targets[chosen])
 
     def value(self, weights: Tensor, samples: Samples) -> float:
-        """The mean loss."""
+        """Return the mean loss."""
         with torch.no_grad():
             return float(self.losses(weights, samples).double().mean())
 
     def gradient(self, weights: Tensor, samples: Samples) -> Tensor:
-        """Its gradient, zero where parameters are frozen."""
-        leaf = weights[: len(self.start)].detach().requires_grad_()
-        (slope,) = torch.autograd.grad(self.losses(leaf, samples).mean(), leaf)
-        return slope * self.moves
+        """Return the gradient of the mean loss; it is zero for frozen parameters."""
+        leaf = weights[: len(self.initial)].detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self.losses(leaf, samples).mean(), leaf)
+        return gradient * self.trainable
 
-    def curve(self, weights: Tensor, direction: Tensor, samples: Samples) -> Tensor:
-        """The Hessian times a direction."""
-        leaf = weights[: len(self.start)].detach().requires_grad_()
-        (slope,) = torch.autograd.grad(self.losses(leaf, samples).mean(), leaf, create_graph=True)
-        if not slope.requires_grad:  # a loss that is linear in the parameters
+    def hessian_product(self, weights: Tensor, direction: Tensor, samples: Samples) -> Tensor:
+        """Return the product of the Hessian and a direction."""
+        leaf = weights[: len(self.initial)].detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self.losses(leaf, samples).mean(), leaf, create_graph=True)
+        if not gradient.requires_grad:  # the loss is linear in the parameters
             return torch.zeros_like(direction)
-        (found,) = torch.autograd.grad(slope @ (direction * self.moves), leaf, materialize_grads=True)
-        return found * self.moves
+        (product,) = torch.autograd.grad(gradient @ (direction * self.trainable), leaf, materialize_grads=True)
+        return product * self.trainable
 
 
 def exact_norms(problem: LeastSquares) -> Norms:
-    """‖∇F‖² on least squares, in closed form."""
+    """Return a function that computes ‖∇F‖² of a least-squares problem in closed form."""
     curvature, optimum = torch.from_numpy(problem.curvature), torch.from_numpy(problem.optimum)
     return lambda versions: ((versions - optimum) * curvature).square().sum(1)
 
 
 def full_norms(task: Task) -> Norms:
-    """‖∇F‖² from all training samples of all clients."""
+    """Return a function that computes ‖∇F‖² from all training samples of all clients."""
     objective = Objective(task)
     samples = np.concatenate(task.clients)
-    equal = np.concatenate([np.full(len(own), 1 / (task.num_clients * len(own))) for own in task.clients])
-    shares = torch.from_numpy(equal).to(objective.start)
+    equal_clients = np.concatenate([np.full(len(part), 1 / (task.num_clients * len(part))) for part in task.clients])
+    sample_weights = torch.from_numpy(equal_clients).to(objective.initial)
 
-    def whole(weights: Tensor) -> Tensor:
-        return objective.losses(weights, samples) @ shares
+    def value(weights: Tensor) -> Tensor:
+        return objective.losses(weights, samples) @ sample_weights
 
-    slopes = vmap(grad(whole), chunk_size=AT_ONCE)
-    size = len(objective.start)
-    return lambda versions: (slopes(versions[:, :size]) * objective.moves).square().sum(1)
+    gradients = vmap(grad(value), chunk_size=CHUNK_VERSIONS)
+    size = len(objective.initial)
+    return lambda versions: (gradients(versions[:, :size]) * objective.trainable).square().sum(1)

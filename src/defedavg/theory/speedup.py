@@ -1,296 +1,155 @@
-"""Linear speedup, measured: rounds to a mean squared gradient norm of ε, against the updates merged per round.
+"""The measured speedup: rounds to a mean squared gradient norm of ε against the updates merged per round.
 
-A theorem's rates depend on T, so the rounds needed for ε are the smallest T for which a run of T rounds, with the
-rates for T, has (1/T) Σ_{t<T} ‖∇F(w^t)‖² ≤ ε. It is searched for every n and seed by bracketing. All runs of one task
-and algorithm share the batches of one executor.
+A theorem's rates depend on T. The rounds needed for ε are therefore the smallest T for which a run of T rounds with the
+rates for T has (1/T) Σ_{t<T} ‖∇F(w^t)‖² ≤ ε. A bracketing search finds it for every n and seed. All runs of one task
+and algorithm share the batches of one trainer.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
-from ..config import study as config
 from ..config.build import make_simulator
-from ..config.study import Settings
 from ..errors import UserError
-from ..planning.records import Record, Round, Stall
-from ..tasks import Task
-from ..training import BatchedRun, LocalTraining, RunProgress, Status, StoppingRule, Trainer, run_batched
-from .estimates import Estimates
-from .formulas import Constants, rounds_to_reach, theorem
+from ..planning.plan import Record, Round, Stall
+from ..training import BatchedRun, LocalTraining, RunProgress, Status, StoppingRule, Trainer, drive_batched
+from .formulas import theorem
 from .gradient_recorder import GradientRecorder
-from .horizon_search import Search
-from .objective import Norms
-from .slope_fit import SlopeFit, fit
+from .horizon_search import HorizonSearch
+from .required_rounds import rounds_to_reach
+from .speedup_cases import SpeedupCase
+from .speedup_result import Speedup, SpeedupTrial, summarise
 
-WIDTH = 128
-FIRST = {"defedavg-iid": 32, "defedavg-niid": 256}  # the bounds ask for many times the rounds that are needed
+MAX_BATCH_JOBS = 128
+LOOSENESS = {"defedavg-iid": 32, "defedavg-niid": 256}  # the bounds require about this many times the rounds needed
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Case:
-    """A task with its constants, an algorithm, and ε."""
-
-    name: str
-    algorithm: str
-    task: Task
-    estimates: Estimates
-    norms: Norms
-    epsilon: float
-    local_steps: int
-    slowness: str = "uniform(1, 2)"
-    step_seconds: float = 1.0
-    looks: int | None = None  # versions of a run whose gradient is computed; all if not given
-
-    def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
-            raise UserError(f"epsilon is {self.epsilon:g}; it must be a number above zero")
-
-    def constants(self, n: int, rounds: int = 1, max_staleness: int = 1) -> Constants:
-        """Those of a run."""
-        return self.estimates.constants(
-            updates_per_round=n,
-            local_steps=self.local_steps,
-            rounds=rounds,
-            max_staleness=max(1, max_staleness),
-            num_clients=self.task.num_clients,
-        )
-
-    def settings(self, n: int) -> Settings:
-        """What the clock is told: computing takes long, the links are the paper's."""
-        clients = {
-            "num_clients": self.task.num_clients, "slowness": self.slowness, "step_seconds": self.step_seconds
-        }  # fmt: skip
-        training = {
-            "updates_per_round": n, "local_steps": self.local_steps, "batch_size": self.estimates.batch_size
-        }  # fmt: skip
-        (point,) = config.study({"algorithms": [self.algorithm], "clients": clients, "training": training}).points()
-        return point.settings
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedupTrial:
-    """One run of T rounds with the rates for T; the mean is not finite where it diverged."""
-
-    task: str
-    algorithm: str
-    n: int
-    seed: int
-    rounds: int
-    mean: float
-    max_staleness: int
-    epsilon: float
-
-
-Tell = Callable[[SpeedupTrial], None]
+OnTrial = Callable[[SpeedupTrial], None]
 
 
 @dataclass
-class _Quest:
-    """One n and seed: its search, its plan as far as it was made, its last run that was good."""
+class _RoundsSearch:
+    """The search for one n and seed, with the plan made so far and the last trial that reached ε."""
 
-    case: Case
+    case: SpeedupCase
     n: int
     seed: int
-    search: Search
+    horizon: HorizonSearch
     plan: list[Round | Stall] = field(default_factory=list)
-    trial: SpeedupTrial | None = None
+    last_success: SpeedupTrial | None = None
 
     def __post_init__(self) -> None:
-        self._clock = iter(make_simulator(self.case.settings(self.n), self.seed))
+        self._simulator = iter(make_simulator(self.case.settings(self.n), self.seed))
 
     def records(self) -> Iterator[Record]:
-        """The rounds, planned once and read again at every try."""
-        place = 0
+        """Yield the rounds of the plan, which all trials share."""
+        position = 0
         while True:
-            while place >= len(self.plan):
-                record = next(self._clock)
+            while position >= len(self.plan):
+                record = next(self._simulator)
                 if isinstance(record, Round | Stall):
                     self.plan.append(record)
-            yield self.plan[place]
-            place += 1
+            yield self.plan[position]
+            position += 1
 
-    def lane(self) -> BatchedRun:
-        """The run that the search asks for."""
-        case, rounds = self.case, self.search.rounds
+    def next_run(self) -> BatchedRun:
+        """Return the run of the next trial."""
+        case, rounds = self.case, self.horizon.rounds
         rates = theorem(case.algorithm).rates(case.constants(self.n, rounds))
         recipe = LocalTraining(self.seed, case.estimates.batch_size, rates.global_lr, rates.local_lr)
-        every = 1 if case.looks is None else -(-rounds // case.looks)
-        watched = GradientRecorder(case.task, recipe, case.norms, rounds, every)
-        return BatchedRun(watched, self.records(), StoppingRule(max_rounds=rounds, every_rounds=2**62), RunProgress())
+        every = 1 if case.sampled_versions is None else -(-rounds // case.sampled_versions)
+        recorder = GradientRecorder(case.task, recipe, case.norms, rounds, every)
+        return BatchedRun(recorder, self.records(), StoppingRule(max_rounds=rounds, every_rounds=2**62), RunProgress())
 
     @property
-    def found(self) -> SpeedupTrial:
-        """The answer of a search that is done."""
-        assert self.trial is not None
-        return self.trial
+    def result(self) -> SpeedupTrial:
+        """The trial with the smallest T that reached ε."""
+        assert self.last_success is not None
+        return self.last_success
 
-    def finished(self, lane: BatchedRun) -> SpeedupTrial:
-        """Take in what a run gave."""
-        watched = lane.reference
-        assert isinstance(watched, GradientRecorder)
-        mean = math.inf if lane.progress.status is Status.DIVERGED else watched.mean
+    def record(self, run: BatchedRun) -> SpeedupTrial:
+        """Record a finished run and return it as a trial."""
+        recorder = run.reference
+        assert isinstance(recorder, GradientRecorder)
+        mean = math.inf if run.progress.status is Status.DIVERGED else recorder.mean
         mean = mean if math.isfinite(mean) else math.inf
-        case, rounds = self.case, self.search.rounds
-        found = SpeedupTrial(
-            case.name, case.algorithm, self.n, self.seed, rounds, mean, watched.max_staleness, case.epsilon
+        case, rounds = self.case, self.horizon.rounds
+        trial = SpeedupTrial(
+            case.name, case.algorithm, self.n, self.seed, rounds, mean, recorder.max_staleness, case.epsilon
         )
-        self.search.tell(mean)
+        self.horizon.record(mean)
         if mean <= case.epsilon:
-            self.trial = found
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedupPoint:
-    """The rounds that one n needed: of every seed, and their geometric mean."""
-
-    n: int
-    rounds: tuple[int, ...]
-    mean_rounds: float
-    max_staleness: int
-    conditions_hold: bool
-    promised_rounds: int  # for which the corrected bound is ε
-    first_share: float  # of the corrected bound's first term in it, at the rounds needed
-
-
-@dataclass(frozen=True, slots=True)
-class Speedup:
-    """What was measured of one task and algorithm."""
-
-    task: str
-    algorithm: str
-    epsilon: float
-    local_steps: int
-    num_clients: int
-    estimates: Estimates
-    points: tuple[SpeedupPoint, ...]
-    fit: SlopeFit
-
-    def json(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {
-            "task": self.task,
-            "algorithm": self.algorithm,
-            "slope": self.fit.slope,
-            "slope_low": self.fit.low,
-            "slope_high": self.fit.high,
-            "level": self.fit.level,
-            "epsilon": self.epsilon,
-            "local_steps": self.local_steps,
-            "num_clients": self.num_clients,
-            "constants": asdict(self.estimates),
-            "points": [asdict(point) for point in self.points],
-        }
+            self.last_success = trial
+        return trial
 
 
 def measure(
-    case: Case,
+    case: SpeedupCase,
     ns: Sequence[int],
     seeds: Sequence[int],
     *,
-    tell: Tell | None = None,
+    on_trial: OnTrial | None = None,
     tolerance: float = 0.05,
-    most: int = 200_000,
+    max_rounds: int = 200_000,
 ) -> Speedup:
-    """Search the rounds needed for every n and seed; ``tell`` hears of every run as it ends."""
+    """Search the rounds needed for every n and seed; ``on_trial`` receives every trial as it ends."""
     check_lists(ns, seeds)
-    hub = sorted(ns)[len(ns) // 2]
-    promised = rounds_to_reach(theorem(case.algorithm), case.constants(hub), case.epsilon)
+    middle = sorted(ns)[len(ns) // 2]
+    promised = rounds_to_reach(theorem(case.algorithm), case.constants(middle), case.epsilon)
     trainer = _trainer(case)
 
-    def search(n: int, seed: int, guess: float) -> _Quest:
-        first = max(2, min(most, round(guess)))
-        return _Quest(case, n, seed, Search(case.epsilon, first, tolerance, most))
+    def search(n: int, seed: int, guess: float) -> _RoundsSearch:
+        first = max(2, min(max_rounds, round(guess)))
+        return _RoundsSearch(case, n, seed, HorizonSearch(case.epsilon, first, tolerance, max_rounds))
 
-    # One n goes first: what it needed tells the others where to start, and no more than that.
-    hubs = {seed: search(hub, seed, promised / FIRST[case.algorithm]) for seed in seeds}
-    _settle(list(hubs.values()), trainer, tell)
-    others = [search(n, seed, q.found.rounds * hub / n) for n in ns if n != hub for seed, q in hubs.items()]
-    _settle(others, trainer, tell)
-    return _summary(case, ns, seeds, [*hubs.values(), *others])
+    # The result of the middle n is the first guess for the other n; it has no other influence on them.
+    first = {seed: search(middle, seed, promised / LOOSENESS[case.algorithm]) for seed in seeds}
+    _complete(list(first.values()), trainer, on_trial)
+    others = [search(n, seed, s.result.rounds * middle / n) for n in ns if n != middle for seed, s in first.items()]
+    _complete(others, trainer, on_trial)
+    return summarise(case, ns, seeds, [each.result for each in (*first.values(), *others)])
 
 
 def check_lists(ns: Sequence[int], seeds: Sequence[int]) -> None:
-    """Whether there is something to measure and to fit."""
+    """Raise a UserError if a list is empty or has duplicates, or if a slope cannot be fitted."""
     for name, values in (("the list of n", ns), ("the list of seeds", seeds)):
         if not values:
             raise UserError(f"{name} is empty; give at least one")
         if len(set(values)) != len(values):
-            raise UserError(f"{name} names something twice: {', '.join(map(str, values))}")
+            raise UserError(f"{name} has a value twice: {', '.join(map(str, values))}; give each value once")
     if min(ns) < 1:
         raise UserError(f"n is {min(ns)}; it must be at least 1")
     if len(ns) < 2:
-        raise UserError("a slope needs at least two values of n")
+        raise UserError(f"n has only the value {ns[0]}; a slope needs at least two values")
 
 
-def _trainer(case: Case) -> Trainer:
+def _trainer(case: SpeedupCase) -> Trainer:
     executor = GradientRecorder(case.task, LocalTraining(0, case.estimates.batch_size), case.norms, 1)
-    return Trainer(case.task, executor.module, batch_size=case.estimates.batch_size, max_batch_jobs=WIDTH)
+    return Trainer(case.task, executor.module, batch_size=case.estimates.batch_size, width=MAX_BATCH_JOBS)
 
 
-def _settle(quests: Sequence[_Quest], trainer: Trainer, tell: Tell | None) -> None:
-    """Run until every search is done."""
-    while pending := [quest for quest in quests if not quest.search.done]:
-        for trial in _turn(pending, trainer):
-            if tell:
-                tell(trial)
-        for quest in pending:
-            if quest.search.failed:
-                case, most = quest.case, quest.search.most
+def _complete(searches: Sequence[_RoundsSearch], trainer: Trainer, on_trial: OnTrial | None) -> None:
+    """Run trials until every search is done."""
+    while pending := [search for search in searches if not search.horizon.done]:
+        for trial in _trials(pending, trainer):
+            if on_trial:
+                on_trial(trial)
+        for search in pending:
+            if search.horizon.failed:
+                case, max_rounds = search.case, search.horizon.max_rounds
                 raise UserError(
-                    f"{case.name}, {case.algorithm}, n = {quest.n}: {most} rounds do not bring the mean squared "
+                    f"{case.name}, {case.algorithm}, n = {search.n}: {max_rounds} rounds do not bring the mean squared "
                     f"gradient norm to {case.epsilon:g}; use a larger epsilon"
                 )
 
 
-def _turn(pending: Iterable[_Quest], trainer: Trainer) -> Iterator[SpeedupTrial]:
-    """One run for every search; each is given as it ends."""
-    quests = {id(lane): (lane, quest) for lane, quest in ((quest.lane(), quest) for quest in pending)}
-    for lane, _ in run_batched([lane for lane, _ in quests.values()], trainer):
-        if not lane.running:
-            _, quest = quests.pop(id(lane))
-            yield quest.finished(lane)
-    for lane, quest in quests.values():  # those that diverged end without a measurement
-        yield quest.finished(lane)
-
-
-def _summary(case: Case, ns: Sequence[int], seeds: Sequence[int], quests: Sequence[_Quest]) -> Speedup:
-    kind = theorem(case.algorithm)
-    points = []
-    for n in ns:
-        trials = [quest.found for quest in quests if quest.n == n]
-        stale = max(trial.max_staleness for trial in trials)
-        runs = [case.constants(n, trial.rounds, trial.max_staleness) for trial in trials]
-        bounds = [kind.bound(run) for run in runs]
-        points.append(
-            SpeedupPoint(
-                n=n,
-                rounds=tuple(trial.rounds for trial in trials),
-                mean_rounds=statistics.geometric_mean(trial.rounds for trial in trials),
-                max_staleness=stale,
-                conditions_hold=all(each.holds for run in runs for each in kind.conditions(run)),
-                promised_rounds=rounds_to_reach(kind, runs[0], case.epsilon),
-                first_share=min(bound.first / bound.total for bound in bounds),
-            )
-        )
-    lines = {seed: [(point.n, float(point.rounds[i])) for point in points] for i, seed in enumerate(seeds)}
-    return Speedup(
-        case.name,
-        case.algorithm,
-        case.epsilon,
-        case.local_steps,
-        case.task.num_clients,
-        case.estimates,
-        tuple(points),
-        fit(lines),
-    )
-
-
-def with_epsilon(case: Case, epsilon: float | None) -> Case:
-    """The same case for another ε, if one is given."""
-    return case if epsilon is None else replace(case, epsilon=epsilon)
+def _trials(pending: Iterable[_RoundsSearch], trainer: Trainer) -> Iterator[SpeedupTrial]:
+    """Run one trial of every search in shared batches; yield each as it ends."""
+    open_runs = {id(run): (run, search) for run, search in ((search.next_run(), search) for search in pending)}
+    for run, _ in drive_batched([run for run, _ in open_runs.values()], trainer):
+        if not run.running:
+            _, search = open_runs.pop(id(run))
+            yield search.record(run)
+    for run, search in open_runs.values():  # a run that diverges ends without an evaluation
+        yield search.record(run)

@@ -1,67 +1,112 @@
-"""The tasks on which speedup is measured by default.
+"""The tasks on which the speedup is measured by default.
 
-Both have 128 clients, one to two times slower than the fastest, whose computing takes long compared with their links;
-n goes up to half of them. Least squares is chosen such that the conditions of the theorems hold at every n, with the
-largest staleness that occurs, and that the bound's second term does not matter.
+Both have 128 clients, up to twice as slow as the fastest one, and a local step takes long compared with a transfer; n
+is at most half of the clients. The parameters of least squares make the theorems' conditions hold at every n with the
+largest staleness that occurs, and make the second term of the bound negligible.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Final
 
 import torch.nn.functional as F
 from torch import nn
 
-from ..errors import unknown
+from ..config import study as config
+from ..config.study import Settings
+from ..errors import UserError, unknown
 from ..tasks import Task, least_squares, load, make_task, split
-from .estimates import Probe, Say, estimate, known
-from .objective import exact_norms, full_norms
-from .speedup import Case
+from .estimates import EstimateOptions, Estimates, Notify, closed_form_estimates, estimate
+from .formulas import Constants
+from .objective import Norms, exact_norms, full_norms
 
 CLIENTS: Final = 128
 ALGORITHMS: Final = ("defedavg-iid", "defedavg-niid")
 TASKS: Final = ("least-squares", "network")
 
 
-def make_case(task: str, algorithm: str, say: Say | None = None) -> Case:
-    """One of the tasks, with data that suit the algorithm: alike for DeFedAvg-IID, of different kinds for the other."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SpeedupCase:
+    """A task with its constants, an algorithm, and ε."""
+
+    name: str
+    algorithm: str
+    task: Task
+    estimates: Estimates
+    norms: Norms
+    epsilon: float
+    local_steps: int
+    slowness: str = "uniform(1, 2)"
+    step_seconds: float = 1.0
+    sampled_versions: int | None = None  # versions of a run whose gradient is computed; None: all
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < math.inf:
+            raise UserError(f"epsilon is {self.epsilon:g}; it must be a number above zero")
+
+    def constants(self, n: int, rounds: int = 1, max_staleness: int = 1) -> Constants:
+        """Return the theorems' constants for a run."""
+        return self.estimates.constants(
+            updates_per_round=n,
+            local_steps=self.local_steps,
+            rounds=rounds,
+            max_staleness=max(1, max_staleness),
+            num_clients=self.task.num_clients,
+        )
+
+    def settings(self, n: int) -> Settings:
+        """Return the settings of the simulation: long local steps, and the paper's links."""
+        clients = {
+            "num_clients": self.task.num_clients, "slowness": self.slowness, "step_seconds": self.step_seconds
+        }  # fmt: skip
+        training = {
+            "updates_per_round": n, "local_steps": self.local_steps, "batch_size": self.estimates.batch_size
+        }  # fmt: skip
+        (point,) = config.study({"algorithms": [self.algorithm], "clients": clients, "training": training}).points()
+        return point.settings
+
+
+def make_case(task: str, algorithm: str, notify: Notify | None = None) -> SpeedupCase:
+    """Return a case whose data suit the algorithm: identically distributed for DeFedAvg-IID, else not."""
     check_names(task, algorithm)
-    return quadratic(algorithm) if task == "least-squares" else network(algorithm, say)
+    return quadratic(algorithm) if task == "least-squares" else network(algorithm, notify)
 
 
 def check_names(task: str, algorithm: str) -> None:
-    """Whether there are such a task and such an algorithm here."""
+    """Raise a UserError if the task or the algorithm is unknown."""
     if task not in TASKS:
         raise unknown("task", task, TASKS)
     if algorithm not in ALGORITHMS:
         raise unknown("algorithm", algorithm, ALGORITHMS)
 
 
-def quadratic(algorithm: str) -> Case:
-    """Least squares in 256 dimensions, of which all constants are known; so many that single runs scatter little."""
-    mixed = algorithm == "defedavg-niid"
+def quadratic(algorithm: str) -> SpeedupCase:
+    """Return least squares with constants in closed form; its 256 dimensions keep the variance between runs small."""
+    heterogeneous = algorithm == "defedavg-niid"
     problem = least_squares(
         CLIENTS,
         dimension=256,
         samples_per_client=100,
-        noise=2.0 if mixed else 1.0,
-        heterogeneity=0.3 if mixed else 0.0,
+        noise=2.0 if heterogeneous else 1.0,
+        heterogeneity=0.3 if heterogeneous else 0.0,
         curvature=(0.5, 1.0),
         start=0.1,
     )
-    epsilon = 0.24 if mixed else 0.16
-    return Case("least-squares", algorithm, problem.task, known(problem, 1), exact_norms(problem), epsilon, 2)
+    epsilon, estimates = 0.24 if heterogeneous else 0.16, closed_form_estimates(problem, 1)
+    return SpeedupCase("least-squares", algorithm, problem.task, estimates, exact_norms(problem), epsilon, 2)
 
 
-def network(algorithm: str, say: Say | None = None) -> Case:
-    """A network with one hidden layer of 16 units (tanh) on 2,000 digits of 7×7 pixels; nothing about it is convex."""
+def network(algorithm: str, notify: Notify | None = None) -> SpeedupCase:
+    """Return a network with one hidden layer of 16 units (tanh) on 2,000 digits of 7×7 pixels: a non-convex task."""
     task = digits("classes" if algorithm == "defedavg-niid" else "iid")
-    found = estimate(task, Probe(batch_size=4), say=say)
-    return Case("network", algorithm, task, found, full_norms(task), 0.1, 4, looks=100)
+    estimates = estimate(task, EstimateOptions(batch_size=4), notify=notify)
+    return SpeedupCase("network", algorithm, task, estimates, full_norms(task), 0.1, 4, sampled_versions=100)
 
 
 def digits(kind: str) -> Task:
-    """Every second digit of mnist5k, averaged over 4×4 pixels, split over the clients."""
+    """Return every second digit of mnist5k, averaged over 4×4 pixels and split over the clients."""
     train, test, classes = load("mnist5k")
     inputs, targets = F.avg_pool2d(train.inputs[::2], 4), train.targets[::2]
     return make_task(
