@@ -160,14 +160,14 @@ def test_plan_as_table_and_json(tiny: Path) -> None:
     table = call("plan", tiny, "--rounds", "20", cwd=tiny.parent)
     assert table.returncode == 0, table.stderr
     assert "s/round" in table.stdout
-    found: list[dict[str, Any]] = json.loads(call("plan", tiny, "--rounds", "20", "--json", cwd=tiny.parent).stdout)
+    plans: list[dict[str, Any]] = json.loads(call("plan", tiny, "--rounds", "20", "--json", cwd=tiny.parent).stdout)
     wanted = {
         "algorithm", "updates_per_round", "seed", "rounds", "seconds_per_round", "staleness_mean", "staleness_max",
         "jobs_started", "jobs_merged",
     }  # fmt: skip
-    assert len(found) == 4
-    assert all(wanted <= set(entry) for entry in found)
-    assert all(entry["rounds"] == 20 and entry["jobs_merged"] <= entry["jobs_started"] for entry in found)
+    assert len(plans) == 4
+    assert all(wanted <= set(entry) for entry in plans)
+    assert all(entry["rounds"] == 20 and entry["jobs_merged"] <= entry["jobs_started"] for entry in plans)
 
 
 def test_plan_of_the_example_draws_a_gantt_chart_and_saves(tmp_path: Path) -> None:
@@ -246,22 +246,22 @@ def test_a_plan_in_which_every_client_is_lost_at_once(tiny: Path) -> None:
     lines = ["client,step_seconds,up_mbps,down_mbps,leaves_at,returns_at"] + [f"{i},0.1,1,1,0," for i in range(20)]
     (tiny.parent / "gone.csv").write_text("\n".join(lines))
     words = ("--set", "clients.trace=gone.csv", "--rounds", "3")
-    found = json.loads(call("plan", tiny, *words, "--json", cwd=tiny.parent).stdout)
-    assert all(entry["rounds"] == 0 and entry["stalled"] and entry["seconds_per_round"] is None for entry in found)
+    plans = json.loads(call("plan", tiny, *words, "--json", cwd=tiny.parent).stdout)
+    assert all(entry["rounds"] == 0 and entry["stalled"] and entry["seconds_per_round"] is None for entry in plans)
     refuse(call("plan", tiny, *words, "--gantt", "f.png", cwd=tiny.parent), "nothing to draw")
 
 
 def test_both_executors_write_the_same_results(tiny: Path) -> None:
-    found = {}
+    results = {}
     for executor in ("reference", "batched"):
         words = ("--executor", executor, "--set", f"name='{executor}'", "--device", "cpu", "--json")
         result = call("run", tiny, *words, cwd=tiny.parent)
         assert result.returncode == 0, result.stderr
-        found[executor] = [
+        results[executor] = [
             {k: v for k, v in r.items() if k not in ("wall_seconds", "torch_threads")}
             for r in json.loads(result.stdout)
         ]
-    assert found["batched"] == found["reference"]
+    assert results["batched"] == results["reference"]
 
 
 def test_unknown_devices_and_executors_are_refused(tiny: Path) -> None:
@@ -280,13 +280,13 @@ SMALL = ("--model", "softmax", "--runs", "1", "--updates", "20", "--reference-up
 def test_bench_measures_both_executors(tmp_path: Path) -> None:
     result = call("bench", *SMALL, "--image", "1,8,8", "--device", "cpu", "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert found["device"] == "cpu"
+    speeds = json.loads(result.stdout)
+    assert speeds["device"] == "cpu"
     for name in ("reference_updates_per_s", "batched_updates_per_s", "gemm_gflops", "mean_batch", "peak_memory_bytes"):
-        assert found[name] > 0
-    assert found["ratio"] == pytest.approx(found["batched_updates_per_s"] / found["reference_updates_per_s"])
-    assert 0 < found["batch_fill"] <= 1
-    assert found["gflop_per_update"] == pytest.approx(50 * 10 * 2 * (2 * 64 * 10) / 1e9)
+        assert speeds[name] > 0
+    assert speeds["ratio"] == pytest.approx(speeds["batched_updates_per_s"] / speeds["reference_updates_per_s"])
+    assert 0 < speeds["batch_fill"] <= 1
+    assert speeds["gflop_per_update"] == pytest.approx(50 * 10 * 2 * (2 * 64 * 10) / 1e9)
     assert "turn 1 of 1" in result.stderr
     table = call("bench", *SMALL, "--image", "1,8,8", "--device", "cpu", cwd=tmp_path)
     assert "updates/s" in table.stdout

@@ -94,16 +94,16 @@ def test_a_terminal_shows_a_table_and_a_file_gets_plain_lines(
         assert lines[-1].endswith("of 2 runs finished")
 
 
-def events(path: Path) -> list[Any]:
+def read_events(path: Path) -> list[Any]:
     """Return the events of a TensorBoard log, whose records are length, checksum, message, checksum."""
     from tensorboardX.proto.event_pb2 import Event
 
-    data, found, at = path.read_bytes(), [], 0
-    while at < len(data):
-        (size,) = struct.unpack_from("<Q", data, at)
-        found.append(Event.FromString(data[at + 12 : at + 12 + size]))
-        at += 12 + size + 4
-    return found
+    data, events, start = path.read_bytes(), [], 0
+    while start < len(data):
+        (size,) = struct.unpack_from("<Q", data, start)
+        events.append(Event.FromString(data[start + 12 : start + 12 + size]))
+        start += 12 + size + 4
+    return events
 
 
 def test_tensorboard_logs_hold_every_evaluation_at_its_simulated_time(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_tensorboard_logs_hold_every_evaluation_at_its_simulated_time(tmp_path: 
     wanted = [e.evaluation for e in received if isinstance(e, RunEvaluated) and e.spec.settings.algorithm == "fedavg"]
     (file,) = logs[1].iterdir()
     values: dict[str, list[tuple[int, float, float]]] = {}
-    for event in events(file):
+    for event in read_events(file):
         for value in event.summary.value:
             values.setdefault(value.tag, []).append((event.step, event.wall_time, value.simple_value))
     assert set(values) == set(tensorboard.TAGS) - {"train/loss"}

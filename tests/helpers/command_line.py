@@ -71,7 +71,7 @@ def call(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Comple
             code = parent.stdout.readline()
         finally:
             timeout.cancel()
-        assert code, f"{line} did not finish within {SECONDS:g} s"
+        assert code, f"{line}: the forking process failed, or the command took over {SECONDS:g} s"
         return subprocess.CompletedProcess(
             line, int(code), Path(out.name).read_text("utf-8"), Path(err.name).read_text("utf-8")
         )

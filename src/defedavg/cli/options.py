@@ -121,7 +121,7 @@ Plugin = Annotated[
         metavar="FILE.py",
         callback=_load_plugins,
         is_eager=True,  # plugins may register what the other options name
-        help="Load a Python file that registers algorithms, models or data sets. It runs as code. Repeatable.",
+        help="Load a Python file that registers algorithms, models, partitions or data sets. Repeatable.",
     ),
 ]
 """Loaded by its callback, before any other option is read."""
@@ -140,7 +140,7 @@ Memory = Annotated[
 ]
 Precision = Annotated[
     str,
-    typer.Option(help="Of matrix products: float32, or on CUDA tf32 or bf16; auto is tf32 on CUDA, float32 elsewhere."),
+    typer.Option(help="Of matrix products: float32; on CUDA also tf32 or bf16. auto: tf32 on CUDA, else float32."),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue this study from its last checkpoint; results are bit-identical.")

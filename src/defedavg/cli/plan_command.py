@@ -40,7 +40,9 @@ Advance = Callable[[str, int], None]
 def plan(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[CONFIG.toml]", help="The study to plan.", show_default="all algorithms, as set"),
+        typer.Argument(
+            metavar="[CONFIG.toml]", help="The study to plan.", show_default="every algorithm, default settings"
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to plan.")] = 400,
     num_clients: Annotated[
