@@ -16,7 +16,8 @@ import pytest
 from defedavg.algorithms import ALGORITHMS
 from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.experiments.sweep import ComputeConfig, RunEvaluated, RunFinished, Watch
+from defedavg.experiments.compute import ComputeConfig
+from defedavg.experiments.run_events import RunEvaluated, RunFinished, Watch
 from defedavg.paper.paper_tables import rates_rows, rates_to_markdown, rows, to_csv, to_markdown
 from defedavg.paper.provenance_log import last_session
 from defedavg.paper.published import COMPARED, FIGURE6_SIZES, Cell, cells

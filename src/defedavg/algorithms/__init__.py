@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..compat import renamed_names
 from .base import BufferedRound, NoSettings, SampledRound, ServerMachine, Setup
-from .registry import ALGORITHMS, BUILT_IN, algorithm, register
+from .algorithm_registry import ALGORITHMS, BUILT_IN, algorithm, register
 
 __all__ = [
     "ALGORITHMS",

@@ -15,7 +15,7 @@ from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..errors import UserError, unknown
 from ..report import tables
-from .options import Force, Json, Out, err, out, print_json
+from .options import CommandWithOldNames, Force, Json, Out, err, out, print_json
 
 app = typer.Typer(
     help="Run on a real network with Flower: the same machines, the same tasks, the same run folders.",
@@ -80,7 +80,7 @@ def init(
     )
 
 
-@app.command()
+@app.command(cls=CommandWithOldNames)
 def local(
     algorithm: Annotated[
         str | None, typer.Option(help="See `defedavg algorithms`; if not given, the app's, or defedavg-iid.")

@@ -58,9 +58,7 @@ def exit_if_stopped(finished: bool, advice: str = "") -> None:
 
 def load_study(file: Path, overrides: Sequence[str] | None, plugins: Sequence[Path] | None) -> Study:
     """Read a study with its overrides; ``plugins`` are added to those that the file names."""
-    if plugins:
-        return config.load(file, tuple(overrides or ()), plugins=tuple(plugins))
-    return config.load(file, tuple(overrides or ()))
+    return config.load(file, tuple(overrides or ()), plugins=tuple(plugins or ()))
 
 
 RENAMED_OPTIONS = {

@@ -15,18 +15,17 @@ from ..paper.published import FIGURE6_SIZES, SIZE_OF, cells
 from ..paper.run_grid import Choices, PaperRun
 from .data_command import DataDir
 from .options import (
+    CommandWithOldNames,
     Device,
     Executor,
     Json,
     MaxBatchJobs,
     Memory,
-    OldMaxBatchJobs,
     Precision,
     RayAddress,
     err,
     out,
     print_json,
-    renamed_option,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +61,6 @@ TimeLimitFactor = Annotated[
     float,
     typer.Option(help="Time limit of a run as a multiple of the paper's seconds; at least 60 s and its FedAvg's."),
 ]
-OldTimeLimitFactor = Annotated[str | None, renamed_option("--beyond", "--time-limit-factor")]
 MeasureSeconds = Annotated[float, typer.Option(help="Simulated seconds between evaluations.")]
 TrainSamples = Annotated[int, typer.Option(help="Samples on which the training loss is evaluated; 0: none.")]
 Normalise = Annotated[str, typer.Option(help="Normalisation of inputs: standard or unit.")]
@@ -266,10 +264,8 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool
         _data_dir: DataDir = None,
         show: Show = False,
         as_json: Json = False,
-        _beyond: OldTimeLimitFactor = None,
-        _width: OldMaxBatchJobs = None,
     ) -> None:
-        from ..experiments.sweep import ComputeConfig
+        from ..experiments.compute import ComputeConfig
         from ..paper.run_request import PaperRequest, select_cells
         from .progress_table import watching
 
@@ -290,7 +286,7 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool
             _print_line("stopped by Ctrl-C; the results of finished runs are stored, run the command again to continue")
             raise typer.Exit(130)
 
-    app.command(name, help=help_)(command)
+    app.command(name, cls=CommandWithOldNames, help=help_)(command)
 
 
 _RESUME = (

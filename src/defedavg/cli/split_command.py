@@ -30,12 +30,12 @@ def split(
 
     Example: `defedavg split my.toml --set task.split=classes --plot split.png`
     """
-    from ..tasks import Drawn, class_counts
+    from ..tasks import LazyPartition, class_counts
 
     study = load_study(file, overrides, plugin)
     with working("splitting the data …"):
         task = build_task(study.points()[0].settings, study.seeds[0])
-        clients = task.clients[:SHOWN_CLIENTS] if isinstance(task.clients, Drawn) else task.clients
+        clients = task.clients[:SHOWN_CLIENTS] if isinstance(task.clients, LazyPartition) else task.clients
         classes = task.classes or 0
         counts = class_counts(clients, task.train.targets.numpy(), classes)
     if plot:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..experiments.sweep import ComputeConfig
+from ..experiments.compute import ComputeConfig
 from ..fileio import writing
 from ..runstore.provenance import provenance
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import UserError, unknown
-from ..experiments.sweep import ComputeConfig, Watch
+from ..experiments.compute import ComputeConfig
+from ..experiments.run_events import Watch
 from .provenance_log import logged_session
 from .published import (
     ALGORITHM_NAMES,
