@@ -12,7 +12,7 @@ import json
 import sys
 from functools import partial
 
-from defedavg.experiments.bench import Load, bench
+from defedavg.experiments.bench import BenchLoad, bench
 from defedavg.experiments.compute import ComputeConfig
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--eval-every-rounds", type=int, default=10)
     given = parser.parse_args()
     compute = ComputeConfig.choose("batched", given.device, given.max_batch_jobs, given.memory, given.precision)
-    load = Load(
+    load = BenchLoad(
         model=given.model,
         image=tuple(int(side) for side in given.image.split(",")),
         runs=given.runs,

@@ -27,7 +27,7 @@ from defedavg.paper.run_grid import Choices, PaperRun
 from defedavg.paper.run_request import PaperRequest, select_cells
 from defedavg.paper.tuned_rates import TunedRates
 from helpers.command_line import call, refuse
-from helpers.page_data import told
+from helpers.page_data import page_data
 
 CELLS = cells()
 
@@ -388,7 +388,7 @@ def test_commands_end_with_the_page_of_their_runs(small: None, tmp_path: Path) -
         done = call("paper", *command, "--show", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         where = done.stdout.splitlines()[-1].removeprefix("open in a browser: ")
-        return told((tmp_path / where).read_text(encoding="utf-8"))
+        return page_data((tmp_path / where).read_text(encoding="utf-8"))
 
     made = page("table1")
     assert made["title"] == "Table 1 at the paper's rates"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..compat import renamed_names
-from .base import BufferedRound, NoSettings, SampledRound, ServerMachine, Setup
 from .algorithm_registry import ALGORITHMS, BUILT_IN, algorithm, register
+from .base import BufferedRound, NoSettings, SampledRound, ServerMachine, Setup
 
 __all__ = [
     "ALGORITHMS",

@@ -25,7 +25,6 @@ from ..planning.plan_checks import checked
 from ..planning.plan_io import saved
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
 from ..planning.records import Record, Round
-from ..planning.records import Record, Round
 from ..report import tables
 from .options import Json, Plugin, Set, err, load_study, out, print_json, print_note, working
 

@@ -93,7 +93,7 @@ def make_result(event: RunFinished, run: PaperRun, choices: Choices) -> Result:
         finite(
             {
                 "piece": asdict(run),
-                "seed": event.item.seed,
+                "seed": event.spec.seed,
                 "choices": choices.without_time_limit(),
                 "limit": choices.limit(run),
                 "status": str(progress.status),
@@ -131,7 +131,7 @@ def compute_runs(store: ResultFiles, runs: Sequence[SeededRun], compute: Compute
     try:
         for event in sweep.events(specs):
             if isinstance(event, RunFinished):
-                run = event.item.name
+                run = event.spec.name
                 assert isinstance(run, PaperRun)
                 store.save(make_result(event, run, store.choices), run)
             watch(event)

@@ -117,15 +117,15 @@ class RateSearch:
     def run(self, compute: ComputeConfig, watch: Watch) -> bool:
         """Tune; return False if Ctrl-C stopped it. The results of cells decided by then are stored."""
         self._tuning = Tuning(self._pairs, [SEED], compute, known=self._known, decided=self._save)
-        return self._tuning.carry_out(self._remembering(watch))
+        return self._tuning.run(self._remembering(watch))
 
     def _remembering(self, watch: Watch) -> Watch:
         """Return a callback that remembers the runs that held the target and passes every event on."""
 
         def remember(event: Event) -> None:
             if isinstance(event, RunFinished) and event.run.progress.status is Status.TARGET:
-                assert isinstance(event.item.name, RatePair)
-                self._reached[event.item.name] = event
+                assert isinstance(event.spec.name, RatePair)
+                self._reached[event.spec.name] = event
             watch(event)
 
         return remember

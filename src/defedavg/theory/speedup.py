@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from ..config.build import make_simulator
 from ..errors import UserError
-from ..planning.plan import Record, Round, Stall
-from ..training import BatchedRun, LocalTraining, RunProgress, Status, StoppingRule, Trainer, drive_batched
+from ..planning.records import Record, Round, Stall
+from ..training import BatchedRun, LocalTraining, RunProgress, Status, StoppingRule, Trainer, run_batched
 from .formulas import theorem
 from .gradient_recorder import GradientRecorder
 from .horizon_search import HorizonSearch
@@ -126,7 +126,7 @@ def check_lists(ns: Sequence[int], seeds: Sequence[int]) -> None:
 
 def _trainer(case: SpeedupCase) -> Trainer:
     executor = GradientRecorder(case.task, LocalTraining(0, case.estimates.batch_size), case.norms, 1)
-    return Trainer(case.task, executor.module, batch_size=case.estimates.batch_size, width=MAX_BATCH_JOBS)
+    return Trainer(case.task, executor.module, batch_size=case.estimates.batch_size, max_batch_jobs=MAX_BATCH_JOBS)
 
 
 def _complete(searches: Sequence[_RoundsSearch], trainer: Trainer, on_trial: OnTrial | None) -> None:
@@ -147,7 +147,7 @@ def _complete(searches: Sequence[_RoundsSearch], trainer: Trainer, on_trial: OnT
 def _trials(pending: Iterable[_RoundsSearch], trainer: Trainer) -> Iterator[SpeedupTrial]:
     """Run one trial of every search in shared batches; yield each as it ends."""
     open_runs = {id(run): (run, search) for run, search in ((search.next_run(), search) for search in pending)}
-    for run, _ in drive_batched([run for run, _ in open_runs.values()], trainer):
+    for run, _ in run_batched([run for run, _ in open_runs.values()], trainer):
         if not run.running:
             _, search = open_runs.pop(id(run))
             yield search.record(run)
