@@ -1,7 +1,7 @@
-"""The documentation: every command and snippet in it is run, and the site is built without a warning.
+"""The documentation: every command and snippet is run, links resolve, and the site builds without a warning.
 
-Commands run in this process, line by line, each page in a folder of its own. What needs a network or hours is parsed to
-its last option instead; the few kinds of that are listed here with their reason.
+Commands run in this process, line by line, each page in its own folder. A command that needs a network or hours is
+parsed down to its last option instead; ``PARSED_ONLY`` lists these with the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from defedavg.config import study as config
 from defedavg.experiments import demo
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", ROOT / "benchmarks" / "RESULTS.md"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -33,18 +35,14 @@ PARSED_ONLY = {
     "defedavg run study.toml --set task.data=hf:": "downloads",
     "defedavg paper table": "hours, and data that must be downloaded",
     "defedavg plan --num-clients 1000000": "minutes",
-    "defedavg run study.toml --executor ray": "a cluster; tests/test_cluster.py has one",
-    "defedavg run my.toml --executor ray": "a cluster; tests/test_cluster.py has one",
-    "defedavg tune study.toml --executor ray": "a cluster; tests/test_cluster.py has one",
-    "defedavg deploy local": "processes of Flower; tests/test_deploy_flower.py has them",
-    "defedavg replay": "a deployment; tests/test_deploy.py has logs",
-    "defedavg runs compare": "two runs; tests/test_runs.py has them",
-    "defedavg runs remove": "asks; tests/test_runs.py answers",
+    "defedavg run study.toml --executor ray": "a cluster; tests/experiments/ray has one",
+    "defedavg tune study.toml --executor ray": "a cluster; tests/experiments/ray has one",
+    "defedavg deploy local": "Flower processes; tests/deploy/flower has them",
+    "defedavg replay": "a deployment; tests/deploy has logs",
+    "defedavg runs compare": "two runs; tests/runstore has them",
+    "defedavg runs remove": "asks for confirmation; tests/runstore answers",
     "defedavg theory speedup": "five minutes",
-    "defedavg theory --config": "minutes on the default study; tests/test_theory.py runs it",
-    "defedavg bench": "half a minute; tests/test_cli.py runs it",
-    "defedavg view": "runs until Ctrl-C; tests/test_view.py runs it",
-    "defedavg run my.toml --device cuda": "a GPU",
+    "defedavg view": "runs until Ctrl-C; tests/report/dashboard runs it",
 }
 
 SMALL = """
@@ -61,20 +59,16 @@ local_steps = 2
 max_rounds = 3
 target_accuracy = 0.2
 """
-"""What a page calls my.toml or study.toml without showing it, so that its commands are cheap."""
+"""The content of my.toml and study.toml where a page does not show it; small, so that its commands are cheap."""
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
-    """Language, file name and text of every block."""
-    for language, title, text in BLOCK.findall(page.read_text(encoding="utf-8")):
-        included = re.fullmatch(r'--8<-- "([^"]+)"\n', text)
-        if included and ROOT / included[1] in EXAMPLES:
-            continue  # it is run as an example
-        yield language, title, text
+    """Return language, file name and text of every code block."""
+    yield from BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
 def commands(text: str) -> Iterator[str]:
-    """The lines of a block without their comments."""
+    """Return the lines of a block without their comments."""
     for line in text.replace("\\\n", "").splitlines():
         words = re.sub(r"\s+#.*$", "", line).strip()
         if words and not words.startswith("#"):
@@ -83,7 +77,7 @@ def commands(text: str) -> Iterator[str]:
 
 @contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """Work in a folder."""
+    """Change the working directory within this block."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -98,7 +92,7 @@ def parse(words: list[str]) -> None:
     context = command.make_context("defedavg", list(words))
     while hasattr(command, "resolve_command"):
         rest = [*getattr(context, "_protected_args", ()), *context.args]
-        if not rest:  # a group that does something by itself
+        if not rest:  # a group that is also a command
             assert command.invoke_without_command
             return
         name, command, rest = command.resolve_command(context, rest)
@@ -106,7 +100,7 @@ def parse(words: list[str]) -> None:
 
 
 def run(line: str, page: Path) -> None:
-    """Carry out one line of a page."""
+    """Run one command of a page."""
     kind, _, rest = line.partition(" ")
     if kind == "make":
         assert re.search(rf"^{rest.split()[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
@@ -115,24 +109,27 @@ def run(line: str, page: Path) -> None:
         for extra in re.findall(r"\[(\w+)\]", rest):
             assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE), line
         return
-    if kind == "ray":  # it would start a cluster; tests/test_cluster.py does
+    if kind == "ray":  # would start a cluster; tests/experiments/ray does
         assert rest.split()[0] in ("start", "stop"), line
         return
-    assert kind == "defedavg", f"{page.name}: {line!r} is none of make, pip, ray, defedavg"
+    assert kind == "defedavg", f"{page.name}: {line!r} is not a command of make, pip, ray or defedavg"
     command, _, file = rest.partition(" > ")
     words = shlex.split(command)
     if line.startswith(tuple(PARSED_ONLY)):
         parse(words)
         return
+    if page.stem == "extending":  # plugins must not register anything in this process
+        python("-m", "defedavg", *words)
+        return
     with Path(file or os.devnull).open("w", encoding="utf-8") as out, redirect_stdout(out):
         assert cli.app(words, standalone_mode=False) in (None, 0), line
-    if file == "my.toml":  # the page has shown how it is made; from here on it is small
+    if file == "my.toml":  # the page has shown how it is made; the following commands use a small one
         assert len(config.load(file).points()) == 2
         Path(file).write_text(SMALL, encoding="utf-8")
 
 
 def python(*words: str, **env: str) -> str:
-    """Run Python to its end; gives what it printed."""
+    """Run Python, which must succeed without a warning; return what it printed."""
     whole = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=whole, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -140,9 +137,20 @@ def python(*words: str, **env: str) -> str:
     return done.stdout
 
 
+def check_study(file: str, page: Path) -> None:
+    """Check that a study of a page is valid."""
+    if page.stem == "extending":
+        python("-m", "defedavg", "plan", file, "--rounds", "2")
+    else:
+        assert config.load(file).points()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_and_snippet_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("defedavg.tasks.set_data_dir", lambda folder: None)  # a page's choice must not outlive it
+    if page.stem == "extending":
+        pytest.importorskip("defedavg.plugins", reason="plugins are not available")
+    monkeypatch.setattr("defedavg.tasks.set_data_dir", lambda folder: None)  # must not affect other tests
+    examples = {path.read_text(encoding="utf-8") for path in EXAMPLES}  # another test runs these
     for name in ("study.toml", "my.toml"):
         (tmp_path / name).write_text(SMALL, encoding="utf-8")
     with inside(tmp_path):
@@ -151,14 +159,21 @@ def test_every_command_and_snippet_runs(page: Path, tmp_path: Path, monkeypatch:
                 for line in commands(text):
                     run(line, page)
             elif language == "python":
-                if page.name != "README.md":  # tests/test_readme.py runs that one and looks at what it prints
-                    python("-c", text)
+                file = tmp_path / (title or "snippet.py")
+                file.write_text(text, encoding="utf-8")
+                if page.name != "README.md" and text not in examples:  # tests/test_readme.py runs that of the README
+                    python(str(file))
             elif language == "toml":
                 (tmp_path / (title or "untitled.toml")).write_text(text, encoding="utf-8")
-                assert config.load(tmp_path / (title or "untitled.toml")).points()
+                check_study(title or "untitled.toml", page)
             else:
-                assert language in ("", "text"), f"{page.name}: nobody runs {language}"
+                assert language in ("", "text"), f"{page.name}: no test runs {language}"
                 assert not re.search(r"^(\$ )?(defedavg|make|pip|python) ", text, re.MULTILINE), f"{page.name}: {text}"
+
+
+@pytest.mark.parametrize("line", re.findall(r"^\| `(defedavg [^`]+)` \|", PAGES[0].read_text("utf-8"), re.MULTILINE))
+def test_every_command_in_the_table_of_the_readme_can_be_parsed(line: str) -> None:
+    parse(shlex.split(line)[1:])
 
 
 def test_what_is_only_parsed_is_in_the_documentation() -> None:
@@ -193,27 +208,61 @@ def test_there_are_four_examples_and_each_is_named_in_the_documentation() -> Non
     assert all(f"examples/{path.name}" in text for path in EXAMPLES)
 
 
+@pytest.mark.parametrize(
+    ("page", "example"),
+    [("algorithm", "own_algorithm"), ("own-task", "own_model_and_data"), ("planning", "what_if")],
+)
+def test_the_code_of_a_page_is_that_of_the_example(page: str, example: str) -> None:
+    shown = [text for language, _, text in blocks(ROOT / "docs" / f"{page}.md") if language == "python"]
+    assert (ROOT / "examples" / f"{example}.py").read_text(encoding="utf-8") in shown
+
+
+def test_the_page_of_measurements_is_that_of_the_benchmarks() -> None:
+    text = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+    assert text == (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8"), "copy benchmarks/RESULTS.md"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
+def test_links_lead_somewhere_on_a_code_host_too(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    assert "--8<--" not in text
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
+
+
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="the site is built by `make docs`, with the extra docs")
     with inside(ROOT):
         python("-m", "mkdocs", "build", "-sqd", str(tmp_path / "site"), NO_MKDOCS_2_WARNING="1")
     made = {page.stem for page in (tmp_path / "site").glob("*.html")}
-    assert {page.stem for page in PAGES[1:]} <= made
+    assert {page.stem for page in DOCS} <= made
     named = re.findall(r": ([\w-]+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(named) == sorted(page.stem for page in PAGES[1:]), "every page is in the navigation"
+    assert sorted(named) == sorted(page.stem for page in DOCS), "every page is in the navigation"
     text = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
-    assert "Run one algorithm from Python" in text
+    assert "make_simulator" in text
+    assert (tmp_path / "site" / "search" / "search_index.json").exists()
     for page in (tmp_path / "site").glob("*.html"):
         loaded = re.findall(
             r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', page.read_text(encoding="utf-8")
         )
-        assert loaded == [], f"{page.name} loads from elsewhere"
+        assert loaded == [], f"{page.name} loads from another server"
 
 
 def test_the_demo_ends_with_a_table_and_one_line_that_names_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first thing a newcomer sees, with few clients and rounds."""
+    """The demo is the first command that a newcomer runs; here with few clients and rounds."""
     small = {"clients": {"num_clients": 20}, "task": {"data": "mnist5k", "model": "softmax"}}
     monkeypatch.setattr(demo, "COMMON", {**demo.COMMON, **small})
     halves = {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .planning.plan import Plan
     from .tasks import Task, cross_entropy, make_task, squared_error
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Plan",
     "Result",
