@@ -51,14 +51,14 @@ class Language(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(7, 8), nn.Embedding(4, 8)
+        self.words, self.positions = nn.Embedding(7, 8), nn.Embedding(4, 8)
         self.norm, self.enter, self.leave = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
         self.drop, self.last = nn.Dropout(0.1), nn.Linear(8, 3)
         self.register_buffer("mask", torch.triu(torch.full((4, 4), float("-inf")), 1))
 
     def forward(self, x: Tensor) -> Tensor:
         samples, length = x.shape
-        hidden = self.drop(self.words(x) + self.places(torch.arange(length)))
+        hidden = self.drop(self.words(x) + self.positions(torch.arange(length)))
         parts = self.enter(self.norm(hidden)).chunk(3, dim=2)
         q, k, v = (part.view(samples, length, 2, 4).transpose(1, 2) for part in parts)
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
@@ -85,7 +85,7 @@ class Encoder(nn.Module):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(7, 8), nn.Parameter(torch.zeros(1, 5, 8))
+        self.words, self.positions = nn.Embedding(7, 8), nn.Parameter(torch.zeros(1, 5, 8))
         self.token = nn.Parameter(torch.zeros(1, 1, 8))
         layer = nn.TransformerEncoderLayer(8, 2, 16, **{"batch_first": True, **options})
         self.samples_second = not layer.self_attn.batch_first
@@ -94,7 +94,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = torch.cat([self.token.expand(len(x), -1, -1), self.words(x)], dim=1)
-        tokens = tokens + self.places
+        tokens = tokens + self.positions
         tokens = self.body(tokens.transpose(0, 1)).transpose(0, 1) if self.samples_second else self.body(tokens)
         out: Tensor = self.last(tokens[:, 0])
         return out
