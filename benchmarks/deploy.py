@@ -18,9 +18,9 @@ from typing import Any
 
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import LOG
-from defedavg.deploy.flower.app_template import defaults, write_app
-from defedavg.deploy.flower.local_deployment import Follower, follow
-from defedavg.deploy.flower.processes import Cluster
+from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.local_deployment import LogTail, wait_until_finished
+from defedavg.deploy.flower.processes import FlowerCluster
 from defedavg.deploy.replay import replay
 
 NODES = 8
@@ -37,7 +37,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from defedavg.deploy.deploy_config import read_orders
+from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.experiments.simulation import make_executor
 
 from .task import make
@@ -52,9 +52,9 @@ class Done(Exception):
 @app.main()
 def main(grid, context):
     config = dict(context.run_config)
-    orders = read_orders(config)
-    executor = make_executor(orders.settings, orders.seed, make(config, None))
-    total = orders.settings.clients.num_clients
+    config = read_deploy_config(config)
+    executor = make_executor(config.settings, config.seed, make(config, None))
+    total = config.settings.clients.num_clients
     while len(list(grid.get_node_ids())) < total:
         time.sleep(0.2)
     hello = [
@@ -63,12 +63,12 @@ def main(grid, context):
     list(grid.send_and_receive(hello))
     began = time.monotonic()
     rows = []
-    place = Path(orders.deploy.folder) / "plain.json"
+    place = Path(config.deploy.folder) / "plain.json"
 
     def evaluate(number, arrays):
         _, accuracy = executor.measure(torch.from_numpy(arrays["weights"].numpy()), executor.task.test)
         rows.append({"round": number, "seconds": time.monotonic() - began, "accuracy": accuracy})
-        done = accuracy >= orders.settings.stop.target_accuracy
+        done = accuracy >= config.settings.stop.target_accuracy
         place.with_suffix(".part").write_text(json.dumps({"done": done, "rows": rows}))
         place.with_suffix(".part").replace(place)
         if done:
@@ -80,7 +80,7 @@ def main(grid, context):
     recipe = executor.recipe
     told = ConfigRecord(
         {"seed": recipe.seed, "batch_size": recipe.batch_size, "local_lr": recipe.local_lr, "sampling": recipe.sampling,
-         "steps": orders.settings.training.local_steps}
+         "steps": config.settings.training.local_steps}
     )
     try:
         strategy.start(grid, first, num_rounds=100, train_config=told, evaluate_fn=evaluate)
@@ -93,14 +93,14 @@ PLAIN_CLIENT = '''"""A client of Flower's FedAvg that trains with the same warm 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from defedavg.deploy.client.client_socket import Key, ask
+from defedavg.deploy.client.client_socket import ProcessAddress, ask
 
 app = ClientApp()
 
 
 def answer(context, kind, fields, weights):
     node, known = context.node_config, context.state.get("worker")
-    key = Key(known["path"], known["secret"]) if known is not None else None
+    key = ProcessAddress(known["path"], known["secret"]) if known is not None else None
     order = {"task": "{package}.task:make", "config": dict(context.run_config), "client": node["client"],
              "step_seconds": node["step_seconds"]}
     key, _, update = ask(key, f"{context.node_id:x}", order, kind, fields, weights)
@@ -128,7 +128,7 @@ def train(message, context):
 def settings(job_seconds: float, target: float) -> dict[str, Any]:
     """What both are told."""
     return {
-        **defaults("defedavg-iid", NODES),
+        **default_settings("defedavg-iid", NODES),
         "training.updates_per_round": 4,
         "training.local_steps": 50,
         "training.local_lr": 0.1,
@@ -138,13 +138,13 @@ def settings(job_seconds: float, target: float) -> dict[str, Any]:
     }
 
 
-def cluster_of(folder: Path, job_seconds: float) -> Cluster:
+def cluster_of(folder: Path, job_seconds: float) -> FlowerCluster:
     """Eight nodes of which two are slow, all connected to a SuperLink."""
-    cluster = Cluster(folder / "flower")
-    cluster.start_link()
+    cluster = FlowerCluster(folder / "flower")
+    cluster.start_superlink()
     for client in range(NODES):
         factor = 5.0 if client in SLOW else 1.0
-        cluster.start_node(str(client), client=client, step_seconds=factor * job_seconds / 50, warm=True)
+        cluster.start_supernode(str(client), client=client, step_seconds=factor * job_seconds / 50, warm=True)
     return cluster
 
 
@@ -155,7 +155,7 @@ def ours(folder: Path, job_seconds: float, target: float) -> dict[str, float]:
     run.mkdir()
     with cluster_of(folder, job_seconds) as cluster:
         cluster.submit(folder / "app", **{"deploy.folder": str(run)})
-        follow(cluster, run, lambda line: None, Follower(run))
+        wait_until_finished(cluster, run, lambda line: None, LogTail(run))
     [entry] = json.loads((run / "summary.json").read_text())["runs"]
     log = logs.read(run / LOG)
     found = replay(log)

@@ -60,7 +60,7 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from None
 
 
-class InUse(UserError):
+class InUseError(UserError):
     """Another process has claimed a folder."""
 
 
@@ -84,7 +84,7 @@ class FolderLock:
                     time.sleep(0.2)
                     continue
                 self.release()
-                raise InUse(f"{folder} is in use by another process; wait for it, or use another name") from None
+                raise InUseError(f"{folder} is in use by another process; wait for it, or use another name") from None
             except OSError:
                 pass  # a file system without locks
             return

@@ -17,14 +17,14 @@ import pytest
 from cryptography import x509
 from typer.testing import CliRunner
 
-from defedavg.cli.deploy_command import _of_app
+from defedavg.cli.deploy_command import _app_settings
 from defedavg.cli.main import app
-from defedavg.deploy.deploy_config import read_orders
+from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.flower.app_template import defaults, write_app
-from defedavg.deploy.flower.processes import Cluster
-from defedavg.deploy.flower.server_app import serve
-from defedavg.deploy.flower.server_app import server_app as flower
+from defedavg.deploy.flower import server_entry
+from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.processes import FlowerCluster
+from defedavg.deploy.flower.server_entry import serve
 from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.deploy.server import deployment_folder as runfolder
@@ -62,9 +62,9 @@ def test_init_writes_an_app_with_every_setting(tmp_path: Path) -> None:
     whole = tomllib.loads((folder / "pyproject.toml").read_text())
     components = whole["tool"]["flwr"]["app"]["components"]
     assert components == {"serverapp": "my_app.server:app", "clientapp": "my_app.client:app"}
-    orders = read_orders(_of_app(folder))
-    assert orders.settings.algorithm == "fedbuff"
-    assert orders.settings.clients.num_clients == 8
+    config = read_deploy_config(_app_settings(folder))
+    assert config.settings.algorithm == "fedbuff"
+    assert config.settings.clients.num_clients == 8
     for name in ("server", "client", "task"):
         text = (folder / "my_app" / f"{name}.py").read_text()
         compile(text, name, "exec")
@@ -72,20 +72,20 @@ def test_init_writes_an_app_with_every_setting(tmp_path: Path) -> None:
 
 
 def test_the_apps_of_an_init_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_app(tmp_path / "loaded_app", defaults())
+    write_app(tmp_path / "loaded_app", default_settings())
     monkeypatch.syspath_prepend(str(tmp_path / "loaded_app"))
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
 
     assert isinstance(importlib.import_module("loaded_app.server").app, ServerApp)
     assert isinstance(importlib.import_module("loaded_app.client").app, ClientApp)
-    task = importlib.import_module("loaded_app.task").make(defaults(), 2)
+    task = importlib.import_module("loaded_app.task").make(default_settings(), 2)
     assert task.num_clients == 6
 
 
 def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_app(tmp_path / "taken", defaults())
+    write_app(tmp_path / "taken", default_settings())
     assert "is there already" in refused("deploy", "init", "taken")
     assert "small letters" in refused("deploy", "init", "My-App")
     assert "fedbuff" in refused("deploy", "init", "x", "--algorithm", "fedbuf")
@@ -127,14 +127,14 @@ def test_a_folder_says_how_its_run_was_asked_for_and_who_serves_it(
     def made() -> dict[str, Any]:
         return dict(json.loads((tmp_path / "run" / "summary.json").read_text())["provenance"])
 
-    orders = read_orders({**defaults("fedavg", 2), "name": "x"})
+    config = read_deploy_config({**default_settings("fedavg", 2), "name": "x"})
     monkeypatch.setattr("sys.argv", ["defedavg", "deploy", "local", "--name", "run"])
-    runfolder.make_room(orders, tmp_path / "run", force=False)
+    runfolder.create_run_folder(config, tmp_path / "run", force=False)
     first = made()
     assert first["command"] == "defedavg deploy local --name run"
     monkeypatch.setattr("sys.argv", ["flower-serverapp"])
     monkeypatch.setattr("os.getpid", lambda: first["pid"] + 1)
-    runfolder.open_run(orders, tmp_path / "run", resume=False)
+    runfolder.open_run(config, tmp_path / "run", resume=False)
     assert made() == {**first, "pid": first["pid"] + 1}
 
 
@@ -176,11 +176,11 @@ def test_keys_are_for_their_owner_and_certify_the_server(tmp_path: Path) -> None
 def test_a_run_has_one_server_and_one_that_flower_starts_again_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower, "CLAIM_SECONDS", 0.0)
+    monkeypatch.setattr(server_entry, "LOCK_SECONDS", 0.0)
     world = World(tmp_path / "unused")
     folder = tmp_path / "run"
     flat = {**world.flat, "deploy.folder": str(folder), "deploy.poll_seconds": 0.001}
-    for node in world.port.members.values():
+    for node in world.transport.members.values():
         node.delay = 0.0
 
     class Lost(Exception):
@@ -193,38 +193,38 @@ def test_a_run_has_one_server_and_one_that_flower_starts_again_goes_on(
 
     merge = Reference.merge
     monkeypatch.setattr(world.clock, "sleep", lambda seconds: None)
-    world.port.clock = RealTime()
+    world.transport.clock = RealTime()
     with monkeypatch.context() as patch:
         patch.setattr(Reference, "merge", until_lost)
         with pytest.raises(Lost):
-            serve(world.port, flat, tiny_task, "17")
-    world.port.pending.clear()
+            serve(world.transport, flat, tiny_task, "17")
+    world.transport.pending.clear()
     with FolderLock(folder), pytest.raises(SystemExit):
-        serve(world.port, flat, tiny_task, "17")
+        serve(world.transport, flat, tiny_task, "17")
     assert not (folder / runfolder.ERROR).exists()
     with pytest.raises(SystemExit):
-        serve(world.port, flat, tiny_task, "18")  # another run must say that it means to resume
+        serve(world.transport, flat, tiny_task, "18")  # another run must say that it means to resume
     assert "holds a run already" in (folder / runfolder.ERROR).read_text()
-    serve(world.port, flat, tiny_task, "17")
+    serve(world.transport, flat, tiny_task, "17")
     assert runfolder.is_finished(folder)
     assert "is finished" in refused("deploy", "local", "--out", tmp_path, "--name", "run", "--resume")
     found = replay(logs.read(folder / "events.jsonl"))
     found.plan.check()
     assert len(found.plan.rounds) == 8
-    serve(world.port, flat, tiny_task, "17")  # nothing is left to do
+    serve(world.transport, flat, tiny_task, "17")  # nothing is left to do
     World.close_all()
 
 
 ENDLESS = """
 import sys, time
 from pathlib import Path
-from defedavg.deploy.flower.processes import Cluster
-from defedavg.deploy.flower.signals import as_interrupts
+from defedavg.deploy.flower.processes import FlowerCluster
+from defedavg.deploy.flower.signals import signals_as_interrupts
 
-with as_interrupts(), Cluster(Path(sys.argv[1])) as cluster:
+with signals_as_interrupts(), FlowerCluster(Path(sys.argv[1])) as cluster:
     for name in ("one", "two"):
-        cluster._spawn(name, "sh", "-c", sys.argv[2] + "while true; do sleep 0.1; done")
-    print(cluster.mark, flush=True)
+        cluster.spawn(name, "sh", "-c", sys.argv[2] + "while true; do sleep 0.1; done")
+    print(cluster.cluster_id, flush=True)
     time.sleep(600)
 """
 
@@ -235,11 +235,11 @@ with as_interrupts(), Cluster(Path(sys.argv[1])) as cluster:
 def test_whoever_asks_a_cluster_to_stop_and_however_often_nothing_is_left(
     tmp_path: Path, number: int, first: str
 ) -> None:
-    cluster = Cluster(tmp_path)
+    cluster = FlowerCluster(tmp_path)
     words = [sys.executable, "-c", ENDLESS, str(tmp_path), first]
     with subprocess.Popen(words, stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout is not None
-        cluster.mark = process.stdout.readline().strip()
+        cluster.cluster_id = process.stdout.readline().strip()
         assert len(cluster.processes()) >= 2
         for _ in range(3):
             process.send_signal(number)
@@ -269,11 +269,11 @@ def test_a_deployment_that_never_began_is_replaced_and_removed_like_any_run(
 
 def test_settings_of_an_app_can_be_changed_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_app(tmp_path / "own", defaults(clients=3))
+    write_app(tmp_path / "own", default_settings(clients=3))
     seen: list[Any] = []
 
-    def kept(app: Path, orders: Any, folder: Path, watch: Any, changes: dict[str, Any], **more: Any) -> None:
-        seen.append((orders.settings.stop.max_rounds, orders.settings.clients.num_clients, changes))
+    def kept(app: Path, config: Any, folder: Path, watch: Any, changes: dict[str, Any], **more: Any) -> None:
+        seen.append((config.settings.stop.max_rounds, config.settings.clients.num_clients, changes))
         raise UserError("enough")
 
     monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", kept)

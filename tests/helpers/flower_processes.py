@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from defedavg.deploy.deploy_config import read_orders
+from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.engine.event_log import LOG, Log
-from defedavg.deploy.flower.app_template import defaults, write_app
-from defedavg.deploy.flower.local_deployment import Follower, follow, start_nodes
-from defedavg.deploy.flower.processes import Cluster, Security
+from defedavg.deploy.engine.event_log import LOG, EventLog
+from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.local_deployment import LogTail, start_supernodes, wait_until_finished
+from defedavg.deploy.flower.processes import FlowerCluster, TlsFiles
 from defedavg.deploy.replay import Replay, replay
 
 TASK = '''"""A line parts two classes."""
@@ -113,9 +113,9 @@ class Deployment:
     """An app, a cluster, and a run in a folder."""
 
     def __init__(
-        self, folder: Path, *, security: Security | None = None, own_task: bool = True, **changes: Any
+        self, folder: Path, *, tls: TlsFiles | None = None, own_task: bool = True, **changes: Any
     ) -> None:
-        flat = defaults(changes.pop("algorithm", "defedavg-iid"), changes.pop("clients", 4))
+        flat = default_settings(changes.pop("algorithm", "defedavg-iid"), changes.pop("clients", 4))
         flat |= {
             "name": "test",
             "training.updates_per_round": 2,
@@ -133,13 +133,13 @@ class Deployment:
         write_app(self.app, flat)
         if own_task:
             (self.app / "app" / "task.py").write_text(TASK)
-        self.orders = read_orders(flat)
-        self.cluster = Cluster(folder / "flower", security=security)
-        self.follower = Follower(self.folder)
+        self.config = read_deploy_config(flat)
+        self.cluster = FlowerCluster(folder / "flower", tls=tls)
+        self.tail = LogTail(self.folder)
         self.lines: list[dict[str, Any]] = []
 
     def __enter__(self) -> Deployment:
-        self.cluster.start_link()
+        self.cluster.start_superlink()
         return self
 
     def __exit__(self, *args: object) -> None:
@@ -147,7 +147,7 @@ class Deployment:
         assert self.cluster.processes() == {}
 
     def start_nodes(self, clients: list[int] | None = None) -> None:
-        start_nodes(self.cluster, self.orders, clients)
+        start_supernodes(self.cluster, self.config, clients)
 
     def submit(self, *, resume: bool = False) -> None:
         self.cluster.submit(self.app, **{"deploy.folder": str(self.folder), "deploy.resume": resume})
@@ -164,7 +164,7 @@ class Deployment:
 
     def read(self) -> None:
         """Take in what the log tells up to now."""
-        self.lines.extend(self.follower.lines())
+        self.lines.extend(self.tail.lines())
 
     def version(self) -> int:
         """The newest version that the log tells of."""
@@ -184,11 +184,11 @@ class Deployment:
 
     def finish(self) -> dict[str, Any]:
         """Wait for the end; gives what the summary says of the run."""
-        follow(self.cluster, self.folder, self.lines.append, self.follower)
+        wait_until_finished(self.cluster, self.folder, self.lines.append, self.tail)
         [entry] = json.loads((self.folder / "summary.json").read_text())["runs"]
         return dict(entry)
 
-    def checked(self) -> tuple[Log, Replay]:
+    def checked(self) -> tuple[EventLog, Replay]:
         """The log, replayed and checked; nothing is merged twice."""
         log = logs.read(self.folder / LOG)
         found = replay(log)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS, ServerMachine
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.engine.engine import STRIKES
-from defedavg.deploy.engine.event_log import LOG, Note
+from defedavg.deploy.engine.client_link import MAX_FAULTS
+from defedavg.deploy.engine.event_log import LOG, LogNote
 from defedavg.deploy.engine.events import Failed, Joined, Left, Refused
 from defedavg.deploy.transport import Message, Reply
 from defedavg.errors import UserError
@@ -44,7 +44,7 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[ServerMachine]) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], list[Any]]] = []
         self._depth = 0
-        for name in ("start", "arrived", "timer", "settled", "returned"):
+        for name in ("start", "arrived", "timer", "end_of_instant", "returned"):
             monkeypatch.setattr(kind, name, self._wrapped(name, getattr(kind, name)))
 
     def _wrapped(self, name: str, method: Any) -> Any:
@@ -70,7 +70,7 @@ def test_the_simulators_machine_does_the_same_with_the_same_events(
         world.until(lambda: world.session.engine.server.version >= 2)
         world.node_of(1).alive = False
         world.until(lambda: world.session.progress.status is not Status.RUNNING)
-    machine = kind(world.session.engine.server.setup, world.orders.settings.algorithm_settings)
+    machine = kind(world.session.engine.server.setup, world.config.settings.algorithm_settings)
     assert any(name == "arrived" for name, _, _ in spy.calls)
     for name, args, actions in spy.calls:
         assert list(getattr(machine, name)(*args)) == actions
@@ -96,7 +96,7 @@ def test_a_killed_client_returns_with_another_node_and_works_again(tmp_path: Pat
     world = World(tmp_path / "run", stop__max_rounds=30)
     world.until(lambda: world.session.engine.server.version >= 2)
     world.node_of(2).alive = False
-    world.until(lambda: 2 not in world.session.engine.present)
+    world.until(lambda: 2 not in world.session.engine.connected)
     before = world.session.engine.clients[2].jobs
     world.connect(2)
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
@@ -137,7 +137,7 @@ def test_all_clients_gone_ends_the_run_after_the_wait(tmp_path: Path) -> None:
 
 def test_a_reply_that_never_comes_is_given_up(tmp_path: Path) -> None:
     world = World(tmp_path / "run", algorithm="fedavg", stop__max_rounds=12)
-    world.node_of(0).twist = lambda node, message, reply: None if message.kind == "train" else reply
+    world.node_of(0).tamper = lambda node, message, reply: None if message.kind == "train" else reply
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
     assert world.session.progress.status is Status.ROUNDS
     log, _ = checked(world)
@@ -153,17 +153,17 @@ def _nan(node: Any, message: Message, reply: Reply) -> Reply:
 
 
 def _fields(**changes: Any) -> Any:
-    def twist(node: Any, message: Message, reply: Reply) -> Reply:
+    def tamper(node: Any, message: Message, reply: Reply) -> Reply:
         return Reply(reply.to, {**reply.fields, **changes}, reply.update) if message.kind == "train" else reply
 
-    return twist
+    return tamper
 
 
 def _values(change: Any) -> Any:
-    def twist(node: Any, message: Message, reply: Reply) -> Reply:
+    def tamper(node: Any, message: Message, reply: Reply) -> Reply:
         return Reply(reply.to, reply.fields, change(reply.update)) if message.kind == "train" else reply
 
-    return twist
+    return tamper
 
 
 LIES = {
@@ -188,29 +188,29 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_bad_update_is_refused_and_its_client_quarantined_after_three(lie: str, tmp_path: Path) -> None:
-    twist, word = LIES[lie]
+    tamper, word = LIES[lie]
     world = World(tmp_path / "run", stop__max_rounds=25)
     world.until(lambda: world.session.engine.clients[2].jobs >= 2 and world.session.engine.server.version >= 3)
-    world.node_of(2).twist = twist
+    world.node_of(2).tamper = tamper
     start = world.session.engine.server.version
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
     log, found = checked(world)
     refused = [event for event in log.events if isinstance(event, Refused)]
-    assert len(refused) == STRIKES
+    assert len(refused) == MAX_FAULTS
     assert all(event.client == 2 and word in event.why for event in refused)
     assert [note.fields["client"] for note in log.notes("quarantined")] == [2]
     last = refused[-1].t
     assert not [r for r in found.plan.rounds if r.time > last and any(u.client == 2 for u, _ in r.merge.updates)]
     assert world.session.engine.server.version > start
     assert bool(torch.isfinite(world.session.executor.versions[25]).all())
-    assert not [m for m in world.port.sent[-20:] if m.kind == "train" and m.fields["client"] == 2]
+    assert not [m for m in world.transport.sent[-20:] if m.kind == "train" and m.fields["client"] == 2]
     agrees(world, found)
 
 
 def test_the_same_reply_twice_is_merged_once(tmp_path: Path) -> None:
     world = World(tmp_path / "run")
-    pull = world.port.pull
-    world.port.pull = lambda ids: 2 * pull(ids)  # type: ignore[method-assign]
+    pull = world.transport.pull
+    world.transport.pull = lambda ids: 2 * pull(ids)  # type: ignore[method-assign]
     world.coordinator.run()
     log, _ = checked(world)
     assert log.notes("stale")
@@ -218,12 +218,12 @@ def test_the_same_reply_twice_is_merged_once(tmp_path: Path) -> None:
 
 def test_a_client_that_fails_three_times_in_a_row_is_given_up(tmp_path: Path) -> None:
     world = World(tmp_path / "run", stop__max_rounds=15)
-    world.node_of(4).twist = lambda node, message, reply: (
+    world.node_of(4).tamper = lambda node, message, reply: (
         reply if message.kind == "hello" else Reply(reply.to, error="RuntimeError: no memory", failed=True)
     )
     world.coordinator.run()
     log, _ = checked(world)
-    assert [event.why for event in log.events if isinstance(event, Failed)] == ["RuntimeError: no memory"] * STRIKES
+    assert [event.why for event in log.events if isinstance(event, Failed)] == ["RuntimeError: no memory"] * MAX_FAULTS
 
 
 # Everything at once.
@@ -254,9 +254,9 @@ def test_whatever_happens_it_goes_on_and_the_log_tells_it(data: st.DataObject) -
                 node.alive = False
                 world.connect(client)
             elif what == "lie":
-                node.twist = LIES[data.draw(st.sampled_from(sorted(LIES)))][0]
+                node.tamper = LIES[data.draw(st.sampled_from(sorted(LIES)))][0]
             elif what == "silence":
-                node.twist = lambda node, message, reply: None
+                node.tamper = lambda node, message, reply: None
             elif world.session.progress.status is Status.RUNNING:
                 world.crash()
         world.until(lambda: world.session.progress.status is not Status.RUNNING)
@@ -300,7 +300,7 @@ def test_one_version_is_one_object_for_all_clients(tmp_path: Path) -> None:
     world = World(tmp_path / "run")
     world.coordinator.run()
     objects: dict[Any, set[int]] = {}
-    for message in world.port.sent:
+    for message in world.transport.sent:
         if message.kind == "train":
             objects.setdefault(message.fields["version"], set()).add(id(message.weights))
     assert len(objects) > 3
@@ -338,4 +338,4 @@ def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     log = logs.read(tmp_path / "run" / LOG)
     rows = (tmp_path / "run" / LOG).read_text().splitlines()[1:]
     assert [logs.encode(line) for line in log.lines] == [json.loads(row) for row in rows]
-    assert any(isinstance(line, Note) for line in log.lines)
+    assert any(isinstance(line, LogNote) for line in log.lines)

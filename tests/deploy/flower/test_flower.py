@@ -18,9 +18,9 @@ from defedavg.config.build import build_task, make_executor
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import LOG
 from defedavg.deploy.engine.events import Joined, Left, Refused, Resumed, Trained
-from defedavg.deploy.flower.app_template import defaults, write_app
-from defedavg.deploy.flower.local_deployment import Follower
-from defedavg.deploy.flower.processes import Security
+from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.local_deployment import LogTail
+from defedavg.deploy.flower.processes import TlsFiles
 from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.errors import UserError
@@ -39,7 +39,7 @@ def test_three_clients_train_over_flower(tmp_path: Path) -> None:
     assert entry["best_accuracy"] > 0.6
     log, found = run.checked()
     assert len(found.plan.rounds) == 3
-    assert found.measured == (0, 1, 2)
+    assert found.measured_clients == (0, 1, 2)
     assert {path.name for path in run.folder.iterdir()} >= {"config.toml", "metrics.jsonl", "summary.json", "plans"}
     assert log.seconds > 0
 
@@ -56,7 +56,7 @@ def test_six_uneven_clients_learn_digits_with_defedavg_iid(tmp_path: Path) -> No
     assert entry["status"] == "target", entry
     assert entry["final_accuracy"] >= 0.9
     _, found = run.checked()
-    executor = make_executor(run.orders.settings, run.orders.seed, build_task(run.orders.settings, run.orders.seed))
+    executor = make_executor(run.config.settings, run.config.seed, build_task(run.config.settings, run.config.seed))
     weights = executor.versions[0]
     for record in found.plan.rounds:
         weights = executor.apply(record)
@@ -111,14 +111,14 @@ def test_killed_nodes_late_nodes_and_nodes_that_return(tmp_path: Path) -> None:
         wide = "nn.Sequential(nn.Linear(20, 4000), nn.ReLU(), nn.Linear(4000, width))"
         (run.app / "app" / "task.py").write_text(text.replace("nn.Linear(20, width)", wide))
         run.start_nodes([0, 2, 3])
-        run.cluster.start_node("1", client=1, step_seconds=slow, warm=True)
-        run.cluster.start_node("4", link=narrows.address, client=4, step_seconds=0.02, warm=True)
+        run.cluster.start_supernode("1", client=1, step_seconds=slow, warm=True)
+        run.cluster.start_supernode("4", superlink=narrows.address, client=4, step_seconds=0.02, warm=True)
         run.submit()
         run.until("an upload of client 4 is half done", narrows.stuck.is_set)
         run.until("client 1 is in its job", lambda: run.works(1))
         assert not [line for line in run.seen("trained") if line["client"] in (1, 4)]
         for name in ("1", "3", "4"):
-            run.cluster.kill_node(name)
+            run.cluster.kill_supernode(name)
         assert narrows.passed > 0
         assert narrows.held > 0
         before = run.version()
@@ -151,15 +151,15 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Pa
             time.sleep(2.0 * uniform(key(7, "crash", number)))
             assert run.cluster.pids("flwr-serverapp")
             if number % 2:
-                assert run.cluster.link is not None
-                run.cluster.link.kill()
-                run.cluster.link.wait()
+                assert run.cluster.superlink is not None
+                run.cluster.superlink.kill()
+                run.cluster.superlink.wait()
             _end(run, "flwr-serverapp")
             run.read()
             assert not run.seen("done"), "the run was over before it was killed"
             assert len(run.seen("resumed")) == begun
             if number % 2:
-                run.cluster.start_link()
+                run.cluster.start_superlink()
             run.submit(resume=True)
             run.until("the server is back", lambda begun=begun: len(run.seen("resumed")) > begun)  # type: ignore[misc]
         entry = run.finish()
@@ -186,20 +186,20 @@ def test_tls_with_authenticated_nodes_and_nobody_else(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3, ("127.0.0.1",))
     make_keys(tmp_path / "others", 1, ("127.0.0.1",))
     keys = tmp_path / "keys"
-    security = Security(keys / "ca.crt", keys / "server.crt", keys / "server.key")
+    tls = TlsFiles(keys / "ca.crt", keys / "server.crt", keys / "server.key")
     with Deployment(
-        tmp_path, security=security, clients=4, deploy__min_clients=2, stop__max_rounds=2, training__updates_per_round=2
+        tmp_path, tls=tls, clients=4, deploy__min_clients=2, stop__max_rounds=2, training__updates_per_round=2
     ) as run:
         for client in range(2):
             done = run.cluster.flwr("supernode", "register", str(keys / f"client-{client}.pub"), "local")
             assert done.returncode == 0, done.stdout + done.stderr
-            run.cluster.start_node(str(client), key=keys / f"client-{client}.key", client=client, warm=True)
-        run.cluster.start_node(
+            run.cluster.start_supernode(str(client), key=keys / f"client-{client}.key", client=client, warm=True)
+        run.cluster.start_supernode(
             "unknown", key=keys / "client-2.key", client=2, warm=True
         )  # a key that nobody registered
-        run.cluster.start_node("keyless", client=2, warm=True)
+        run.cluster.start_supernode("keyless", client=2, warm=True)
         wrong = tmp_path / "others" / "ca.crt"  # it does not believe the server's certificate
-        run.cluster.start_node("deceived", key=keys / "client-1.key", ca=wrong, client=3, warm=True)
+        run.cluster.start_supernode("deceived", key=keys / "client-1.key", ca=wrong, client=3, warm=True)
         run.submit()
         entry = run.finish()
     assert entry["status"] == "max_rounds"
@@ -227,7 +227,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 
-from defedavg.deploy.flower.client_app import client_number, handle
+from defedavg.deploy.flower.client_entry import client_number, handle
 
 app = ClientApp()
 
@@ -279,16 +279,16 @@ def _command(folder: Path, *words: str) -> subprocess.Popen[str]:
 @deploy
 def test_ctrl_c_ends_a_local_deployment_and_resume_goes_on(tmp_path: Path) -> None:
     """The commands as a user gives them: an app of one's own, Ctrl-C in the middle, --resume to the end, a report."""
-    flat = {**defaults(clients=2), "training.local_steps": 10, "training.updates_per_round": 1}
+    flat = {**default_settings(clients=2), "training.local_steps": 10, "training.updates_per_round": 1}
     write_app(tmp_path / "own", flat)
     (tmp_path / "own" / "own" / "task.py").write_text(TASK)
     folder = tmp_path / "runs" / "deployment"
     rounds = 6
     first = _command(tmp_path, "deploy", "local", "--app", "own", "--set", f"stop.max_rounds={rounds}")
-    follower, version = Follower(folder), 0
+    tail, version = LogTail(folder), 0
     deadline = time.monotonic() + 150.0
     while version < 2:
-        version = max([version, *(line["version"] for line in follower.lines() if line.get("note") == "merge")])
+        version = max([version, *(line["version"] for line in tail.lines() if line.get("note") == "merge")])
         assert first.poll() is None, first.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)

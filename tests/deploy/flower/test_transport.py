@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from defedavg.deploy.flower.server_app import FlowerTransport
-from defedavg.deploy.flower.server_app import server_app as flower
+from defedavg.deploy.flower import grid_transport
+from defedavg.deploy.flower.grid_transport import GridTransport
 from defedavg.deploy.transport import Reply
 
 
@@ -53,8 +53,8 @@ class Link:
 
 @pytest.fixture(params=[1, 8], ids=["one question", "eight questions"])
 def link(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Link:
-    monkeypatch.setattr(flower, "PULL_SECONDS", 0.05)
-    monkeypatch.setattr(flower, "QUESTIONS", request.param)
+    monkeypatch.setattr(grid_transport, "PULL_SECONDS", 0.05)
+    monkeypatch.setattr(grid_transport, "MAX_PULLS", request.param)
     return Link()
 
 
@@ -63,15 +63,15 @@ def names(replies: list[Reply]) -> list[str]:
     return [reply.to for reply in replies]
 
 
-def until_some(port: FlowerTransport, ids: list[str]) -> list[Reply]:
+def until_some(port: GridTransport, ids: list[str]) -> list[Reply]:
     deadline = time.monotonic() + 60
     while not (found := port.pull(ids)):
         assert time.monotonic() < deadline
     return found
 
 
-def port_over(link: Any) -> FlowerTransport:
-    return FlowerTransport(link)
+def port_over(link: Any) -> GridTransport:
+    return GridTransport(link)
 
 
 def test_an_upload_that_hangs_keeps_no_other_reply_waiting(link: Link) -> None:
@@ -101,7 +101,7 @@ def test_a_reply_that_is_being_fetched_is_not_taken_for_lost(link: Link) -> None
 def test_replies_that_come_together_with_half_a_one_are_not_kept_waiting(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower, "QUESTIONS", 8)
+    monkeypatch.setattr(grid_transport, "MAX_PULLS", 8)
     port = port_over(link)
     link.ready, link.half = {"b", "c"}, {"a"}
     assert sorted(names(until_some(port, ["a", "b", "c"]))) == ["b", "c"]
@@ -110,7 +110,7 @@ def test_replies_that_come_together_with_half_a_one_are_not_kept_waiting(
 
 
 def test_questions_that_hang_are_not_many(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower, "MOST_LATE", 3)
+    monkeypatch.setattr(grid_transport, "MAX_PENDING_PULLS", 3)
     before = threading.active_count()
     port = port_over(link)
     link.half = set("abcdefgh")

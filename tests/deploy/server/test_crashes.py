@@ -30,7 +30,7 @@ def test_a_server_that_is_lost_in_the_middle_of_writing_goes_on(
 ) -> None:
     """Every so many writes the server is lost: before the file is there, or just after."""
     count = 0
-    real: dict[str, Any] = {"write": logs.LogFile._write, "version": Session._keep, "update": Session.save_update}
+    real: dict[str, Any] = {"write": logs.EventLogWriter._write, "version": Session._save, "update": Session.save_update}
 
     def failing(name: str) -> Any:
         def call(self: Any, *args: Any, **words: Any) -> None:
@@ -45,8 +45,8 @@ def test_a_server_that_is_lost_in_the_middle_of_writing_goes_on(
         return call
 
     world = World(tmp_path / "run", **changes)
-    monkeypatch.setattr(logs.LogFile, "_write", failing("write"))
-    monkeypatch.setattr(Session, "_keep", failing("version"))
+    monkeypatch.setattr(logs.EventLogWriter, "_write", failing("write"))
+    monkeypatch.setattr(Session, "_save", failing("version"))
     monkeypatch.setattr(Session, "save_update", failing("update"))
     crashes = 0
     lost = False
@@ -120,7 +120,7 @@ def test_a_finished_run_and_other_settings_are_not_resumed(tmp_path: Path) -> No
     world.until(lambda: world.session.engine.server.version >= 1)
     other = World(tmp_path / "other", training__local_lr=0.2)
     with pytest.raises(UserError, match="other settings"):
-        Session.resume(other.orders, other.flat, tiny_task(FLAT, None), tmp_path / "run")
+        Session.resume(other.config, other.flat, tiny_task(FLAT, None), tmp_path / "run")
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
     world.session.note("done", status="max_rounds")
     with pytest.raises(UserError, match="is finished"):
