@@ -63,7 +63,9 @@ class ManualTrainer:
                 done += 1
         return np.full(2, float(done)), done, 0.1
 
-    def exchange(self, version: int | None, wanted: bool, patience: float = 0.05) -> tuple[dict[str, Any], Vector | None]:
+    def exchange(
+        self, version: int | None, wanted: bool, patience: float = 0.05
+    ) -> tuple[dict[str, Any], Vector | None]:
         """Send one message."""
         fields: dict[str, Any] = {"wanted": wanted, "version": -1 if version is None else version, "epoch": self.epoch}
         fields |= {"jobs": 0, "trained": -1, "patience": patience}
@@ -186,7 +188,9 @@ def test_the_servers_copies_of_the_client_machines_agree_with_them(changes: dict
 
 
 @pytest.mark.parametrize("changes", BACKGROUND[:2], ids=lambda c: c["algorithm"])
-def test_background_clients_disconnect_return_and_outlive_a_crash_of_the_server(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_background_clients_disconnect_return_and_outlive_a_crash_of_the_server(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     world = real(tmp_path / "run", changes, stop__max_rounds=16)
     world.until(lambda: world.session.engine.server.version >= 3)
     world.node_of(1).alive = False
@@ -217,7 +221,9 @@ def test_inconsistent_reports_are_refused(fault: str, tmp_path: Path) -> None:
     world = real(tmp_path / "run", BACKGROUND[0], stop__max_rounds=12)
 
     def tamper(node: Any, message: Message, reply: Reply) -> Reply:
-        return reply if message.kind == "hello" else Reply(reply.to, {**reply.fields, **BAD_FIELDS[fault]}, reply.update)
+        return (
+            reply if message.kind == "hello" else Reply(reply.to, {**reply.fields, **BAD_FIELDS[fault]}, reply.update)
+        )
 
     world.node_of(2).tamper = tamper
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
