@@ -111,6 +111,7 @@ def test_a_log_or_state_that_was_changed_is_refused(tmp_path: Path) -> None:
     state = tmp_path / "run" / "state" / "state.json"
     found = json.loads(state.read_text())
     foreign = ServerMachine.state(ALGORITHMS["asysg"](Setup(6, 3, 4)))
+    wrong: Any
     for wrong in ([], None, foreign, {**found["server_state"], "version": 1}, {**found["server_state"], "format": 2}):
         state.write_text(json.dumps({**found, "server_state": wrong}))
         with pytest.raises(UserError, match="does not lead to the state"):

@@ -19,36 +19,23 @@ from typing import Any, BinaryIO
 from ...errors import UserError, first_line
 from ...fileio import writing
 from ...jsonio import finite
-from .events import (
-    Began,
-    Event,
-    Exchanged,
-    Failed,
-    InstantEnded,
-    Joined,
-    Left,
-    Refused,
-    Report,
-    Resumed,
-    TimerExpired,
-    Trained,
-    UpdateInfo,
-)
+from . import events
+from .events import Event, Exchanged, Report, UpdateInfo
 
 FORMAT = "defedavg-log"
 LOG = "events.jsonl"
 VERSION = 1
 EVENTS: dict[str, type[Any]] = {
-    "joined": Joined,
-    "began": Began,
-    "left": Left,
-    "trained": Trained,
-    "exchanged": Exchanged,
-    "refused": Refused,
-    "failed": Failed,
-    "fired": TimerExpired,
-    "settled": InstantEnded,
-    "resumed": Resumed,
+    "joined": events.Joined,
+    "began": events.Began,
+    "left": events.Left,
+    "trained": events.Trained,
+    "exchanged": events.Exchanged,
+    "refused": events.Refused,
+    "failed": events.Failed,
+    "fired": events.TimerExpired,
+    "settled": events.InstantEnded,
+    "resumed": events.Resumed,
 }
 """Names of events in the log. They belong to the file format: a class may be renamed, its name here may not."""
 _NAMES = {kind: name for name, kind in EVENTS.items()}
@@ -82,7 +69,7 @@ def decode(value: Any) -> Line:
         raise TypeError("not an object")
     value = dict(value)
     if "note" in value:
-        name, t = value.pop("note"), _number(value.pop("t", None))
+        name, t = value.pop("note"), read_number(value.pop("t", None))
         if not isinstance(name, str):
             raise TypeError("the name of a note is not text")
         return LogNote(name, t, value)
@@ -95,15 +82,17 @@ def decode(value: Any) -> Line:
     return event
 
 
-def _number(value: Any) -> float:
+def read_number(value: Any) -> float:
+    """Return a finite number of at least zero; any other value raises ``TypeError``."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise TypeError(f"{repr(value)[:40]} is not a finite number of at least zero")
+        raise TypeError(f"{repr(value)[:40]}, not a finite number of at least zero")
     return float(value)
 
 
-def _count(value: Any) -> int:
+def read_count(value: Any) -> int:
+    """Return a whole number of at least zero; any other value raises ``TypeError``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{repr(value)[:40]} is not a whole number of at least zero")
+        raise TypeError(f"{repr(value)[:40]}, not a whole number of at least zero")
     return value
 
 
@@ -117,11 +106,11 @@ def read_reports(value: Any) -> tuple[Report, ...]:
     """Return the reports of a client's machine from JSON."""
     if not isinstance(value, list):
         raise TypeError("reports are not an array")
-    return tuple(Report(_text(kind), _version(version), _number(at)) for kind, version, at in value)
+    return tuple(Report(_text(kind), _version(version), read_number(at)) for kind, version, at in value)
 
 
 def _version(value: Any) -> int:
-    return -1 if value == -1 and type(value) is int else _count(value)
+    return -1 if value == -1 and type(value) is int else read_count(value)
 
 
 def _update_info(value: Any) -> UpdateInfo | None:
@@ -129,12 +118,12 @@ def _update_info(value: Any) -> UpdateInfo | None:
         return None
     if not isinstance(value, dict) or set(value) != {"index", "version", "steps"}:
         raise ValueError("not an update")
-    return UpdateInfo(_count(value["index"]), _count(value["version"]), _count(value["steps"]))
+    return UpdateInfo(read_count(value["index"]), read_count(value["version"]), read_count(value["steps"]))
 
 
 _READERS: dict[str, Any] = {
-    **dict.fromkeys(("t", "seconds"), _number),
-    **dict.fromkeys(("client", "index", "version", "steps", "bytes", "token"), _count),
+    **dict.fromkeys(("t", "seconds"), read_number),
+    **dict.fromkeys(("client", "index", "version", "steps", "bytes", "token"), read_count),
     **dict.fromkeys(("why", "node"), _text),
     "reports": read_reports,
     "update": _update_info,

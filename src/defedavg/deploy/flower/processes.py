@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,24 +206,20 @@ class FlowerCluster:
 
     def processes(self) -> dict[int, psutil.Process]:
         """Return every running process that the cluster started, directly or not, by its number."""
-        running = [process for process in psutil.process_iter() if process.pid != os.getpid() and _is_alive(process)]
+        own, ended = os.getpid(), psutil.STATUS_ZOMBIE
+        running = [p for p in psutil.process_iter() if p.pid != own and _query(p.status, ended) != ended]
         found: dict[int, psutil.Process] = {}
         # Parents first: where a platform hides the environment of a process, its parent shows where it belongs.
-        for process in sorted(running, key=_start_time):
-            if process in self._known or self._has_id(process) or _parent(process) in found:
+        for process in sorted(running, key=lambda process: _query(process.create_time, 0.0)):
+            marked = _query(process.environ, {}).get(ID_VARIABLE) == self.cluster_id
+            if marked or process in self._known or _query(process.ppid, None) in found:
                 found[process.pid] = process
         self._known = set(found.values())
         return found
 
-    def _has_id(self, process: psutil.Process) -> bool:
-        try:
-            return bool(process.environ().get(ID_VARIABLE) == self.cluster_id)
-        except (psutil.Error, OSError):  # it has just ended, or it is another user's
-            return False
-
     def pids(self, word: str) -> list[int]:
         """Return the processes whose command line contains a word."""
-        return sorted(pid for pid, process in self.processes().items() if word in _command(process))
+        return sorted(pid for pid, process in self.processes().items() if word in " ".join(_query(process.cmdline, [])))
 
     def kill_supernode(self, name: str) -> None:
         """Kill a SuperNode; its helper processes notice that and end."""
@@ -250,29 +247,9 @@ class FlowerCluster:
         return [*self.supernodes.values(), *([self.superlink] if self.superlink else [])]
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def _query(method: Callable[[], Any], default: Any) -> Any:
+    """Call a method of a process; return the default if it has just ended, or is another user's."""
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
-
-
-def _start_time(process: psutil.Process) -> float:
-    try:
-        return float(process.create_time())
-    except psutil.Error:
-        return 0.0
-
-
-def _parent(process: psutil.Process) -> int | None:
-    try:
-        return int(process.ppid())
-    except psutil.Error:
-        return None
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+        return method()
+    except (psutil.Error, OSError):
+        return default

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import UserError
-from ...training import Evaluation, Status
+from ...training import Status
 from ..engine.clock_sync import ClockSync
 from ..engine.events import (
     Began,
@@ -29,16 +29,12 @@ from ..model_identity import model_signature
 from ..transport import POLICY_FIELDS, Message, Reply, Transport, size_of
 from . import reply_checks as checks
 from .reply_checks import BadReplyError
-from .session import LogLine, Session, ignore_line
+from .session import LogLine, Session
 
 NODES_SECONDS = 2.0  # between two requests for the list of connected nodes
 HELLO_SECONDS = 60.0
 GRACE_SECONDS = 10.0  # after the time limit of a message, before the server stops waiting for its reply
 COOLDOWN_SECONDS = 30.0  # before a node whose answer to hello was bad or missing is greeted again
-
-
-def _ignore_evaluation(evaluation: Evaluation) -> None:
-    """Ignore an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +57,12 @@ class Coordinator:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        on_evaluation: Callable[[Evaluation], None] = _ignore_evaluation,
-        log_line: LogLine = ignore_line,
+        log_line: LogLine = print,
     ) -> None:
         self.session = session
         self.transport = transport
         self.deploy = session.config.deploy
-        self._clock, self._sleep, self._on_evaluation, self._log_line = clock, sleep, on_evaluation, log_line
+        self._clock, self._sleep, self._log_line = clock, sleep, log_line
         self._zero = clock() - session.seconds
         self._signature = model_signature(session.executor.module)
         self._client_of: dict[int, int] = {}  # node -> the client that it runs
@@ -100,7 +95,7 @@ class Coordinator:
                 self._sleep(self.deploy.poll_seconds)
 
     def wait_for_clients(self) -> None:
-        """Wait until enough clients are connected, then start the run; raise ``UserError`` if they do not come."""
+        """Wait until enough clients are connected, then start the run; raise ``UserError`` if they do not connect."""
         needed = self.deploy.min_clients or self.session.config.settings.clients.num_clients
         deadline = self._clock() + self.deploy.wait_seconds
         self._log_line(f"waiting for {needed} clients, at most {self.deploy.wait_seconds:g} s")
@@ -131,14 +126,10 @@ class Coordinator:
             self._handle(InstantEnded(self.now))
         for token in session.engine.expired_timers(self.now, early=not self._hellos):
             self._handle(TimerExpired(self.now, token))
-        self._evaluate()
+        session.evaluate()
         if session.progress.status is Status.RUNNING:
             self._check_end()
         return busy
-
-    def _evaluate(self) -> None:
-        for evaluation in self.session.evaluate():
-            self._on_evaluation(evaluation)
 
     def _check_end(self) -> None:
         if self.now > self.session.stopping_rule.max_seconds:
@@ -217,7 +208,7 @@ class Coordinator:
                 self._greeted(self._hellos.pop(reply.to)[0], reply)
             elif reply.to in self._in_flight:
                 self._answered(self._in_flight.pop(reply.to), reply)
-                self._evaluate()  # this reply may end the run before the next one
+                self.session.evaluate()  # this reply may end the run before the next one
             else:
                 self.session.note("stale", message=reply.to)
         self._expire_messages()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import numpy as np
 
-from ..engine.event_log import read_reports
+from ..engine.event_log import read_count, read_number, read_reports
 from ..engine.events import Report, UpdateInfo
 from ..transport import Reply, Vector
 
@@ -21,18 +20,18 @@ class BadReplyError(Exception):
 
 def whole_number(fields: dict[str, Any], name: str) -> int:
     """Return a whole number of at least zero from a reply."""
-    value = fields.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise BadReplyError(f"{name} is {repr(value)[:40]}, not a whole number of at least zero")
-    return value
+    try:
+        return read_count(fields.get(name))
+    except TypeError as error:
+        raise BadReplyError(f"{name} is {error}") from None
 
 
 def number(fields: dict[str, Any], name: str) -> float:
     """Return a finite number of at least zero from a reply."""
-    value = fields.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise BadReplyError(f"{name} is {repr(value)[:40]}, not a finite number of at least zero")
-    return float(value)
+    try:
+        return read_number(fields.get(name))
+    except TypeError as error:
+        raise BadReplyError(f"{name} is {error}") from None
 
 
 def update_info(fields: dict[str, Any]) -> UpdateInfo:

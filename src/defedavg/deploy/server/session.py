@@ -37,10 +37,6 @@ from .state_store import StateStore
 LogLine = Callable[[str], None]
 
 
-def ignore_line(line: str) -> None:
-    """Ignore a line for the server's log."""
-
-
 class Session:
     """One run: call ``handle`` for every event, send the messages it returns, then call ``evaluate``."""
 
@@ -52,7 +48,7 @@ class Session:
         folder: Path,
         log: EventLog | None = None,
         run: str = "",
-        log_line: LogLine = ignore_line,
+        log_line: LogLine = print,
     ) -> None:
         self.config = config
         self.task = task
@@ -81,7 +77,7 @@ class Session:
 
     @classmethod
     def resume(
-        cls, config: DeployConfig, flat: dict[str, Any], task: Task, folder: Path, log_line: LogLine = ignore_line
+        cls, config: DeployConfig, flat: dict[str, Any], task: Task, folder: Path, log_line: LogLine = print
     ) -> Session:
         """Continue the run in a folder."""
         log = logs.read(folder / LOG)
@@ -162,9 +158,8 @@ class Session:
 
     # Evaluation.
 
-    def evaluate(self) -> list[Evaluation]:
+    def evaluate(self) -> None:
         """Evaluate the versions made since the last call; ``progress`` then says whether the run is over."""
-        evaluations = []
         pending_evals, self._pending_evals = self._pending_evals, []
         for pending in pending_evals:
             if self.progress.status is not Status.RUNNING:
@@ -173,8 +168,6 @@ class Session:
             if evaluation is not None:
                 self.note("measured", **asdict(evaluation))
                 self._write_metrics([evaluation], replace_file=False)
-                evaluations.append(evaluation)
-        return evaluations
 
     def end(self, status: Status) -> None:
         """End the run with a status that does not come from an evaluation."""
