@@ -1,9 +1,9 @@
-"""DeFedAvg-IID over Flower beside Flower's own FedAvg: eight nodes on this machine, two of them five times slower.
+"""DeFedAvg-IID over Flower against Flower's own FedAvg: eight nodes on this machine, two of them five times slower.
 
-Both train the paper's CNN (2.3 MB) on mnist5k to the same accuracy, with the same nodes, the same warm workers, the
-same local training and the same slowness; they take turns, and the ratio of the times to the target is printed. Times
-begin when every node has answered a first message, so that its worker is warm, and the first model goes out. Run:
-``python benchmarks/deploy.py --turns 3``.
+Both train the paper's CNN (2.3 MB) on mnist5k to the same accuracy, with the same nodes, client processes, local
+training and slowness. They run alternately, and the benchmark prints the ratio of the times to the target. The clock
+starts when every node has answered a first message, which starts its client process, and the server sends the first
+model. Run ``python benchmarks/deploy.py --turns 3``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import LOG
-from defedavg.deploy.flower.app_template import defaults, write_app
-from defedavg.deploy.flower.local_deployment import Follower, follow
-from defedavg.deploy.flower.processes import Cluster
+from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.local_deployment import LogTail, wait_until_finished
+from defedavg.deploy.flower.processes import FlowerCluster
 from defedavg.deploy.replay import replay
 
 NODES = 8
@@ -37,24 +37,24 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from defedavg.deploy.deploy_config import read_orders
-from defedavg.experiments.simulation import make_executor
+from defedavg.deploy.deploy_config import read_deploy_config
+from defedavg.config.build import make_executor
 
 from .task import make
 
 app = ServerApp()
 
 
-class Done(Exception):
+class DoneError(Exception):
     pass
 
 
 @app.main()
 def main(grid, context):
     config = dict(context.run_config)
-    orders = read_orders(config)
-    executor = make_executor(orders.settings, orders.seed, make(config, None))
-    total = orders.settings.clients.num_clients
+    config = read_deploy_config(config)
+    executor = make_executor(config.settings, config.seed, make(config, None))
+    total = config.settings.clients.num_clients
     while len(list(grid.get_node_ids())) < total:
         time.sleep(0.2)
     hello = [
@@ -63,48 +63,48 @@ def main(grid, context):
     list(grid.send_and_receive(hello))
     began = time.monotonic()
     rows = []
-    place = Path(orders.deploy.folder) / "plain.json"
+    place = Path(config.deploy.folder) / "plain.json"
 
     def evaluate(number, arrays):
         _, accuracy = executor.measure(torch.from_numpy(arrays["weights"].numpy()), executor.task.test)
         rows.append({"round": number, "seconds": time.monotonic() - began, "accuracy": accuracy})
-        done = accuracy >= orders.settings.stop.target_accuracy
+        done = accuracy >= config.settings.stop.target_accuracy
         place.with_suffix(".part").write_text(json.dumps({"done": done, "rows": rows}))
         place.with_suffix(".part").replace(place)
         if done:
-            raise Done
+            raise DoneError
         return MetricRecord({"accuracy": accuracy})
 
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=total, min_available_nodes=total)
     first = ArrayRecord({"weights": Array(executor.versions[0].numpy())})
-    recipe = executor.local_training
-    told = ConfigRecord(
-        {"seed": recipe.seed, "batch_size": recipe.batch_size, "local_lr": recipe.local_lr, "sampling": recipe.sampling,
-         "steps": orders.settings.training.local_steps}
+    local = executor.local_training
+    training = ConfigRecord(
+        {"seed": local.seed, "batch_size": local.batch_size, "local_lr": local.local_lr, "sampling": local.sampling,
+         "steps": config.settings.training.local_steps}
     )
     try:
-        strategy.start(grid, first, num_rounds=100, train_config=told, evaluate_fn=evaluate)
-    except Done:
+        strategy.start(grid, first, num_rounds=100, train_config=training, evaluate_fn=evaluate)
+    except DoneError:
         pass
 '''
 
-PLAIN_CLIENT = '''"""A client of Flower's FedAvg that trains with the same warm worker."""
+PLAIN_CLIENT = '''"""A client of Flower's FedAvg that trains in the same kind of client process."""
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from defedavg.deploy.client.client_socket import Key, ask
+from defedavg.deploy.client.client_socket import ProcessAddress, request
 
 app = ClientApp()
 
 
 def answer(context, kind, fields, weights):
     node, known = context.node_config, context.state.get("worker")
-    key = Key(known["path"], known["secret"]) if known is not None else None
-    order = {"task": "{package}.task:make", "config": dict(context.run_config), "client": node["client"],
+    address = ProcessAddress(known["path"], known["secret"]) if known is not None else None
+    launch = {"task": "{package}.task:make", "config": dict(context.run_config), "client": node["client"],
              "step_seconds": node["step_seconds"]}
-    key, _, update = ask(key, f"{context.node_id:x}", order, kind, fields, weights)
-    context.state["worker"] = ConfigRecord({"path": key.path, "secret": key.secret})
+    address, _, update = request(address, f"{context.node_id:x}", launch, kind, fields, weights)
+    context.state["worker"] = ConfigRecord({"path": address.path, "secret": address.secret})
     return update
 
 
@@ -116,8 +116,8 @@ def query(message, context):
 
 @app.train()
 def train(message, context):
-    told = dict(message.content["config"])
-    fields = {**told, "index": int(told["server-round"]) - 1, "version": int(told["server-round"]) - 1}
+    training = dict(message.content["config"])
+    fields = {**training, "index": int(training["server-round"]) - 1, "version": int(training["server-round"]) - 1}
     weights = message.content["arrays"]["weights"].numpy()
     update = answer(context, "train", fields, weights)
     reply = {"arrays": ArrayRecord({"weights": Array(weights - update)}), "metrics": MetricRecord({"num-examples": 1})}
@@ -126,9 +126,9 @@ def train(message, context):
 
 
 def settings(job_seconds: float, target: float) -> dict[str, Any]:
-    """What both are told."""
+    """Return the settings of both."""
     return {
-        **defaults("defedavg-iid", NODES),
+        **default_settings("defedavg-iid", NODES),
         "training.updates_per_round": 4,
         "training.local_steps": 50,
         "training.local_lr": 0.1,
@@ -138,24 +138,24 @@ def settings(job_seconds: float, target: float) -> dict[str, Any]:
     }
 
 
-def cluster_of(folder: Path, job_seconds: float) -> Cluster:
-    """Eight nodes of which two are slow, all connected to a SuperLink."""
-    cluster = Cluster(folder / "flower")
-    cluster.start_link()
+def cluster_of(folder: Path, job_seconds: float) -> FlowerCluster:
+    """Start eight nodes, two of them slow, and a SuperLink."""
+    cluster = FlowerCluster(folder / "flower")
+    cluster.start_superlink()
     for client in range(NODES):
         factor = 5.0 if client in SLOW else 1.0
-        cluster.start_node(str(client), client=client, step_seconds=factor * job_seconds / 50, warm=True)
+        cluster.start_supernode(str(client), client=client, step_seconds=factor * job_seconds / 50, warm=True)
     return cluster
 
 
 def ours(folder: Path, job_seconds: float, target: float) -> dict[str, float]:
-    """DeFedAvg-IID: seconds to the target, updates per second, and what a message costs beside the training."""
+    """Run DeFedAvg-IID; return seconds to the target, updates per second, and the overhead of a message."""
     write_app(folder / "app", settings(job_seconds, target))
     run = folder / "run"
     run.mkdir()
     with cluster_of(folder, job_seconds) as cluster:
         cluster.submit(folder / "app", **{"deploy.folder": str(run)})
-        follow(cluster, run, lambda line: None, Follower(run))
+        wait_until_finished(cluster, run, lambda _: None, LogTail(run))
     [entry] = json.loads((run / "summary.json").read_text())["runs"]
     log = logs.read(run / LOG)
     found = replay(log)
@@ -170,7 +170,7 @@ def ours(folder: Path, job_seconds: float, target: float) -> dict[str, float]:
 
 
 def plain(folder: Path, job_seconds: float, target: float) -> dict[str, float]:
-    """Flower's FedAvg: seconds to the target."""
+    """Run Flower's FedAvg; return seconds to the target."""
     app = folder / "app"
     write_app(app, settings(job_seconds, target))
     (app / "app" / "server.py").write_text(PLAIN_SERVER)
@@ -189,24 +189,24 @@ def plain(folder: Path, job_seconds: float, target: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """Take turns and print."""
+    """Run both alternately and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument(
         "--job-seconds", type=float, default=8.0, help="of a fast client; slow ones take five times as long"
     )
     parser.add_argument("--target", type=float, default=0.9)
-    words = parser.parse_args()
+    options = parser.parse_args()
     ratios = []
-    for turn in range(words.turns):
+    for turn in range(options.turns):
         with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-            flower = plain(Path(one), words.job_seconds, words.target)
-            mine = ours(Path(other), words.job_seconds, words.target)
+            flower = plain(Path(one), options.job_seconds, options.target)
+            mine = ours(Path(other), options.job_seconds, options.target)
         ratios.append(flower["seconds"] / mine["seconds"])
         print(
             f"turn {turn + 1}: Flower FedAvg {flower['seconds']:.0f} s ({flower['rounds']} rounds), "
             f"DeFedAvg-IID {mine['seconds']:.0f} s ({mine['rounds']} rounds), ratio {ratios[-1]:.2f}; "
-            f"{mine['updates_per_second']:.2f} updates/s, {mine['overhead_seconds']:.1f} s per message beside training",
+            f"{mine['updates_per_second']:.2f} updates/s, {mine['overhead_seconds']:.1f} s overhead per message",
             flush=True,
         )
     print(f"median ratio {statistics.median(ratios):.2f} over {len(ratios)} turn(s)")

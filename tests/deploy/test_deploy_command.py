@@ -1,4 +1,4 @@
-"""``defedavg deploy`` and ``defedavg replay`` as users meet them: bad input is one line, apps can be loaded."""
+"""``defedavg deploy`` and ``defedavg replay``: bad input yields one line, and generated apps can be loaded."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ import pytest
 from cryptography import x509
 from typer.testing import CliRunner
 
-from defedavg.cli.deploy_command import _of_app
+from defedavg.cli.deploy_command import _app_settings
 from defedavg.cli.main import app
-from defedavg.deploy.deploy_config import read_orders
+from defedavg.deploy import flower
+from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.flower.app_template import defaults, write_app
-from defedavg.deploy.flower.processes import Cluster
-from defedavg.deploy.flower.server_app import serve
-from defedavg.deploy.flower.server_app import server_app as flower
+from defedavg.deploy.flower import server_entry
+from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.processes import FlowerCluster
+from defedavg.deploy.flower.server_entry import serve
 from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.deploy.server import deployment_folder as runfolder
@@ -35,7 +36,7 @@ from helpers.deployments import Clock, World, tiny_task
 
 
 class RealTime(Clock):
-    """The clock on the wall."""
+    """A clock that shows the real time."""
 
     @property
     def now(self) -> float:
@@ -47,7 +48,7 @@ class RealTime(Clock):
 
 
 def refused(*words: str | Path) -> str:
-    """What the command says when it refuses."""
+    """Return the error message of a command that fails."""
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert isinstance(result.exception, UserError), result.output
     text = str(result.exception)
@@ -62,9 +63,9 @@ def test_init_writes_an_app_with_every_setting(tmp_path: Path) -> None:
     whole = tomllib.loads((folder / "pyproject.toml").read_text())
     components = whole["tool"]["flwr"]["app"]["components"]
     assert components == {"serverapp": "my_app.server:app", "clientapp": "my_app.client:app"}
-    orders = read_orders(_of_app(folder))
-    assert orders.settings.algorithm == "fedbuff"
-    assert orders.settings.clients.num_clients == 8
+    config = read_deploy_config(_app_settings(folder))
+    assert config.settings.algorithm == "fedbuff"
+    assert config.settings.clients.num_clients == 8
     for name in ("server", "client", "task"):
         text = (folder / "my_app" / f"{name}.py").read_text()
         compile(text, name, "exec")
@@ -72,30 +73,46 @@ def test_init_writes_an_app_with_every_setting(tmp_path: Path) -> None:
 
 
 def test_the_apps_of_an_init_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_app(tmp_path / "loaded_app", defaults())
+    write_app(tmp_path / "loaded_app", default_settings())
     monkeypatch.syspath_prepend(str(tmp_path / "loaded_app"))
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
 
     assert isinstance(importlib.import_module("loaded_app.server").app, ServerApp)
     assert isinstance(importlib.import_module("loaded_app.client").app, ClientApp)
-    task = importlib.import_module("loaded_app.task").make(defaults(), 2)
+    task = importlib.import_module("loaded_app.task").make(default_settings(), 2)
     assert task.num_clients == 6
+
+
+def test_the_entry_points_are_functions_in_any_order_of_imports(tmp_path: Path) -> None:
+    """Apps that an earlier version generated import ``server_app`` from the package, as new ones do."""
+    for first in ("server_entry", "client_entry"):
+        code = (
+            f"import sys, defedavg.deploy.flower.{first}\n"
+            "from defedavg.deploy.flower import client_app\n"
+            "print('torch' in sys.modules, callable(client_app))\n"
+            "from defedavg.deploy.flower import server_app\n"
+            "assert callable(server_app)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert done.stdout.split() == [str(first == "server_entry"), "True"]
+    with pytest.raises(AttributeError, match="no_app"):
+        _ = flower.no_app
 
 
 def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_app(tmp_path / "taken", defaults())
-    assert "is there already" in refused("deploy", "init", "taken")
-    assert "small letters" in refused("deploy", "init", "My-App")
+    write_app(tmp_path / "taken", default_settings())
+    assert "already exists" in refused("deploy", "init", "taken")
+    assert "lower-case letters" in refused("deploy", "init", "My-App")
     assert "fedbuff" in refused("deploy", "init", "x", "--algorithm", "fedbuf")
     assert "training.local_steps" in refused("deploy", "init", "x", "--set", "training.local_step=3")
     assert "whole number" in refused("deploy", "init", "x", "--set", "training.local_steps=many")
     assert "min_clients is 9" in refused("deploy", "init", "x", "--set", "deploy.min_clients=9")
     assert "no run to resume" in refused("deploy", "local", "--resume")
-    assert "leave out --set" in refused("deploy", "local", "--resume", "--set", "stop.max_rounds=3")
+    assert "omit --set" in refused("deploy", "local", "--resume", "--set", "stop.max_rounds=3")
     assert "stop.max_rounds" in refused("deploy", "local", "--app", "taken", "--set", "stop.max_round=3")
-    assert "no Flower app" in refused("deploy", "local", "--app", "nowhere")
+    assert "not a Flower app" in refused("deploy", "local", "--app", "nowhere")
     assert "cannot be read" in refused("replay", "nowhere.jsonl")
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
@@ -107,10 +124,10 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "runs" / "deployment" / "mine.txt").write_text("mine")
     assert "is there already" in refused("deploy", "local")
     make_keys(tmp_path / "keys", 1, ("localhost",))
-    assert "is there already" in refused("deploy", "keys", "keys")
+    assert "already exists" in refused("deploy", "keys", "keys")
 
 
-def test_without_flower_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_flower_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     find = importlib.util.find_spec
 
     def without(name: str, *rest: Any) -> Any:
@@ -121,24 +138,24 @@ def test_without_flower_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch,
         assert "pip install 'defedavg[flower]'" in refused("deploy", *words)
 
 
-def test_a_folder_says_how_its_run_was_asked_for_and_who_serves_it(
+def test_the_summary_records_the_users_command_and_the_process_of_the_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def made() -> dict[str, Any]:
         return dict(json.loads((tmp_path / "run" / "summary.json").read_text())["provenance"])
 
-    orders = read_orders({**defaults("fedavg", 2), "name": "x"})
+    config = read_deploy_config({**default_settings("fedavg", 2), "name": "x"})
     monkeypatch.setattr("sys.argv", ["defedavg", "deploy", "local", "--name", "run"])
-    runfolder.make_room(orders, tmp_path / "run", force=False)
+    runfolder.create_run_folder(config, tmp_path / "run", force=False)
     first = made()
     assert first["command"] == "defedavg deploy local --name run"
     monkeypatch.setattr("sys.argv", ["flower-serverapp"])
     monkeypatch.setattr("os.getpid", lambda: first["pid"] + 1)
-    runfolder.open_run(orders, tmp_path / "run", resume=False)
+    runfolder.open_run(config, tmp_path / "run", resume=False)
     assert made() == {**first, "pid": first["pid"] + 1}
 
 
-def test_replay_tells_what_was_and_what_if(tmp_path: Path) -> None:
+def test_replay_prints_the_deployment_and_the_what_if_plans(tmp_path: Path) -> None:
     world = World(tmp_path / "run")
     world.coordinator.run()
     World.close_all()
@@ -159,7 +176,7 @@ def test_replay_tells_what_was_and_what_if(tmp_path: Path) -> None:
     assert "no plan for updates_per_round=7" in partly.stderr
 
 
-def test_keys_are_for_their_owner_and_certify_the_server(tmp_path: Path) -> None:
+def test_keys_are_private_and_certify_the_server(tmp_path: Path) -> None:
     made = make_keys(tmp_path / "keys", 2, ("127.0.0.1", "superlink.example.org"))
     assert len(made) == 8
     for path in made:
@@ -173,58 +190,58 @@ def test_keys_are_for_their_owner_and_certify_the_server(tmp_path: Path) -> None
     assert (tmp_path / "keys" / "client-1.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
 
 
-def test_a_run_has_one_server_and_one_that_flower_starts_again_goes_on(
+def test_a_run_has_one_server_and_a_restarted_server_resumes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flower, "CLAIM_SECONDS", 0.0)
+    monkeypatch.setattr(server_entry, "LOCK_SECONDS", 0.0)
     world = World(tmp_path / "unused")
     folder = tmp_path / "run"
     flat = {**world.flat, "deploy.folder": str(folder), "deploy.poll_seconds": 0.001}
-    for node in world.port.members.values():
+    for node in world.transport.members.values():
         node.delay = 0.0
 
-    class Lost(Exception):
+    class CrashError(Exception):
         pass
 
-    def until_lost(self: Any, record: Any, deltas: Any) -> Any:
+    def until_crash(self: Any, record: Any, deltas: Any) -> Any:
         if record.merge.version == 3:
-            raise Lost
+            raise CrashError
         return merge(self, record, deltas)
 
     merge = Reference.merge
     monkeypatch.setattr(world.clock, "sleep", lambda seconds: None)
-    world.port.clock = RealTime()
+    world.transport.clock = RealTime()
     with monkeypatch.context() as patch:
-        patch.setattr(Reference, "merge", until_lost)
-        with pytest.raises(Lost):
-            serve(world.port, flat, tiny_task, "17")
-    world.port.pending.clear()
+        patch.setattr(Reference, "merge", until_crash)
+        with pytest.raises(CrashError):
+            serve(world.transport, flat, tiny_task, "17")
+    world.transport.pending.clear()
     with FolderLock(folder), pytest.raises(SystemExit):
-        serve(world.port, flat, tiny_task, "17")
+        serve(world.transport, flat, tiny_task, "17")
     assert not (folder / runfolder.ERROR).exists()
     with pytest.raises(SystemExit):
-        serve(world.port, flat, tiny_task, "18")  # another run must say that it means to resume
-    assert "holds a run already" in (folder / runfolder.ERROR).read_text()
-    serve(world.port, flat, tiny_task, "17")
+        serve(world.transport, flat, tiny_task, "18")  # another run must ask to resume
+    assert "already contains a run" in (folder / runfolder.ERROR).read_text()
+    serve(world.transport, flat, tiny_task, "17")
     assert runfolder.is_finished(folder)
     assert "is finished" in refused("deploy", "local", "--out", tmp_path, "--name", "run", "--resume")
     found = replay(logs.read(folder / "events.jsonl"))
     found.plan.check()
     assert len(found.plan.rounds) == 8
-    serve(world.port, flat, tiny_task, "17")  # nothing is left to do
+    serve(world.transport, flat, tiny_task, "17")  # the run is finished
     World.close_all()
 
 
 ENDLESS = """
 import sys, time
 from pathlib import Path
-from defedavg.deploy.flower.processes import Cluster
-from defedavg.deploy.flower.signals import as_interrupts
+from defedavg.deploy.flower.processes import FlowerCluster
+from defedavg.deploy.flower.signals import signals_as_interrupts
 
-with as_interrupts(), Cluster(Path(sys.argv[1])) as cluster:
+with signals_as_interrupts(), FlowerCluster(Path(sys.argv[1])) as cluster:
     for name in ("one", "two"):
-        cluster._spawn(name, "sh", "-c", sys.argv[2] + "while true; do sleep 0.1; done")
-    print(cluster.mark, flush=True)
+        cluster.spawn(name, "sh", "-c", sys.argv[2] + "while true; do sleep 0.1; done")
+    print(cluster.cluster_id, flush=True)
     time.sleep(600)
 """
 
@@ -232,24 +249,22 @@ with as_interrupts(), Cluster(Path(sys.argv[1])) as cluster:
 @pytest.mark.parametrize(
     ("number", "first"), [(signal.SIGINT, "trap '' TERM; "), (signal.SIGTERM, ""), (signal.SIGHUP, "")]
 )
-def test_whoever_asks_a_cluster_to_stop_and_however_often_nothing_is_left(
-    tmp_path: Path, number: int, first: str
-) -> None:
-    cluster = Cluster(tmp_path)
+def test_repeated_stop_signals_leave_no_process_of_a_cluster(tmp_path: Path, number: int, first: str) -> None:
+    cluster = FlowerCluster(tmp_path)
     words = [sys.executable, "-c", ENDLESS, str(tmp_path), first]
     with subprocess.Popen(words, stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout is not None
-        cluster.mark = process.stdout.readline().strip()
+        cluster.cluster_id = process.stdout.readline().strip()
         assert len(cluster.processes()) >= 2
         for _ in range(3):
             process.send_signal(number)
             time.sleep(0.2)
-        _, said = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in said
+        _, stderr = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in stderr
     assert cluster.processes() == {}
 
 
-def test_a_deployment_that_never_began_is_replaced_and_removed_like_any_run(
+def test_a_deployment_that_never_started_is_replaced_and_removed_like_any_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -269,13 +284,33 @@ def test_a_deployment_that_never_began_is_replaced_and_removed_like_any_run(
 
 def test_settings_of_an_app_can_be_changed_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_app(tmp_path / "own", defaults(clients=3))
+    write_app(tmp_path / "own", default_settings(clients=3))
     seen: list[Any] = []
 
-    def kept(app: Path, orders: Any, folder: Path, watch: Any, changes: dict[str, Any], **more: Any) -> None:
-        seen.append((orders.settings.stop.max_rounds, orders.settings.clients.num_clients, changes))
+    def kept(app: Path, config: Any, folder: Path, watch: Any, changes: dict[str, Any], **more: Any) -> None:
+        seen.append((config.settings.stop.max_rounds, config.settings.clients.num_clients, changes))
         raise UserError("enough")
 
     monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", kept)
     refused("deploy", "local", "--app", "own", "--clients", "2", "--set", "stop.max_rounds=7")
     assert seen == [(7, 2, {"stop.max_rounds": 7, "clients.num_clients": 2})]
+
+
+@pytest.mark.parametrize(
+    ("option", "warm", "lines"), [("--cold", False, 1), ("--no-warm-workers", False, 0), (None, True, 0)]
+)
+def test_the_old_name_of_no_warm_workers_works_and_names_the_new_one(
+    option: str | None, warm: bool, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[bool] = []
+
+    def stop(*arguments: Any, **more: Any) -> None:
+        seen.append(more["warm"])
+        raise UserError("enough")
+
+    monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", stop)
+    result = CliRunner().invoke(app, ["deploy", "local", *([option] if option else [])])
+    assert seen == [warm]
+    assert result.stderr.count("--cold is now --no-warm-workers") == lines
+    assert "--cold" not in CliRunner().invoke(app, ["deploy", "local", "--help"]).stdout

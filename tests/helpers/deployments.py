@@ -1,4 +1,4 @@
-"""A deployment without a network: clients in memory, on a clock that only the tests move."""
+"""A deployment without a network: clients in memory, on a clock that only the tests advance."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 from defedavg import make_task
 from defedavg.config.build import make_executor
 from defedavg.deploy.client.handler import ClientHandler
-from defedavg.deploy.deploy_config import read_orders
+from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.engine.event_log import LOG, Log
+from defedavg.deploy.engine.event_log import LOG, EventLog
 from defedavg.deploy.engine.events import Exchanged, Trained
 from defedavg.deploy.replay import Replay, replay
 from defedavg.deploy.server.coordinator import Coordinator
@@ -25,11 +25,11 @@ from defedavg.deploy.server.session import Session
 from defedavg.deploy.transport import Message, Reply, size_of
 from defedavg.tasks import Task
 
-Twist = Callable[["Node", Message, Reply], Reply | None]
+Tamper = Callable[["Node", Message, Reply], Reply | None]
 
 
 class Clock:
-    """Time that passes when somebody sleeps."""
+    """A clock that advances only in ``sleep``."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -42,7 +42,7 @@ class Clock:
 
 
 def tiny_task(config: Mapping[str, Any], client: int | None) -> Task:
-    """Two classes that a line parts."""
+    """Return two classes that a line separates."""
     from torch import nn
 
     rng = np.random.Generator(np.random.Philox(key=5))
@@ -59,12 +59,12 @@ def tiny_task(config: Mapping[str, Any], client: int | None) -> Task:
 
 @dataclass
 class Node:
-    """A client behind a node; ``twist`` may change or withhold its replies."""
+    """A client behind a node; ``tamper`` may change or withhold its replies."""
 
-    desk: ClientHandler
+    handler: ClientHandler
     delay: float
     alive: bool = True
-    twist: Twist | None = None
+    tamper: Tamper | None = None
     answered: int = 0
 
 
@@ -76,8 +76,8 @@ class _Pending:
 
 
 @dataclass
-class MemoryPort:
-    """Messages take half of a node's delay each way and its job the other half; replies come when they are due."""
+class MemoryTransport:
+    """A transport whose replies arrive after the delay of their node; half of the delay is the job."""
 
     clock: Clock
     members: dict[int, Node] = field(default_factory=dict)
@@ -103,27 +103,27 @@ class MemoryPort:
         return ids
 
     def pull(self, ids: Collection[str]) -> list[Reply]:
-        due = [name for name in ids if name in self.pending and self.pending[name].at <= self.clock.now]
+        arrived = [name for name in ids if name in self.pending and self.pending[name].at <= self.clock.now]
         replies = []
-        for name in sorted(due, key=lambda name: (self.pending[name].at, name)):
-            waiting = self.pending.pop(name)
-            reply = self._answer(name, waiting)
+        for name in sorted(arrived, key=lambda name: (self.pending[name].at, name)):
+            pending = self.pending.pop(name)
+            reply = self._answer(name, pending)
             if reply is not None:
                 replies.append(reply)
         return replies
 
-    def _answer(self, name: str, waiting: _Pending) -> Reply | None:
-        node = self.members[waiting.node]
+    def _answer(self, name: str, pending: _Pending) -> Reply | None:
+        node = self.members[pending.node]
         if not node.alive:
             return Reply(name, error="the node is unavailable")
-        message = waiting.message
-        found = node.desk.answer(message.kind, message.fields, message.weights)
+        message = pending.message
+        found = node.handler.answer(message.kind, message.fields, message.weights)
         fields = dict(found.fields)
         if message.kind == "train":
-            fields["seconds"] = node.delay / 2  # what its desk took is of the real clock
+            fields["seconds"] = node.delay / 2  # the handler measures real time
         node.answered += 1
         reply = Reply(name, fields, found.update, size_of(found.update))
-        return reply if node.twist is None else node.twist(node, message, reply)
+        return reply if node.tamper is None else node.tamper(node, message, reply)
 
 
 FLAT: dict[str, Any] = {
@@ -148,15 +148,15 @@ class World:
     def __init__(self, folder: Path, *, connected: Collection[int] | None = None, **changes: Any) -> None:
         self.flat = {**FLAT, **{name.replace("__", "."): value for name, value in changes.items()}}
         self.folder = folder
-        self.orders = read_orders(self.flat)
-        self.total = self.orders.settings.clients.num_clients
+        self.config = read_deploy_config(self.flat)
+        self.total = self.config.settings.clients.num_clients
         self.clock = Clock()
-        self.port = MemoryPort(self.clock)
+        self.transport = MemoryTransport(self.clock)
         self._next = 100
         for client in range(self.total) if connected is None else connected:
             self.connect(client)
-        self.said: list[str] = []
-        self.session = Session(self.orders, self.flat, tiny_task(self.flat, None), folder)
+        self.log_lines: list[str] = []
+        self.session = Session(self.config, self.flat, tiny_task(self.flat, None), folder)
         self.coordinator = self._coordinator()
         World.made.append(self)
 
@@ -167,37 +167,45 @@ class World:
             cls.made.pop().session.log.close()
 
     def _coordinator(self) -> Coordinator:
-        return Coordinator(self.session, self.port, clock=self.clock, sleep=self.clock.sleep, say=self.said.append)
+        return Coordinator(
+            self.session, self.transport, clock=self.clock, sleep=self.clock.sleep, log_line=self.log_lines.append
+        )
 
-    def connect(self, client: int, twist: Twist | None = None, delay: float | None = None) -> int:
-        """A new node for a client; gives its id."""
+    def connect(self, client: int, tamper: Tamper | None = None, delay: float | None = None) -> int:
+        """Connect a new node for a client and return its id."""
         self._next += 1
-        desk = ClientHandler(tiny_task, self.flat, client)
-        self.port.members[self._next] = Node(desk, 0.4 * (1 + client) if delay is None else delay, twist=twist)
+        handler = ClientHandler(tiny_task, self.flat, client)
+        self.transport.members[self._next] = Node(
+            handler, 0.4 * (1 + client) if delay is None else delay, tamper=tamper
+        )
         return self._next
 
     def node_of(self, client: int) -> Node:
-        """The node that was connected last for a client."""
-        return [node for node in self.port.members.values() if node.desk.client == client][-1]
+        """Return the newest node of a client."""
+        return [node for node in self.transport.members.values() if node.handler.client == client][-1]
 
     def crash(self) -> None:
-        """The server is lost, and all that was on its way; another goes on from its files."""
+        """Lose the server and all messages in flight, and resume the run from its files."""
         self.session.log.close()
-        self.port.pending.clear()
-        self.session = Session.resume(self.orders, self.flat, tiny_task(self.flat, None), self.folder)
+        self.transport.pending.clear()
+        self.session = Session.resume(
+            self.config, self.flat, tiny_task(self.flat, None), self.folder, self.log_lines.append
+        )
         self.coordinator = self._coordinator()
         self.session.resumed()
 
-    def until(self, condition: Callable[[], bool], turns: int = 20_000) -> None:
-        """Let time pass until something is true."""
+    def until(self, condition: Callable[[], bool], steps: int = 20_000) -> None:
+        """Advance the time until a condition holds."""
         if not self.session.engine.begun:
-            self.coordinator._gather()
-        for _ in range(turns):
+            self.coordinator.wait_for_clients()
+        for _ in range(steps):
             if condition():
                 return
-            if not self.coordinator.turn():
+            if not self.coordinator.step():
                 self.clock.sleep(0.05)
-        raise AssertionError(f"it hangs at {self.clock.now:.1f} s in version {self.session.engine.server.version}")
+        raise AssertionError(
+            f"the run makes no progress at {self.clock.now:.1f} s in version {self.session.engine.server.version}"
+        )
 
 
 PLAIN: list[dict[str, Any]] = [
@@ -210,8 +218,8 @@ PLAIN: list[dict[str, Any]] = [
 ]
 
 
-def checked(world: World) -> tuple[Log, Replay]:
-    """The log of a world, replayed, with every invariant checked; nothing it knows of is lost, nothing merged twice."""
+def checked(world: World) -> tuple[EventLog, Replay]:
+    """Replay the log of a world and check every invariant: no update is lost, none is merged twice."""
     log = logs.read(world.folder / LOG)
     found = replay(log)
     found.plan.check()
@@ -228,8 +236,8 @@ def checked(world: World) -> tuple[Log, Replay]:
 
 
 def agrees(world: World, found: Replay) -> None:
-    """The executor computes the replayed plan to the server's weights."""
-    executor = make_executor(world.orders.settings, world.orders.seed, tiny_task(world.flat, None))
+    """Check that the executor computes the server's weights from the replayed plan."""
+    executor = make_executor(world.config.settings, world.config.seed, tiny_task(world.flat, None))
     for record in found.plan.rounds:
         executor.apply(record)
     newest = world.session.engine.server.version

@@ -1,4 +1,4 @@
-"""Real SuperLinks and SuperNodes for tests: small tasks, everything bounded in time, everything ended."""
+"""Real SuperLinks and SuperNodes for tests: small tasks, time limits, and no process left at the end."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from defedavg.deploy.deploy_config import read_orders
+from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.engine.event_log import LOG, Log
-from defedavg.deploy.flower.app_template import defaults, write_app
-from defedavg.deploy.flower.local_deployment import Follower, follow, start_nodes
-from defedavg.deploy.flower.processes import Cluster, Security
+from defedavg.deploy.engine.event_log import LOG, EventLog
+from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.local_deployment import LogTail, start_supernodes, wait_until_finished
+from defedavg.deploy.flower.processes import FlowerCluster, TlsFiles
 from defedavg.deploy.replay import Replay, replay
 
-TASK = '''"""A line parts two classes."""
+TASK = '''"""Two classes that a line separates."""
 
 import numpy as np
 from torch import nn
@@ -41,10 +41,10 @@ def make(config, client):
 '''
 
 
-class Narrows:
-    """A way to the SuperLink that is cut in the middle of the first large request: part of it arrives, no more does.
+class CutProxy:
+    """A proxy to the SuperLink that cuts the first large request: a part of it arrives, the rest does not.
 
-    ``stuck`` is set then. ``passed`` and ``held`` are the bytes of that request that went through and that did not.
+    ``stuck`` is set then. ``passed`` and ``held`` count the bytes of that request that arrived and that did not.
     """
 
     LARGE = 100_000
@@ -64,38 +64,38 @@ class Narrows:
                 far = socket.create_connection(("127.0.0.1", self._port))
             except OSError:
                 return
-            way = _Way(self, near, far)
-            threading.Thread(target=way.there, daemon=True).start()
-            threading.Thread(target=way.back, daemon=True).start()
+            connection = _ProxyConnection(self, near, far)
+            threading.Thread(target=connection.forward, daemon=True).start()
+            threading.Thread(target=connection.backward, daemon=True).start()
 
     def close(self) -> None:
-        """Nobody is let in any more."""
+        """Accept no more connections."""
         self._listener.close()
 
 
-class _Way:
-    """One connection through the narrows."""
+class _ProxyConnection:
+    """One connection through the proxy."""
 
-    def __init__(self, narrows: Narrows, near: socket.socket, far: socket.socket) -> None:
-        self._narrows, self._near, self._far = narrows, near, far
-        self._asked = 0  # bytes since the last answer
+    def __init__(self, proxy: CutProxy, near: socket.socket, far: socket.socket) -> None:
+        self._proxy, self._near, self._far = proxy, near, far
+        self._request_bytes = 0  # since the last response
 
-    def there(self) -> None:
-        narrows, cut = self._narrows, False
+    def forward(self) -> None:
+        proxy, cut = self._proxy, False
         with self._near, self._far:
             while data := _some(self._near):
-                self._asked += len(data)
-                if self._asked > narrows.LARGE and not narrows.stuck.is_set():
-                    narrows.passed, cut = self._asked - len(data), True
+                self._request_bytes += len(data)
+                if self._request_bytes > proxy.LARGE and not proxy.stuck.is_set():
+                    proxy.passed, cut = self._request_bytes - len(data), True
                 if cut:
-                    narrows.held += len(data)
-                    narrows.stuck.set()
+                    proxy.held += len(data)
+                    proxy.stuck.set()
                 else:
                     self._far.sendall(data)
 
-    def back(self) -> None:
+    def backward(self) -> None:
         while data := _some(self._far):
-            self._asked = 0
+            self._request_bytes = 0
             try:
                 self._near.sendall(data)
             except OSError:
@@ -112,10 +112,8 @@ def _some(end: socket.socket) -> bytes:
 class Deployment:
     """An app, a cluster, and a run in a folder."""
 
-    def __init__(
-        self, folder: Path, *, security: Security | None = None, own_task: bool = True, **changes: Any
-    ) -> None:
-        flat = defaults(changes.pop("algorithm", "defedavg-iid"), changes.pop("clients", 4))
+    def __init__(self, folder: Path, *, tls: TlsFiles | None = None, own_task: bool = True, **changes: Any) -> None:
+        flat = default_settings(changes.pop("algorithm", "defedavg-iid"), changes.pop("clients", 4))
         flat |= {
             "name": "test",
             "training.updates_per_round": 2,
@@ -133,13 +131,13 @@ class Deployment:
         write_app(self.app, flat)
         if own_task:
             (self.app / "app" / "task.py").write_text(TASK)
-        self.orders = read_orders(flat)
-        self.cluster = Cluster(folder / "flower", security=security)
-        self.follower = Follower(self.folder)
+        self.config = read_deploy_config(flat)
+        self.cluster = FlowerCluster(folder / "flower", tls=tls)
+        self.tail = LogTail(self.folder)
         self.lines: list[dict[str, Any]] = []
 
     def __enter__(self) -> Deployment:
-        self.cluster.start_link()
+        self.cluster.start_superlink()
         return self
 
     def __exit__(self, *args: object) -> None:
@@ -147,13 +145,13 @@ class Deployment:
         assert self.cluster.processes() == {}
 
     def start_nodes(self, clients: list[int] | None = None) -> None:
-        start_nodes(self.cluster, self.orders, clients)
+        start_supernodes(self.cluster, self.config, clients)
 
     def submit(self, *, resume: bool = False) -> None:
         self.cluster.submit(self.app, **{"deploy.folder": str(self.folder), "deploy.resume": resume})
 
     def until(self, what: str, condition: Callable[[], bool], seconds: float = 150.0) -> None:
-        """Wait for something that the log tells."""
+        """Wait until the log shows something."""
         deadline = time.monotonic() + seconds
         while True:
             self.read()
@@ -163,33 +161,33 @@ class Deployment:
             time.sleep(0.2)
 
     def read(self) -> None:
-        """Take in what the log tells up to now."""
-        self.lines.extend(self.follower.lines())
+        """Read the new lines of the log."""
+        self.lines.extend(self.tail.lines())
 
     def version(self) -> int:
-        """The newest version that the log tells of."""
+        """Return the newest version in the log."""
         return max((line["version"] for line in self.lines if line.get("note") == "merge"), default=0)
 
     def seen(self, event: str) -> list[dict[str, Any]]:
-        """The events or notes of a name so far."""
+        """Return the events or notes with a name so far."""
         return [line for line in self.lines if event in (line.get("event"), line.get("note"))]
 
-    def works(self, client: int) -> bool:
-        """Whether a client's node was given a job."""
+    def has_job(self, client: int) -> bool:
+        """Return whether a client's node has received a job."""
         return "Receiving: train message" in (self.cluster.folder / f"node-{client}.log").read_text()
 
     def server_log(self) -> str:
         path = self.folder / "server.log"
-        return path.read_text()[-2000:] if path.exists() else "the server said nothing"
+        return path.read_text()[-2000:] if path.exists() else "the server printed nothing"
 
     def finish(self) -> dict[str, Any]:
-        """Wait for the end; gives what the summary says of the run."""
-        follow(self.cluster, self.folder, self.lines.append, self.follower)
+        """Wait for the end and return the summary of the run."""
+        wait_until_finished(self.cluster, self.folder, self.lines.append, self.tail)
         [entry] = json.loads((self.folder / "summary.json").read_text())["runs"]
         return dict(entry)
 
-    def checked(self) -> tuple[Log, Replay]:
-        """The log, replayed and checked; nothing is merged twice."""
+    def checked(self) -> tuple[EventLog, Replay]:
+        """Replay and check the log; no update is merged twice."""
         log = logs.read(self.folder / LOG)
         found = replay(log)
         found.plan.check()

@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,14 +17,30 @@ from ..errors import UserError, unknown
 from ..report import tables
 from .options import CommandWithOldNames, Force, Json, Out, err, out, print_json
 
+if TYPE_CHECKING:
+    from ..deploy.deploy_config import DeployConfig
+
 app = typer.Typer(
-    help="Run on a real network with Flower: the same machines, the same tasks, the same run folders.",
+    help="Run on a real network with Flower, with the algorithms, tasks and run folders of a simulation.",
     no_args_is_help=True,
 )
 
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="A setting, as in a study or of [deploy]. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="TABLE.KEY=VALUE",
+        help="Change a setting: those of a study, and those of \\[deploy], such as deploy.job_seconds=60. Repeatable.",
+    ),
+]
+Algorithm = Annotated[str, typer.Option(help="The algorithm; `defedavg algorithms` lists them.")]
+Clients = Annotated[int, typer.Option(min=1, max=1000, help="The number of clients.")]
+NoWarmWorkers = Annotated[
+    bool,
+    typer.Option(
+        "--no-warm-workers",
+        help="End a client's process after every message, as plain Flower does; the next one loads PyTorch again.",
+    ),
 ]
 
 
@@ -33,48 +49,40 @@ def _need_flower() -> None:
         raise UserError("Flower is not installed here; run: pip install 'defedavg[flower]'")
 
 
-def _settings(algorithm: str, clients: int, given: list[str] | None) -> dict[str, Any]:
-    from ..deploy.flower.app_template import defaults
-
-    return _changed(defaults(algorithm, clients), given)
-
-
-def _changed(flat: dict[str, Any], given: list[str] | None) -> dict[str, Any]:
-    """Settings with others in their place."""
+def _with_changes(flat: dict[str, Any], given: list[str] | None) -> dict[str, Any]:
+    """Return settings with those from the command line in their place."""
     flat = dict(flat)
     for table, values in config.override({}, tuple(given or ())).items():
         for word, value in values.items() if isinstance(values, dict) else ((None, values),):
             name = table if word is None else f"{table}.{word}"
             if name not in flat:
                 raise unknown("setting", name, flat)
-            kind = type(flat[name])
-            flat[name] = config.single(name, value, kind)
+            flat[name] = config.single(name, value, type(flat[name]))
     if "algorithm" in flat and flat["algorithm"] not in ALGORITHMS:
         raise unknown("algorithm", flat["algorithm"], ALGORITHMS)
     return flat
 
 
-Algorithm = Annotated[str, typer.Option(help="See `defedavg algorithms`.")]
-Clients = Annotated[int, typer.Option(min=1, max=1000, help="How many.")]
-
-
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="MY_APP", help="The folder to make; the app is named after it.")],
+    folder: Annotated[Path, typer.Argument(metavar="MY_APP", help="The folder to create; the app gets its name.")],
     algorithm: Algorithm = "defedavg-iid",
     clients: Clients = 6,
     given: Sets = None,
 ) -> None:
-    """Write a Flower app: settings in pyproject.toml, the model and the data in task.py; `flwr run` accepts it."""
-    _need_flower()
-    from ..deploy.deploy_config import read_orders
-    from ..deploy.flower.app_template import write_app
+    """Write a Flower app with its settings in pyproject.toml, and the model and the data in task.py.
 
-    flat = _settings(algorithm, clients, given)
-    read_orders(flat)
+    Edit task.py, try the app with `defedavg deploy local --app MY_APP`, then start it on a SuperLink with `flwr run`.
+    """
+    _need_flower()
+    from ..deploy.deploy_config import read_deploy_config
+    from ..deploy.flower.app_template import default_settings, write_app
+
+    flat = _with_changes(default_settings(algorithm, clients), given)
+    read_deploy_config(flat)
     write_app(folder, flat)
     out.print(
-        f"{folder} is ready: put your model and data into {folder / folder.name / 'task.py'}, then try it with\n"
+        f"created {folder}: put your model and data into {folder / folder.name / 'task.py'}, then try it with\n"
         f"  defedavg deploy local --app {folder}",
         markup=False,
     )
@@ -82,104 +90,133 @@ def init(
 
 @app.command(cls=CommandWithOldNames)
 def local(
-    algorithm: Annotated[
-        str | None, typer.Option(help="See `defedavg algorithms`; if not given, the app's, or defedavg-iid.")
-    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Default: that of the app, or defedavg-iid.")] = None,
     clients: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="How many; if not given, as the app has, or 6.")
+        int | None, typer.Option(min=1, max=1000, help="The number of clients. Default: that of the app, or 6.")
     ] = None,
-    name: Annotated[str, typer.Option(help="The run's folder is named after it.")] = "deployment",
+    name: Annotated[str, typer.Option(help="The name of the run and of its folder.")] = "deployment",
     given: Sets = None,
     app_folder: Annotated[
-        Path | None, typer.Option("--app", metavar="FOLDER", help="An app of your own, with its settings.")
+        Path | None,
+        typer.Option("--app", metavar="FOLDER", help="An app from `defedavg deploy init`, with its settings and task."),
     ] = None,
     folder: Out = Path("runs"),
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Of the SuperLink; a free one if not given.")
+        int | None, typer.Option(min=1, max=65535, help="The port of the SuperLink. Default: a free port.")
     ] = None,
-    no_warm_workers: Annotated[
-        bool, typer.Option("--no-warm-workers", help="Keep no worker between messages; each then loads PyTorch anew.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this name.")] = False,
+    no_warm_workers: NoWarmWorkers = False,
+    cold: Annotated[bool, typer.Option("--cold", hidden=True)] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run of this name that was interrupted.")] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """A whole deployment on this machine: SuperLink, SuperNodes of uneven slowness, a run; then all is stopped again.
+    """Run a complete deployment on this machine: a SuperLink, a SuperNode for every client, and one run.
 
-    A step of a client lasts clients.step_seconds times its slowness. The run folder is like a simulation's, with the
-    event log beside it.
+    Clients have different speeds: a local step lasts clients.step_seconds times the client's slowness. The run folder
+    has the files of a simulation, and the event log for `defedavg replay`. All processes end with the run.
     """
     _need_flower()
-    from ..deploy.deploy_config import read_orders
-    from ..deploy.engine.event_log import LOG
-    from ..deploy.flower.app_template import write_app
-    from ..deploy.flower.local_deployment import run_local, showing
+    from ..deploy.deploy_config import read_deploy_config
     from ..deploy.flower.processes import check_port
-    from ..deploy.server.deployment_folder import make_room
+    from ..deploy.server.deployment_folder import create_run_folder
 
-    place = folder / name
+    if cold:
+        err.print("--cold is now --no-warm-workers; the old name will be removed", markup=False, soft_wrap=True)
+    run_folder = folder / name
     if resume:
         if given or algorithm is not None or clients is not None or force:
-            raise UserError("--resume goes on as the run began; leave out --set, --algorithm, --clients and --force")
-        flat, app_folder = _before(place, app_folder)
-    elif app_folder is not None:
-        asked = {"algorithm": algorithm, "clients.num_clients": clients}
-        flat = _changed(_of_app(app_folder) | {key: value for key, value in asked.items() if value is not None}, given)
+            raise UserError("--resume keeps the settings of the run; omit --set, --algorithm, --clients and --force")
+        flat, app_folder = _interrupted_run(run_folder, app_folder)
     else:
-        flat = {**_settings(algorithm or "defedavg-iid", clients or 6, given), "name": name}
-    orders = read_orders({**flat, "deploy.resume": resume})
+        flat = _new_settings(app_folder, name, algorithm, clients, given)
+    run_config = read_deploy_config({**flat, "deploy.resume": resume})
     if port is not None:
         check_port(port)
     if not resume:
-        make_room(orders, place, force)
-        if app_folder is None:
-            app_folder = place / "app"
-            write_app(app_folder, flat)
-        else:
-            (place / "app.txt").write_text(f"{app_folder.absolute()}\n", encoding="utf-8")
+        create_run_folder(run_config, run_folder, force)
+        app_folder = _provide_app(app_folder, run_folder, flat)
     assert app_folder is not None
-    own = _of_app(app_folder)
-    try:
-        with showing(err, orders.settings.clients.num_clients) as watch:
-            changes = {key: value for key, value in flat.items() if value != own.get(key, value)}
-            run_local(app_folder, orders, place, watch, changes, port=port, warm=not no_warm_workers)
-    except KeyboardInterrupt:
-        words = f"defedavg deploy local --name {name}" + (f" --out {folder}" if folder != Path("runs") else "")
-        then = f"go on with: {words} --resume" if (place / LOG).exists() else "it had not begun; use --force to begin"
-        err.print(f"stopped by Ctrl-C; {then}", markup=False, soft_wrap=True)
-        raise typer.Exit(130) from None
-    entries = json.loads((place / "summary.json").read_text())["runs"]
+    _run(app_folder, run_config, flat, run_folder, port, warm=not (no_warm_workers or cold))
+    entries = json.loads((run_folder / "summary.json").read_text())["runs"]
     if as_json:
         print_json(entries)
     else:
         out.print(tables.result_table(name, entries, clock="seconds of the run"))
-        out.print(f"\nresults: {place}", markup=False)
+        out.print(f"\nresults: {run_folder}", markup=False)
 
 
-def _before(place: Path, app_folder: Path | None) -> tuple[dict[str, Any], Path]:
-    """The settings and the app of a run that is to be resumed."""
+def _new_settings(
+    app_folder: Path | None, name: str, algorithm: str | None, clients: int | None, given: list[str] | None
+) -> dict[str, Any]:
+    """Return the settings of a new run: those of the app or the defaults, changed by the command line."""
+    from ..deploy.flower.app_template import default_settings
+
+    if app_folder is None:
+        return {**_with_changes(default_settings(algorithm or "defedavg-iid", clients or 6), given), "name": name}
+    options = {"algorithm": algorithm, "clients.num_clients": clients}
+    return _with_changes(
+        _app_settings(app_folder) | {key: value for key, value in options.items() if value is not None}, given
+    )
+
+
+def _provide_app(app_folder: Path | None, run_folder: Path, flat: dict[str, Any]) -> Path:
+    """Write an app for the run if the user has none, and record which app the run uses."""
+    from ..deploy.flower.app_template import write_app
+
+    if app_folder is None:
+        app_folder = run_folder / "app"
+        write_app(app_folder, flat)
+    else:
+        (run_folder / "app.txt").write_text(f"{app_folder.absolute()}\n", encoding="utf-8")
+    return app_folder
+
+
+def _run(
+    app_folder: Path, run_config: DeployConfig, flat: dict[str, Any], run_folder: Path, port: int | None, *, warm: bool
+) -> None:
+    """Run the deployment; after Ctrl-C, print how to continue it."""
+    from ..deploy.engine.event_log import LOG
+    from ..deploy.flower.local_deployment import progress_display, run_local
+
+    app_settings = _app_settings(app_folder)
+    changes = {key: value for key, value in flat.items() if value != app_settings.get(key, value)}
+    try:
+        with progress_display(err, run_config.settings.clients.num_clients) as on_line:
+            run_local(app_folder, run_config, run_folder, on_line, changes, port=port, warm=warm)
+    except KeyboardInterrupt:
+        command = f"defedavg deploy local --name {run_folder.name}"
+        command += f" --out {run_folder.parent}" if run_folder.parent != Path("runs") else ""
+        begun = (run_folder / LOG).exists()
+        then = f"continue with: {command} --resume" if begun else "it had not started; start it again with --force"
+        err.print(f"stopped by Ctrl-C; {then}", markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def _interrupted_run(run_folder: Path, app_folder: Path | None) -> tuple[dict[str, Any], Path]:
+    """Return the settings and the app of a run that is to be resumed."""
     from ..deploy.engine import event_log as logs
     from ..deploy.engine.event_log import LOG
     from ..deploy.server.deployment_folder import is_finished
 
-    if not (place / LOG).exists():
-        raise UserError(f"there is no run to resume in {place}")
-    if is_finished(place):
-        raise UserError(f"the run in {place} is finished; begin another")
-    told = place / "app.txt"
-    own = Path(told.read_text(encoding="utf-8").strip()) if told.exists() else place / "app"
-    head = logs.read(place / LOG).head.get("settings")
-    if not isinstance(head, dict):
-        raise UserError(f"the log in {place} does not say with which settings it was made")
-    return head, app_folder or own
+    if not (run_folder / LOG).exists():
+        raise UserError(f"there is no run to resume in {run_folder}")
+    if is_finished(run_folder):
+        raise UserError(f"the run in {run_folder} is finished; start another run")
+    recorded = run_folder / "app.txt"
+    own_app = Path(recorded.read_text(encoding="utf-8").strip()) if recorded.exists() else run_folder / "app"
+    settings = logs.read(run_folder / LOG).head.get("settings")
+    if not isinstance(settings, dict):
+        raise UserError(f"the log in {run_folder} does not contain the settings of the run; it cannot be resumed")
+    return settings, app_folder or own_app
 
 
-def _of_app(folder: Path) -> dict[str, Any]:
+def _app_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings in an app's pyproject.toml, under names such as ``training.local_steps``."""
     try:
-        whole = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-        tree = whole["tool"]["flwr"]["app"]["config"]
+        content = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        tree = content["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{folder} is no Flower app with settings; make one with `defedavg deploy init`") from None
+        raise UserError(f"{folder} is not a Flower app with settings; create one with `defedavg deploy init`") from None
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
@@ -191,19 +228,23 @@ def _of_app(folder: Path) -> dict[str, Any]:
 
 @app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to make.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to create.")],
     clients: Clients = 6,
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address of the server, for its certificate. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="A host name or address of the server, for its certificate. Repeatable. Default: this machine."
+        ),
     ] = None,
 ) -> None:
-    """Make what a secure deployment needs: a CA, a server certificate, and a key pair for every client."""
+    """Create the files of a secure deployment: a private CA, a server certificate, and a key pair for every client."""
     _need_flower()
     from ..deploy.flower.tls_keys import make_keys
 
     made = make_keys(folder, clients, tuple(host or ("127.0.0.1", "localhost")))
     out.print(
-        f"{len(made)} files are in {folder}; give every client its own key and ca.crt, and nothing else", markup=False
+        f"wrote {len(made)} files to {folder}; give every client its own key and ca.crt, and no other file",
+        markup=False,
     )
 
 
@@ -213,18 +254,21 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="KEY=A,B,…",
-            help="Plan anew for the clients that were measured: updates_per_round=5,10, local_steps=…, algorithm=…",
+            help="Also simulate the measured clients with other settings: updates_per_round=5,10, local_steps=… or "
+            "algorithm=…; several options are combined.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Merges that a what-if plans.")] = 100,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the plan (.jsonl or .jsonl.gz).")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="The number of rounds that a what-if simulates.")] = 100,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the plan of the deployment (.jsonl or .jsonl.gz).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Rebuild the plan of a deployment from its log, check every invariant, and plan what other settings would do."""
+    """Rebuild the plan of a deployment from its event log and check it; then ask what other settings would do."""
     from ..deploy.engine import event_log as logs
     from ..deploy.engine.event_log import LOG
     from ..deploy.replay import replay as rebuild
-    from ..deploy.whatif import plans_of
+    from ..deploy.whatif import whatif_plans
     from ..planning.devices import Fleet
     from ..planning.plan_stats import summarise
 
@@ -235,9 +279,9 @@ def replay(
     fleet = Fleet(
         num_clients=found.plan.header.num_clients, model_megabytes=found.model_bytes * 1e-6, trace=found.trace
     )
-    plans, refused = plans_of(found, tuple(what_if or ()), rounds)
-    rows = [(label, summarise(plan, fleet)) for label, plan in (("as it was", found.plan), *plans)]
-    for line in refused:
+    plans, impossible = whatif_plans(found, tuple(what_if or ()), rounds)
+    rows = [(label, summarise(plan, fleet)) for label, plan in (("as deployed", found.plan), *plans)]
+    for line in impossible:
         err.print(line, markup=False, soft_wrap=True)
     if as_json:
         named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
@@ -246,7 +290,7 @@ def replay(
     out.print(tables.plan_table([label for label, _ in rows], [[stats] for _, stats in rows], len(found.plan.rounds)))
     out.print(
         f"\nevery invariant holds; {len(found.plan.rounds)} merges as logged; {len(found.refused)} updates refused, "
-        f"{len(found.quarantined)} clients quarantined; speeds of {len(found.measured)} of "
+        f"{len(found.quarantined)} clients quarantined; speeds of {len(found.measured_clients)} of "
         f"{found.plan.header.num_clients} clients measured",
         markup=False,
     )

@@ -1,5 +1,6 @@
-"""The machines on a real network: Flower messages in, the same machines, an event log out.
+"""Runs on a real network: Flower carries the messages, the server machines decide as in a simulation.
 
-``engine`` decides and knows neither Flower nor tensors nor a clock; ``coordinator`` carries out what it decides over
-any ``Port``; ``flower`` is the one file on the server's side that speaks Flower, ``flower_client`` on the client's.
+``engine`` decides and uses neither Flower nor tensors nor a clock. ``server`` carries out its commands over any
+``Transport``. ``client`` trains. ``flower`` holds everything that imports Flower. ``replay`` turns the event log of a
+run back into a plan.
 """

@@ -1,4 +1,4 @@
-"""[deploy]: what only a deployment is told; everything else is said by the tables that a simulation has."""
+"""The configuration of a deployment: the tables of a study with single values, and a table [deploy] of its own."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ def _key(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DeploySettings:
-    """How the server deals with clients that are late, gone or bad, and where it keeps its files."""
+    """Where the server keeps its files, and how it treats clients that are late, disconnected or faulty."""
 
-    folder: str = _key("", "where the server keeps the run, its log and its state; give a full path")
-    resume: bool = _key(False, "go on with the run in that folder")
-    min_clients: int = _key(0, "begin when so many clients are here; 0: all of them")
-    wait_seconds: float = _key(120.0, "how long to wait for them, and for any client once all are gone")
-    job_seconds: float = _key(300.0, "a job that takes longer is given up")
-    norm_bound: float = _key(10.0, "an update longer than this times the model (at least 1) is refused")
-    poll_seconds: float = _key(0.5, "between two looks for replies")
-    patience_seconds: float = _key(
-        20.0, "a background client waits so long for its job before it answers 'nothing yet'"
-    )
+    folder: str = _key("", "where the server keeps the run folder with its log and state; an absolute path")
+    resume: bool = _key(False, "continue the run in that folder")
+    min_clients: int = _key(0, "the run starts when this many clients are connected; 0: all clients")
+    wait_seconds: float = _key(120.0, "how long to wait for them, and for any client once all are disconnected")
+    job_seconds: float = _key(300.0, "a client that needs longer for a job counts as disconnected")
+    norm_bound: float = _key(10.0, "refuse an update whose norm exceeds this factor times the model's (at least 1)")
+    poll_seconds: float = _key(0.5, "pause between two polls for replies")
+    patience_seconds: float = _key(20.0, "how long a background client waits for its job before it answers 'not yet'")
 
     def __post_init__(self) -> None:
         for word in ("wait_seconds", "job_seconds", "norm_bound", "poll_seconds", "patience_seconds"):
@@ -43,7 +41,7 @@ class DeploySettings:
 
 @dataclass(frozen=True, slots=True)
 class DeployConfig:
-    """Everything a deployment is told."""
+    """The complete configuration of one deployment."""
 
     name: str
     settings: Settings
@@ -52,10 +50,10 @@ class DeployConfig:
     toml: str
 
 
-def read_orders(flat: Mapping[str, Any]) -> DeployConfig:
-    """From keys like ``training.local_steps``, as Flower's run configuration has them."""
+def read_deploy_config(flat: Mapping[str, Any]) -> DeployConfig:
+    """Return the configuration from keys such as ``training.local_steps``, as in Flower's run configuration."""
     tables: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    deploy_values: dict[str, Any] = {}
     known = {item.name: item for item in dataclasses.fields(DeploySettings)}
     for name, value in flat.items():
         table, dot, word = name.partition(".")
@@ -64,7 +62,7 @@ def read_orders(flat: Mapping[str, Any]) -> DeployConfig:
         elif table == "deploy":
             if word not in known:
                 raise unknown("key in [deploy]", word, known)
-            own[word] = config.single(name, value, type(known[word].default))
+            deploy_values[word] = config.single(name, value, type(known[word].default))
         else:
             tables.setdefault(table, {})[word] = value
     algorithm, seed = tables.pop("algorithm", "defedavg-iid"), tables.pop("seed", 0)
@@ -72,11 +70,14 @@ def read_orders(flat: Mapping[str, Any]) -> DeployConfig:
     study = config.study(tables)
     points = study.points()
     if len(points) != 1:
-        raise UserError("a deployment runs one setting; give single values")
+        raise UserError("a deployment runs one setting; give single values instead of lists")
     settings = points[0].settings
-    deploy = DeploySettings(**own)
+    deploy = DeploySettings(**deploy_values)
     if deploy.min_clients > settings.clients.num_clients:
         raise UserError(
-            f"deploy.min_clients is {deploy.min_clients}, but there are {settings.clients.num_clients} clients"
+            f"deploy.min_clients is {deploy.min_clients}, but there are only {settings.clients.num_clients} clients"
         )
     return DeployConfig(study.name, settings, study.seeds[0], deploy, study.to_toml())
+
+
+read_orders = read_deploy_config  # the name that apps use which an earlier version generated

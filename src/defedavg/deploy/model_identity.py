@@ -1,4 +1,4 @@
-"""What a model is, in a few letters: both sides must mean the same one."""
+"""A fingerprint of a model's structure: server and clients must have the same one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import sha256
 from torch import nn
 
 
-def signature(module: nn.Module) -> str:
-    """Equal for models with the same parameters and buffers: names, shapes and number types, in their order."""
+def model_signature(module: nn.Module) -> str:
+    """Return a hash of the names, shapes and number types of all parameters and buffers, in their order."""
     parts = [(name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
     return sha256(repr(parts).encode()).hexdigest()[:16]

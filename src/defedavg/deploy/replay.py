@@ -1,7 +1,8 @@
-"""From a log back to a plan: the same engine sees the same events again, and what it does is written down as records.
+"""Replay: rebuild the plan of a deployment from its log.
 
-What the replay decides is compared with what the log says was done, merge by merge. The plan can then be checked,
-drawn, computed by an executor, or planned anew with other settings for the clients that were measured.
+The same engine handles the logged events again, and its commands become the records of a plan. The replay compares its
+decisions with those that the log notes, merge by merge. The plan can then be checked, drawn and computed by an
+executor, and the measured clients can be simulated with other settings.
 """
 
 from __future__ import annotations
@@ -21,198 +22,199 @@ from ..planning.plan import Plan
 from ..planning.records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Timeout, Uploaded, moment
 from .deploy_config import DeployConfig
 from .engine.engine import Engine
-from .engine.event_log import Log, Note
+from .engine.event_log import EventLog, LogNote
 from .engine.events import (
     ClientActed,
     Combine,
+    Command,
     Disconnected,
     Ended,
     Event,
     Exchange,
     Exchanged,
     ModelSent,
-    Order,
     Refused,
     Replaced,
     Trained,
 )
-from .engine.setup import make_engine, notes_of, orders_of
+from .engine.setup import logged_config, make_engine, notes_for
+
+_COMPARED = ("merge", "redrawn", "quarantined", "dropped")
+"""Names of the notes that a replay must reproduce."""
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningJob:
     version: int
-    start: float  # when it was sent off, or says that it started
+    start: float  # when the server sent it, or when the client reports that it started
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What a log tells."""
+    """The result of a replay."""
 
-    orders: DeployConfig
+    config: DeployConfig
     plan: Plan
     trace: Trace
-    measured: tuple[int, ...]  # clients whose speed was seen; the others are given the median
+    measured_clients: tuple[int, ...]  # the trace gives all other clients the median speed
     refused: tuple[Refused, ...]
     quarantined: tuple[int, ...]
     model_bytes: int
 
 
-def replay(log: Log) -> Replay:
-    """Replay a log; raises ``UserError`` where it does not agree with itself."""
-    orders = orders_of(log)
-    engine = make_engine(orders)
-    writer = _Writer(engine)
-    said = [line for line in log.lines if isinstance(line, Note) and line.name in _COMPARED]
-    done: list[Note] = []
+def replay(log: EventLog) -> Replay:
+    """Replay a log; raise ``UserError`` if it is inconsistent."""
+    config = logged_config(log)
+    engine = make_engine(config)
+    recorder = _PlanRecorder(engine)
+    reproduced: list[LogNote] = []
     for event in log.events:
-        _known(event, engine)
+        _check_event(event, engine)
         try:
-            orders_given = engine.handle(event)
+            commands = engine.handle(event)
         except (ProtocolError, KeyError) as error:
-            raise UserError(f"the log does not agree with itself at {event.t:.3f} s: {error}") from None
-        writer.take(event, orders_given)
-        done.extend(note for note in notes_of(event.t, orders_given) if note.name in _COMPARED)
-    _compare(said, done)
+            raise UserError(f"the log is inconsistent at {event.t:.3f} s: {error}") from None
+        recorder.record(event, commands)
+        reproduced.extend(notes_for(event.t, commands))
+    _compare([line for line in log.lines if isinstance(line, LogNote)], reproduced)
     size = log.head.get("model_bytes")
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise UserError("the log does not say how large the model is; it cannot be used")
-    times = writer.times
+    if type(size) is not int or size < 1:
+        raise UserError("the log does not contain the size of the model; it cannot be used")
+    times = recorder.times
     return Replay(
-        orders,
-        writer.plan(orders.seed),
+        config,
+        recorder.plan(config.seed),
         times.trace(len(engine.clients), size),
         tuple(sorted(times.steps)),
         tuple(event for event in log.events if isinstance(event, Refused)),
-        tuple(client for client, link in enumerate(engine.links) if link.banned),
+        tuple(client for client, link in enumerate(engine.links) if link.quarantined),
         size,
     )
 
 
-_COMPARED = ("merge", "redrawn", "quarantined", "dropped")
-
-
-def _known(event: Event, engine: Engine) -> None:
+def _check_event(event: Event, engine: Engine) -> None:
     client = getattr(event, "client", 0)
     if client >= len(engine.clients):
-        raise UserError(f"the log speaks of client {client}, but there are {len(engine.clients)}")
+        raise UserError(f"the log names client {client}, but the run has {len(engine.clients)} clients")
     if isinstance(event, Trained | Exchanged):
         fault = engine.fault(event)
         if fault is not None:
-            raise UserError(f"the log does not agree with itself at {event.t:.3f} s: client {client}: {fault}")
+            raise UserError(f"the log is inconsistent at {event.t:.3f} s: client {client}: {fault}")
 
 
-def _compare(said: list[Note], done: list[Note]) -> None:
-    """The log may have lost its last notes in a crash, but none in the middle, and none may differ."""
-    for number, (one, other) in enumerate(zip(said, done, strict=False)):
+def _compare(logged: list[LogNote], reproduced: list[LogNote]) -> None:
+    """Raise ``UserError`` if a note differs; a crash may have lost the last notes of the log, but none before them."""
+    expected, found = ([note for note in notes if note.name in _COMPARED] for notes in (logged, reproduced))
+    for number, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
             raise UserError(
-                f"the log does not agree with itself: at {one.t:.3f} s it says {one.name} number {number}, but its "
-                f"events lead to {other.name} at {other.t:.3f} s"
+                f"the log is inconsistent: at {one.t:.3f} s it contains {one.name} number {number}, but its events "
+                f"lead to {other.name} at {other.t:.3f} s"
             )
-    if len(said) > len(done):
-        raise UserError(f"the log tells of {len(said) - len(done)} things that its events do not lead to")
+    if len(expected) > len(found):
+        raise UserError(f"the log contains {len(expected) - len(found)} decisions that its events do not lead to")
 
 
 @dataclass
-class _Times:
-    """What was measured of clients."""
+class _MeasuredTimes:
+    """Times of clients, measured from their events."""
 
     steps: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # seconds per step
     trips: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # seconds one way
 
     def trace(self, clients: int, size: int) -> Trace:
-        """Profiles for a simulation: medians; a client of which nothing was seen is like the median of the others."""
+        """Return profiles for a simulation: medians; a client without measurements gets the median of the others."""
         steps = self._medians(self.steps, clients)
-        ways = self._medians(self.trips, clients)
-        mbps = size * 8e-6 / np.maximum(ways, 1e-6)
+        trips = self._medians(self.trips, clients)
+        mbps = size * 8e-6 / np.maximum(trips, 1e-6)
         return Trace(np.maximum(steps, 1e-6), mbps, mbps)
 
-    def _medians(self, found: dict[int, list[float]], clients: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        own = {client: median(values) for client, values in found.items()}
-        usual = median(own.values()) if own else 0.01
-        return np.array([own.get(client, usual) for client in range(clients)])
+    def _medians(self, measured: dict[int, list[float]], clients: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        medians = {client: median(values) for client, values in measured.items()}
+        default = median(medians.values()) if medians else 0.01
+        return np.array([medians.get(client, default) for client in range(clients)])
 
 
-class _Writer:
-    """Writes records of what an engine does; they are put in the order of their moments at the end."""
+class _PlanRecorder:
+    """Turns commands of an engine into records of a plan, which are sorted by time at the end."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._records: list[Record] = []
-        self._running: dict[tuple[int, int], _Running] = {}
-        self._away: dict[int, tuple[int, float]] = {}  # client -> place of its record, since when
-        self._ended: set[tuple[int, int]] = set()
-        self._asked: dict[int, float] = {}  # when messages went out that are answered at once
+        self._running: dict[tuple[int, int], _RunningJob] = {}
+        self._absent: dict[int, tuple[int, float]] = {}  # client -> position of its record, since when
+        self._sent: dict[int, float] = {}  # client -> when an exchange was sent that the client answers at once
         self._now = 0.0
-        self.times = _Times()
+        self.times = _MeasuredTimes()
 
-    def take(self, event: Event, orders: list[Order]) -> None:
-        """An event and what followed."""
+    def record(self, event: Event, commands: list[Command]) -> None:
+        """Record an event and the commands that followed from it."""
         self._now = event.t
         if isinstance(event, Trained):
             self._trained(event)
-        elif isinstance(event, Exchanged) and event.client in self._asked:
-            self.times.trips[event.client].append((event.t - self._asked.pop(event.client)) / 2.0)
-        for order in orders:
-            if isinstance(order, ClientActed):
-                self._did(order)
-            elif isinstance(order, Ended):
-                self._stop((order.client, order.index), order.at, self._engine.steps, "ended")
-            elif isinstance(order, Combine):
-                self._records.append(Round(event.t, order.merge, order.freed))
-            elif isinstance(order, ModelSent):
-                self._records.append(Sent(order.version, order.client, event.t))
-            elif isinstance(order, Replaced):
-                self._records.append(Timeout(event.t, order.missing, order.drawn))
-            elif isinstance(order, Disconnected):
-                self._went(order)
-            elif isinstance(order, Exchange) and not order.wanted:
-                self._asked[order.client] = event.t
+        elif isinstance(event, Exchanged) and event.client in self._sent:
+            self.times.trips[event.client].append((event.t - self._sent.pop(event.client)) / 2.0)
+        for command in commands:
+            self._command(command)
+
+    def _command(self, command: Command) -> None:
+        if isinstance(command, ClientActed):
+            self._client_acted(command)
+        elif isinstance(command, Ended):
+            self._stop((command.client, command.index), command.at, self._engine.steps, "ended")
+        elif isinstance(command, Combine):
+            self._records.append(Round(self._now, command.merge, command.freed))
+        elif isinstance(command, ModelSent):
+            self._records.append(Sent(command.version, command.client, self._now))
+        elif isinstance(command, Replaced):
+            self._records.append(Timeout(self._now, command.missing, command.drawn))
+        elif isinstance(command, Disconnected):
+            self._disconnected(command)
+        elif isinstance(command, Exchange) and not command.wanted:
+            self._sent[command.client] = self._now
 
     def _trained(self, event: Trained) -> None:
-        """A train message and its reply: the way there and the way back are taken to be alike."""
+        """Record a job, assuming that the message and its reply took equally long."""
         key = (event.client, event.index)
         running = self._running.pop(key)
-        way = max(0.0, (event.t - running.start - event.seconds) / 2.0)
-        start, end = running.start + way, event.t - way
-        self.times.trips[event.client].append(way)
+        trip = max(0.0, (event.t - running.start - event.seconds) / 2.0)
+        start, end = running.start + trip, event.t - trip
+        self.times.trips[event.client].append(trip)
         self.times.steps[event.client].append(event.seconds / max(1, event.steps))
-        self._ended.add(key)
         self._records.append(Job(*key, event.version, event.steps, min(start, end), end, "ended"))
         if not self._engine.policy.hold_until_requested:
             self._records.append(Uploaded(*key, end, event.t))
 
-    def _did(self, did: ClientActed) -> None:
-        key = (did.client, did.action.index)
-        if isinstance(did.action, Start):
-            self._running[key] = _Running(did.action.version, did.at)
-        elif isinstance(did.action, Upload):
-            if key in self._running:  # in the background, and interrupted: otherwise its end was seen
-                self._stop(key, did.at, did.steps, "interrupted")
+    def _client_acted(self, acted: ClientActed) -> None:
+        key = (acted.client, acted.action.index)
+        if isinstance(acted.action, Start):
+            self._running[key] = _RunningJob(acted.action.version, acted.at)
+        elif isinstance(acted.action, Upload):
+            if key in self._running:  # a background job without a reported end: the upload interrupted it
+                self._stop(key, acted.at, acted.steps, "interrupted")
             if self._engine.policy.hold_until_requested:
-                self._records.append(Uploaded(*key, did.at, self._now))
-        elif isinstance(did.action, Drop) and key in self._running:
+                self._records.append(Uploaded(*key, acted.at, self._now))
+        elif isinstance(acted.action, Drop) and key in self._running:
             running = self._running.pop(key)
-            self._records.append(Job(*key, running.version, 0, running.start, did.at, "lost"))
+            self._records.append(Job(*key, running.version, 0, running.start, acted.at, "lost"))
 
-    def _stop(self, key: tuple[int, int], at: float, steps: int, fate: JobOutcome) -> None:
+    def _stop(self, key: tuple[int, int], at: float, steps: int, outcome: JobOutcome) -> None:
         running = self._running.pop(key)
         if steps:
             self.times.steps[key[0]].append((at - running.start) / steps)
-        self._records.append(Job(*key, running.version, steps, running.start, at, fate))
+        self._records.append(Job(*key, running.version, steps, running.start, at, outcome))
 
-    def _went(self, away: Disconnected) -> None:
-        self._asked.pop(away.client, None)
-        if not away.back:
-            self._away[away.client] = (len(self._records), self._now)
-            self._records.append(Absence(away.client, self._now, math.inf))
-        elif away.client in self._away:
-            place, since = self._away.pop(away.client)
-            self._records[place] = Absence(away.client, since, self._now)
+    def _disconnected(self, change: Disconnected) -> None:
+        self._sent.pop(change.client, None)
+        if not change.back:
+            self._absent[change.client] = (len(self._records), self._now)
+            self._records.append(Absence(change.client, self._now, math.inf))
+        elif change.client in self._absent:
+            position, since = self._absent.pop(change.client)
+            self._records[position] = Absence(change.client, since, self._now)
 
     def plan(self, seed: int) -> Plan:
-        """The records in order, with the jobs that still run."""
+        """Return the records in order of time, followed by the jobs that are still running."""
         engine = self._engine
         setup = engine.server.setup
         header = Header(

@@ -1,6 +1,6 @@
-"""The way to the clients, as the coordinator sees it: messages out, replies in, and who is there.
+"""The transport between the coordinator and the clients: messages, replies, and the nodes that are connected.
 
-Flower is one such way (``flower.FlowerPort``); the tests have one in memory.
+``flower.grid_transport`` implements it with Flower; the tests implement it in memory.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ POLICY_FIELDS = ("pause_when_full", "interruptible", "allow_same_version")
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """To one node: ``hello``, ``train`` or ``exchange``; the same ``weights`` object for the same version."""
+    """A ``hello``, ``train`` or ``exchange`` message to one node; equal versions share one ``weights`` object."""
 
     node: int
     kind: str
     fields: dict[str, Scalar]
     weights: Vector | None = None
-    seconds: float = 60.0  # for so long the answer is of use
+    seconds: float = 60.0  # the server ignores an answer that takes longer
 
 
 @dataclass(frozen=True, eq=False)
 class Reply:
     """The answer to the message ``to``: fields and perhaps an update, or an error.
 
-    ``failed``: the client itself said that it could not; otherwise an error means that it cannot be reached.
+    ``failed``: the client itself reported a failure; any other error means that the client cannot be reached.
     """
 
     to: str
@@ -46,18 +46,18 @@ class Reply:
 
 
 class Transport(Protocol):
-    """Never waits."""
+    """Sends messages and collects replies without blocking."""
 
     def nodes(self) -> set[int]:
-        """The nodes that are connected."""
+        """Return the nodes that are connected."""
 
     def push(self, messages: Sequence[Message]) -> list[str]:
-        """Send; gives an id for each, or an empty one for a node that is not there."""
+        """Send messages; return an id for each, or an empty string if its node is not connected."""
 
     def pull(self, ids: Collection[str]) -> list[Reply]:
-        """The replies to these that have come; each is given once."""
+        """Return the replies to these messages that have arrived, each of them once."""
 
 
 def size_of(vector: Vector | None) -> int:
-    """The bytes of a vector."""
+    """Return the size of a vector in bytes."""
     return 0 if vector is None else int(np.asarray(vector).nbytes)

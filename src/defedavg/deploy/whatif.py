@@ -1,4 +1,4 @@
-"""What if: the clients that a log measured, planned anew with other settings, on the virtual clock."""
+"""What-if plans: simulate the clients that a log measured, with other settings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .replay import Replay
 KEYS: dict[str, type[Any]] = {"algorithm": str, "updates_per_round": int, "local_steps": int}
 
 
-def choices(given: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Every combination of ``key=value,value``."""
+def parse_choices(given: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return every combination of the values in ``key=value,value``."""
     swept: dict[str, list[Any]] = {}
     for text in given:
         name, equals, values = text.partition("=")
@@ -26,11 +26,11 @@ def choices(given: tuple[str, ...]) -> list[dict[str, Any]]:
             raise UserError(f"--what-if {text!r} cannot be read; write it as updates_per_round=5,10,20")
         if name not in KEYS:
             raise unknown("key of --what-if", name, KEYS)
-        swept[name] = [_read(name, value) for value in values.split(",")]
+        swept[name] = [_parse_value(name, value) for value in values.split(",")]
     return [dict(zip(swept, choice, strict=True)) for choice in itertools.product(*swept.values())] if swept else []
 
 
-def _read(name: str, text: str) -> Any:
+def _parse_value(name: str, text: str) -> Any:
     if KEYS[name] is str:
         if text not in ALGORITHMS:
             raise unknown("algorithm", text, ALGORITHMS)
@@ -41,32 +41,31 @@ def _read(name: str, text: str) -> Any:
         raise UserError(f"--what-if: {name} is {text!r}; it must be a whole number") from None
 
 
-def plans_of(found: Replay, given: tuple[str, ...], rounds: int) -> tuple[list[tuple[str, Plan]], list[str]]:
-    """A plan for every choice, with a label; and why there is none for some: a fleet may be too small for an n."""
+def whatif_plans(replay: Replay, given: tuple[str, ...], rounds: int) -> tuple[list[tuple[str, Plan]], list[str]]:
+    """Return a labelled plan for every choice, and one line for each choice that the clients cannot run."""
     plans: list[tuple[str, Plan]] = []
-    refused: list[str] = []
-    for choice in choices(given):
+    impossible: list[str] = []
+    for choice in parse_choices(given):
         label = ", ".join(f"{name}={value}" for name, value in choice.items())
         try:
-            plans.append((label, plan_for(found, choice, rounds)))
+            plans.append((label, _plan_for(replay, choice, rounds)))
         except UserError as error:
-            refused.append(f"no plan for {label}: {error}")
-    if refused and not plans:
-        raise UserError(refused[0])
-    return plans, refused
+            impossible.append(f"no plan for {label}: {error}")
+    if impossible and not plans:
+        raise UserError(impossible[0])
+    return plans, impossible
 
 
-def plan_for(found: Replay, choice: dict[str, Any], rounds: int) -> Plan:
-    """So many rounds with other settings, of clients as fast as they were measured."""
-    settings: Settings = found.orders.settings
+def _plan_for(replay: Replay, choice: dict[str, Any], rounds: int) -> Plan:
+    settings: Settings = replay.config.settings
     name = choice.get("algorithm", settings.algorithm)
     training = dataclasses.replace(
         settings.training, **{word: value for word, value in choice.items() if word != "algorithm"}
     )
-    total = found.plan.header.num_clients
-    setup = Setup(total, training.updates_per_round, training.local_steps, found.orders.seed)
-    own = settings.algorithm_settings if name == settings.algorithm else None
-    fleet = Fleet(total, found.orders.seed, model_megabytes=found.model_bytes * 1e-6, trace=found.trace)
-    plan = Plan.collect(Simulator(algorithm(name)(setup, own), fleet), rounds)
+    total = replay.plan.header.num_clients
+    setup = Setup(total, training.updates_per_round, training.local_steps, replay.config.seed)
+    algorithm_settings = settings.algorithm_settings if name == settings.algorithm else None
+    fleet = Fleet(total, replay.config.seed, model_megabytes=replay.model_bytes * 1e-6, trace=replay.trace)
+    plan = Plan.collect(Simulator(algorithm(name)(setup, algorithm_settings), fleet), rounds)
     plan.check()
     return plan

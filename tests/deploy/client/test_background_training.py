@@ -1,4 +1,4 @@
-"""Clients that train on between messages: real threads, short jobs, and a server in memory."""
+"""Clients that train between messages: real threads, short jobs, and a server in memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from defedavg.algorithms.protocol import ClientPolicy, Update
-from defedavg.deploy.client.background_training import Background, Work
-from defedavg.deploy.client.client_socket import Key, ask, born, folder
-from defedavg.deploy.engine.clock_sync import Clocks
+from defedavg.deploy.client.background_training import BackgroundTrainer, LocalJob
+from defedavg.deploy.client.client_socket import ProcessAddress, connect, process_start_time, request, socket_path
+from defedavg.deploy.engine.clock_sync import ClockSync
 from defedavg.deploy.engine.events import Report
 from defedavg.deploy.transport import Message, Reply, Vector
 from defedavg.errors import UserError
@@ -27,15 +27,15 @@ WAIT = 60.0
 
 
 class RealClock(Clock):
-    """The clock on the wall."""
+    """A clock that shows the real time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._began = time.monotonic()
+        self._start = time.monotonic()
 
     @property
     def now(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._start
 
     @now.setter
     def now(self, value: float) -> None:
@@ -45,33 +45,35 @@ class RealClock(Clock):
         time.sleep(min(seconds, 0.005))
 
 
-class Trial:
-    """A background client whose jobs end when the test says so."""
+class ManualTrainer:
+    """A background client whose steps complete when the test releases them."""
 
     def __init__(self, policy: ClientPolicy) -> None:
         self.policy = policy
         self.step = threading.Semaphore(0)
         self.started: list[int] = []
-        self.background = Background(3, policy, self._carry_out)
+        self.background = BackgroundTrainer(3, policy, self._train_job)
         self.epoch = 1
 
-    def _carry_out(self, work: Work, goes_on: Any) -> tuple[Vector, int, float]:
-        self.started.append(work.update.version)
+    def _train_job(self, job: LocalJob, should_continue: Any) -> tuple[Vector, int, float]:
+        self.started.append(job.update.version)
         done = 0
-        while done < work.update.steps and goes_on(done):
+        while done < job.update.steps and should_continue(done):
             if self.step.acquire(timeout=0.01):
                 done += 1
         return np.full(2, float(done)), done, 0.1
 
-    def say(self, version: int | None, wanted: bool, patience: float = 0.05) -> tuple[dict[str, Any], Vector | None]:
-        """One message."""
+    def exchange(
+        self, version: int | None, wanted: bool, patience: float = 0.05
+    ) -> tuple[dict[str, Any], Vector | None]:
+        """Send one message."""
         fields: dict[str, Any] = {"wanted": wanted, "version": -1 if version is None else version, "epoch": self.epoch}
         fields |= {"jobs": 0, "trained": -1, "patience": patience}
         weights = None if version is None else np.zeros(2)
-        return self.background.exchange(fields, weights, self._make)
+        return self.background.exchange(fields, weights, self._make_job)
 
-    def _make(self, fields: Any, index: int, version: int, weights: Vector) -> Work:
-        return Work(Update(3, index, version, 2), LocalTraining(seed=0), weights)
+    def _make_job(self, fields: Any, index: int, version: int, weights: Vector) -> LocalJob:
+        return LocalJob(Update(3, index, version, 2), LocalTraining(seed=0), weights)
 
     def until_started(self, count: int) -> None:
         deadline = time.monotonic() + WAIT
@@ -80,78 +82,78 @@ class Trial:
             time.sleep(0.005)
 
 
-def kinds(told: dict[str, Any]) -> list[str]:
-    return [kind for kind, _, _ in json.loads(told["reports"])]
+def kinds(reply: dict[str, Any]) -> list[str]:
+    return [kind for kind, _, _ in json.loads(reply["reports"])]
 
 
-def test_an_eager_client_trains_on_and_a_newer_update_overwrites() -> None:
-    trial = Trial(ClientPolicy(hold_until_requested=True))
-    assert trial.say(0, wanted=False)[0]["update"] is False
-    trial.until_started(1)
-    trial.say(1, wanted=False)
-    trial.say(2, wanted=False)  # the receive buffer holds the newest only
-    trial.step.release(2)
-    trial.until_started(2)
-    assert trial.started == [0, 2]
-    trial.step.release(2)
+def test_a_client_trains_between_messages_and_a_newer_update_replaces_the_older() -> None:
+    trainer = ManualTrainer(ClientPolicy(hold_until_requested=True))
+    assert trainer.exchange(0, wanted=False)[0]["update"] is False
+    trainer.until_started(1)
+    trainer.exchange(1, wanted=False)
+    trainer.exchange(2, wanted=False)  # the receive buffer holds the newest only
+    trainer.step.release(2)
+    trainer.until_started(2)
+    assert trainer.started == [0, 2]
+    trainer.step.release(2)
     seen: list[str] = []
     deadline = time.monotonic() + WAIT
     while seen.count("ended") < 2:
         assert time.monotonic() < deadline
-        seen += kinds(trial.say(None, wanted=False)[0])
-    told, update = trial.say(None, wanted=True, patience=WAIT)
-    assert (told["index"], told["version"], told["steps"]) == (1, 2, 2)  # job 0 was overwritten
+        seen += kinds(trainer.exchange(None, wanted=False)[0])
+    reply, update = trainer.exchange(None, wanted=True, patience=WAIT)
+    assert (reply["index"], reply["version"], reply["steps"]) == (1, 2, 2)  # the update of job 0 was replaced
     assert update is not None
-    assert trial.say(None, wanted=True)[0]["update"] is False  # uploading empties the send buffer
+    assert trainer.exchange(None, wanted=True)[0]["update"] is False  # uploading empties the send buffer
 
 
 def test_a_request_waits_for_the_running_job() -> None:
-    trial = Trial(ClientPolicy(hold_until_requested=True))
-    trial.say(0, wanted=False)
-    assert trial.say(None, wanted=True)[0]["update"] is False
-    trial.step.release(2)
-    told, _ = trial.say(None, wanted=True, patience=WAIT)
-    assert (told["update"], told["index"], told["steps"]) == (True, 0, 2)
+    trainer = ManualTrainer(ClientPolicy(hold_until_requested=True))
+    trainer.exchange(0, wanted=False)
+    assert trainer.exchange(None, wanted=True)[0]["update"] is False
+    trainer.step.release(2)
+    reply, _ = trainer.exchange(None, wanted=True, patience=WAIT)
+    assert (reply["update"], reply["index"], reply["steps"]) == (True, 0, 2)
 
 
-def test_an_interruptible_client_hands_over_what_it_has() -> None:
-    trial = Trial(ClientPolicy(hold_until_requested=True, pause_when_full=True, interruptible=True))
-    trial.say(0, wanted=False)
-    trial.until_started(1)
-    trial.step.release(1)
+def test_an_interruptible_client_sends_the_steps_it_has_done() -> None:
+    trainer = ManualTrainer(ClientPolicy(hold_until_requested=True, pause_when_full=True, interruptible=True))
+    trainer.exchange(0, wanted=False)
+    trainer.until_started(1)
+    trainer.step.release(1)
     deadline = time.monotonic() + WAIT
-    while trial.step.acquire(blocking=False):  # until the step was taken
-        trial.step.release()
+    while trainer.step.acquire(blocking=False):  # until the step was taken
+        trainer.step.release()
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    told, update = trial.say(1, wanted=True, patience=WAIT)
-    assert (told["index"], told["version"], told["steps"]) == (0, 0, 1)
+    reply, update = trainer.exchange(1, wanted=True, patience=WAIT)
+    assert (reply["index"], reply["version"], reply["steps"]) == (0, 0, 1)
     assert update is not None
-    trial.until_started(2)
-    assert trial.started == [0, 1]
+    trainer.until_started(2)
+    assert trainer.started == [0, 1]
 
 
-def test_a_new_epoch_forgets_everything() -> None:
-    trial = Trial(ClientPolicy(hold_until_requested=True))
-    trial.say(0, wanted=False)
-    trial.until_started(1)
-    trial.epoch = 2
-    told, _ = trial.say(5, wanted=False)
-    assert kinds(told) == ["model", "go"]
-    trial.until_started(2)
-    trial.step.release(2)
-    told, _ = trial.say(None, wanted=True, patience=WAIT)
-    assert (told["index"], told["version"]) == (0, 5)
+def test_a_new_epoch_discards_everything() -> None:
+    trainer = ManualTrainer(ClientPolicy(hold_until_requested=True))
+    trainer.exchange(0, wanted=False)
+    trainer.until_started(1)
+    trainer.epoch = 2
+    reply, _ = trainer.exchange(5, wanted=False)
+    assert kinds(reply) == ["model", "go"]
+    trainer.until_started(2)
+    trainer.step.release(2)
+    reply, _ = trainer.exchange(None, wanted=True, patience=WAIT)
+    assert (reply["index"], reply["version"]) == (0, 5)
 
 
-def test_what_a_job_raises_is_told_to_who_asks() -> None:
-    def broken(work: Work, goes_on: Any) -> tuple[Vector, int, float]:
+def test_an_error_of_a_job_is_raised_by_the_exchange() -> None:
+    def broken(job: LocalJob, should_continue: Any) -> tuple[Vector, int, float]:
         raise RuntimeError("no data")
 
-    trial = Trial(ClientPolicy(hold_until_requested=True))
-    trial.background = Background(3, trial.policy, broken)
+    trainer = ManualTrainer(ClientPolicy(hold_until_requested=True))
+    trainer.background = BackgroundTrainer(3, trainer.policy, broken)
     with pytest.raises(RuntimeError, match="no data"):
-        trial.say(0, wanted=True, patience=WAIT)
+        trainer.exchange(0, wanted=True, patience=WAIT)
 
 
 BACKGROUND: list[dict[str, Any]] = [
@@ -163,19 +165,19 @@ BACKGROUND: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def _real_time(worlds: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploying.Clock", RealClock)
+    monkeypatch.setattr("helpers.deployments.Clock", RealClock)
     monkeypatch.setattr("defedavg.deploy.server.coordinator.NODES_SECONDS", 0.05)
 
 
 def real(folder_: Path, changes: dict[str, Any], **more: Any) -> World:
     world = World(folder_, deploy__patience_seconds=0.05, deploy__poll_seconds=0.001, **changes, **more)
-    for node in world.port.members.values():
-        node.delay = 0.002 * (1 + node.desk.client)
+    for node in world.transport.members.values():
+        node.delay = 0.002 * (1 + node.handler.client)
     return world
 
 
 @pytest.mark.parametrize("changes", BACKGROUND, ids=lambda c: "-".join(map(str, c.values())))
-def test_the_machine_of_the_server_follows_those_of_the_clients(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_the_servers_copies_of_the_client_machines_agree_with_them(changes: dict[str, Any], tmp_path: Path) -> None:
     world = real(tmp_path / "run", changes)
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
     assert world.session.progress.status is Status.ROUNDS
@@ -186,7 +188,9 @@ def test_the_machine_of_the_server_follows_those_of_the_clients(changes: dict[st
 
 
 @pytest.mark.parametrize("changes", BACKGROUND[:2], ids=lambda c: c["algorithm"])
-def test_background_clients_die_return_and_see_the_server_crash(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_background_clients_disconnect_return_and_outlive_a_crash_of_the_server(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     world = real(tmp_path / "run", changes, stop__max_rounds=16)
     world.until(lambda: world.session.engine.server.version >= 3)
     world.node_of(1).alive = False
@@ -201,10 +205,10 @@ def test_background_clients_die_return_and_see_the_server_crash(changes: dict[st
     agrees(world, found)
 
 
-LIES: dict[str, dict[str, Any]] = {
+BAD_FIELDS: dict[str, dict[str, Any]] = {
     "no reports": {"reports": None},
     "nonsense": {"reports": "[[1]]"},
-    "a version it was not given": {"reports": '[["model", 99, 0.0]]'},
+    "a version it was not sent": {"reports": '[["model", 99, 0.0]]'},
     "a start from nothing": {"reports": '[["go", -1, 0.0], ["go", -1, 0.0]]'},
     "the future": {"reports": '[["request", -1, 1e12]]'},
     "an unknown event": {"reports": '[["explode", -1, 0.0]]'},
@@ -212,45 +216,52 @@ LIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_reports_that_make_no_sense_are_refused(lie: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", BAD_FIELDS)
+def test_inconsistent_reports_are_refused(fault: str, tmp_path: Path) -> None:
     world = real(tmp_path / "run", BACKGROUND[0], stop__max_rounds=12)
 
-    def twist(node: Any, message: Message, reply: Reply) -> Reply:
-        return reply if message.kind == "hello" else Reply(reply.to, {**reply.fields, **LIES[lie]}, reply.update)
+    def tamper(node: Any, message: Message, reply: Reply) -> Reply:
+        return (
+            reply if message.kind == "hello" else Reply(reply.to, {**reply.fields, **BAD_FIELDS[fault]}, reply.update)
+        )
 
-    world.node_of(2).twist = twist
+    world.node_of(2).tamper = tamper
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
     assert world.session.progress.status is Status.ROUNDS
     _, found = checked(world)
     assert {event.client for event in found.refused} == {2}
 
 
-def test_clocks_never_run_back_and_never_ahead() -> None:
-    clocks = Clocks()
-    first = clocks.moved((0, 1), (Report("go", -1, 5.0), Report("ended", -1, 8.0)), 10.0, 110.0)
+def test_translated_times_never_decrease_and_never_exceed_the_server_time() -> None:
+    clocks = ClockSync()
+    first = clocks.to_server_time((0, 1), (Report("go", -1, 5.0), Report("ended", -1, 8.0)), 10.0, 110.0)
     assert [report.at for report in first] == [105.0, 108.0]
-    # A reply that came quicker shows that the clocks are nearer than they seemed.
-    second = clocks.moved((0, 1), (Report("go", -1, 10.5),), 12.0, 109.0)
+    # A faster reply gives a smaller bound of the offset.
+    second = clocks.to_server_time((0, 1), (Report("go", -1, 10.5),), 12.0, 109.0)
     assert [report.at for report in second] == [108.0]
-    third = clocks.moved((0, 2), (Report("go", -1, 1.0),), 1.0, 120.0)
+    third = clocks.to_server_time((0, 2), (Report("go", -1, 1.0),), 1.0, 120.0)
     assert [report.at for report in third] == [120.0]
 
 
-# The worker process.
+# The client process.
 
 
-def test_a_worker_answers_only_who_knows_the_secret_and_ends_with_its_parent(tmp_path: Path) -> None:
+def test_a_client_process_requires_the_secret_and_ends_with_its_parent(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        order = {"task": "deploying:tiny_task", "config": {"clients.num_clients": 6}, "client": 2, "step_seconds": 0.0}
+        launch = {
+            "task": "helpers.deployments:tiny_task",
+            "config": {"clients.num_clients": 6},
+            "client": 2,
+            "step_seconds": 0.0,
+        }
         code = (
             "import os, json, sys\n"
-            "from defedavg.deploy.client import client_socket as workers\n"
+            "from defedavg.deploy.client import client_socket\n"
             f"os.getppid = lambda: {parent.pid}\n"
-            f"order = json.loads({json.dumps(json.dumps(order))})\n"
-            "key, told, _ = workers.ask(None, 'test', order, 'hello', {}, None)\n"
-            "print(json.dumps([key.path, key.secret.hex(), told]))\n"
+            f"launch = json.loads({json.dumps(json.dumps(launch))})\n"
+            "address, reply, _ = client_socket.request(None, 'test', launch, 'hello', {}, None)\n"
+            "print(json.dumps([address.path, address.secret.hex(), reply]))\n"
         )
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -260,18 +271,16 @@ def test_a_worker_answers_only_who_knows_the_secret_and_ends_with_its_parent(tmp
             cwd=Path(__file__).parents[2],
             timeout=120,
         )
-        path, secret, told = json.loads(done.stdout)
-        assert told["client"] == 2
-        assert Path(path).parent == folder()
+        path, secret, reply = json.loads(done.stdout)
+        assert reply["client"] == 2
+        assert Path(path).parent == socket_path("x").parent
         assert Path(path).stat().st_mode & 0o077 == 0
-        key = Key(path, bytes.fromhex(secret))
-        _, again, _ = ask(key, "test", order, "hello", {}, None)
-        assert again == told
-        with pytest.raises(UserError, match="not known here"):
-            ask(key, "test", order, "dance", {}, None)
-        from defedavg.deploy.client.client_socket import _connect
-
-        assert _connect(Key(path, b"another secret")) is None
+        address = ProcessAddress(path, bytes.fromhex(secret))
+        _, again, _ = request(address, "test", launch, "hello", {}, None)
+        assert again == reply
+        with pytest.raises(UserError, match="unknown kind of message"):
+            request(address, "test", launch, "dance", {}, None)
+        assert connect(ProcessAddress(path, b"another secret")) is None
     finally:
         parent.kill()
         parent.wait()
@@ -279,4 +288,4 @@ def test_a_worker_answers_only_who_knows_the_secret_and_ends_with_its_parent(tmp
     while Path(path).exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert born(parent.pid) is None
+    assert process_start_time(parent.pid) is None

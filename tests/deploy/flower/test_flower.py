@@ -1,4 +1,4 @@
-"""Deployments with real SuperLink and SuperNode processes on loopback; ``make test-deploy`` runs all of them."""
+"""Deployments with real SuperLink and SuperNode processes on this machine; ``make test-deploy`` runs all of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -18,14 +19,14 @@ from defedavg.config.build import build_task, make_executor
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import LOG
 from defedavg.deploy.engine.events import Joined, Left, Refused, Resumed, Trained
-from defedavg.deploy.flower.app_template import defaults, write_app
-from defedavg.deploy.flower.local_deployment import Follower
-from defedavg.deploy.flower.processes import Security
+from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.local_deployment import LogTail
+from defedavg.deploy.flower.processes import TlsFiles
 from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.errors import UserError
 from defedavg.rng import key, uniform
-from helpers.flower_processes import TASK, Deployment, Narrows
+from helpers.flower_processes import TASK, CutProxy, Deployment
 
 deploy = pytest.mark.deploy
 
@@ -39,7 +40,7 @@ def test_three_clients_train_over_flower(tmp_path: Path) -> None:
     assert entry["best_accuracy"] > 0.6
     log, found = run.checked()
     assert len(found.plan.rounds) == 3
-    assert found.measured == (0, 1, 2)
+    assert found.measured_clients == (0, 1, 2)
     assert {path.name for path in run.folder.iterdir()} >= {"config.toml", "metrics.jsonl", "summary.json", "plans"}
     assert log.seconds > 0
 
@@ -56,7 +57,7 @@ def test_six_uneven_clients_learn_digits_with_defedavg_iid(tmp_path: Path) -> No
     assert entry["status"] == "target", entry
     assert entry["final_accuracy"] >= 0.9
     _, found = run.checked()
-    executor = make_executor(run.orders.settings, run.orders.seed, build_task(run.orders.settings, run.orders.seed))
+    executor = make_executor(run.config.settings, run.config.seed, build_task(run.config.settings, run.config.seed))
     weights = executor.versions[0]
     for record in found.plan.rounds:
         weights = executor.apply(record)
@@ -97,30 +98,29 @@ def test_favano_interrupts_over_flower(tmp_path: Path) -> None:
 
 @deploy
 def test_killed_nodes_late_nodes_and_nodes_that_return(tmp_path: Path) -> None:
-    """Three of six are killed at once, one in a job, one in an upload; one joins late, one returns: training goes on.
+    """Kill three of six nodes at once, one in a job, one in an upload; one joins late, one returns: training continues.
 
-    The model is large enough that its upload is seen on its way. When a part of it has reached the SuperLink, and the
-    rest has not, its node is killed.
+    The model is large enough that its upload can be cut: a node is killed when the SuperLink has received a part of it.
     """
     slow = 2.5  # seconds for a step of client 1: its job takes 25
     with Deployment(
         tmp_path, clients=6, deploy__min_clients=5, deploy__job_seconds=30.0, stop__max_rounds=100,
         training__updates_per_round=2,
-    ) as run, contextlib.closing(Narrows(run.cluster.port)) as narrows:  # fmt: skip
+    ) as run, contextlib.closing(CutProxy(run.cluster.port)) as proxy:  # fmt: skip
         text = (run.app / "app" / "task.py").read_text()
         wide = "nn.Sequential(nn.Linear(20, 4000), nn.ReLU(), nn.Linear(4000, width))"
         (run.app / "app" / "task.py").write_text(text.replace("nn.Linear(20, width)", wide))
         run.start_nodes([0, 2, 3])
-        run.cluster.start_node("1", client=1, step_seconds=slow, warm=True)
-        run.cluster.start_node("4", link=narrows.address, client=4, step_seconds=0.02, warm=True)
+        run.cluster.start_supernode("1", client=1, step_seconds=slow, warm=True)
+        run.cluster.start_supernode("4", superlink=proxy.address, client=4, step_seconds=0.02, warm=True)
         run.submit()
-        run.until("an upload of client 4 is half done", narrows.stuck.is_set)
-        run.until("client 1 is in its job", lambda: run.works(1))
+        run.until("an upload of client 4 is half done", proxy.stuck.is_set)
+        run.until("client 1 is in its job", lambda: run.has_job(1))
         assert not [line for line in run.seen("trained") if line["client"] in (1, 4)]
         for name in ("1", "3", "4"):
-            run.cluster.kill_node(name)
-        assert narrows.passed > 0
-        assert narrows.held > 0
+            run.cluster.kill_supernode(name)
+        assert proxy.passed > 0
+        assert proxy.held > 0
         before = run.version()
         run.until("merges after three were killed", lambda: run.version() >= before + 2)
         run.start_nodes([5, 3])
@@ -137,9 +137,9 @@ def test_killed_nodes_late_nodes_and_nodes_that_return(tmp_path: Path) -> None:
 
 @deploy
 def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
-    """SIGKILL of the ServerApp and of the SuperLink, five in all; the run reaches its last round all the same.
+    """Kill the ServerApp and the SuperLink five times in total; the run still reaches its last round.
 
-    Every kill hits a server at work: one that has taken the run up since the last kill, has merged, and is not done.
+    Every kill hits a working server: one that has resumed the run since the last kill, has merged, and is not done.
     """
     kills = 5
     with Deployment(tmp_path, clients=3, stop__max_rounds=12, stop__max_seconds=600.0) as run:
@@ -151,15 +151,15 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Pa
             time.sleep(2.0 * uniform(key(7, "crash", number)))
             assert run.cluster.pids("flwr-serverapp")
             if number % 2:
-                assert run.cluster.link is not None
-                run.cluster.link.kill()
-                run.cluster.link.wait()
+                assert run.cluster.superlink is not None
+                run.cluster.superlink.kill()
+                run.cluster.superlink.wait()
             _end(run, "flwr-serverapp")
             run.read()
-            assert not run.seen("done"), "the run was over before it was killed"
+            assert not run.seen("done"), "the run ended before the server was killed"
             assert len(run.seen("resumed")) == begun
             if number % 2:
-                run.cluster.start_link()
+                run.cluster.start_superlink()
             run.submit(resume=True)
             run.until("the server is back", lambda begun=begun: len(run.seen("resumed")) > begun)  # type: ignore[misc]
         entry = run.finish()
@@ -171,7 +171,7 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Pa
 
 
 def _end(run: Deployment, word: str) -> None:
-    """SIGKILL every process of a name; Flower may be starting another one at this moment."""
+    """Kill every process with a name, including those that Flower starts meanwhile."""
     deadline = time.monotonic() + 30.0
     while pids := run.cluster.pids(word):
         for pid in pids:
@@ -182,24 +182,26 @@ def _end(run: Deployment, word: str) -> None:
 
 
 @deploy
-def test_tls_with_authenticated_nodes_and_nobody_else(tmp_path: Path) -> None:
+def test_tls_admits_authenticated_nodes_only(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 3, ("127.0.0.1",))
     make_keys(tmp_path / "others", 1, ("127.0.0.1",))
     keys = tmp_path / "keys"
-    security = Security(keys / "ca.crt", keys / "server.crt", keys / "server.key")
+    tls = TlsFiles(keys / "ca.crt", keys / "server.crt", keys / "server.key")
     with Deployment(
-        tmp_path, security=security, clients=4, deploy__min_clients=2, stop__max_rounds=2, training__updates_per_round=2
+        tmp_path, tls=tls, clients=4, deploy__min_clients=2, stop__max_rounds=2, training__updates_per_round=2
     ) as run:
         for client in range(2):
             done = run.cluster.flwr("supernode", "register", str(keys / f"client-{client}.pub"), "local")
             assert done.returncode == 0, done.stdout + done.stderr
-            run.cluster.start_node(str(client), key=keys / f"client-{client}.key", client=client, warm=True)
-        run.cluster.start_node(
+            run.cluster.start_supernode(str(client), key=keys / f"client-{client}.key", client=client, warm=True)
+        run.cluster.start_supernode(
             "unknown", key=keys / "client-2.key", client=2, warm=True
-        )  # a key that nobody registered
-        run.cluster.start_node("keyless", client=2, warm=True)
-        wrong = tmp_path / "others" / "ca.crt"  # it does not believe the server's certificate
-        run.cluster.start_node("deceived", key=keys / "client-1.key", ca=wrong, client=3, warm=True)
+        )  # its key is not registered
+        run.cluster.start_supernode("keyless", client=2, warm=True)
+        wrong = (
+            tmp_path / "others" / "ca.crt"
+        )  # the CA of another deployment, which did not sign the server's certificate
+        run.cluster.start_supernode("deceived", key=keys / "client-1.key", ca=wrong, client=3, warm=True)
         run.submit()
         entry = run.finish()
     assert entry["status"] == "max_rounds"
@@ -209,30 +211,30 @@ def test_tls_with_authenticated_nodes_and_nobody_else(tmp_path: Path) -> None:
 
 
 @deploy
-def test_clients_that_do_not_come_or_do_not_fit_end_in_one_line(tmp_path: Path) -> None:
+def test_missing_clients_and_wrong_models_yield_one_line(tmp_path: Path) -> None:
     with Deployment(tmp_path, clients=3, deploy__wait_seconds=25.0) as run:
         text = (run.app / "app" / "task.py").read_text()
         (run.app / "app" / "task.py").write_text(text.replace("width = 2", "width = 3 if client == 1 else 2"))
         run.start_nodes([0, 1])
         run.submit()
         with pytest.raises(
-            UserError, match=r"1 of the 3 clients expected came within 25 s \(client 1: its model differs"
+            UserError, match=r"1 of the 3 clients expected connected within 25 s \(client 1: its model differs"
         ):
             run.finish()
 
 
-LIARS = '''"""Clients 1, 2 and 3 lie: values that are no numbers, another shape, an old version."""
+BAD_CLIENTS = '''"""Clients 1, 2 and 3 send bad updates: NaN, another shape, a wrong job."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 
-from defedavg.deploy.flower.client_app import client_number, handle
+from defedavg.deploy.flower.client_entry import client_number, handle
 
 app = ClientApp()
 
 
-def lie(message, context):
+def answer(message, context):
     reply = handle("app.task:make", message, context)
     client = client_number(context)
     if "update" not in reply.content:
@@ -247,15 +249,15 @@ def lie(message, context):
     return reply
 
 
-app.query()(lie)
-app.train()(lie)
+app.query()(answer)
+app.train()(answer)
 '''
 
 
 @deploy
-def test_liars_are_refused_and_quarantined_while_the_others_train(tmp_path: Path) -> None:
+def test_bad_clients_are_quarantined_while_the_others_train(tmp_path: Path) -> None:
     with Deployment(tmp_path, clients=4, stop__max_rounds=100) as run:
-        (run.app / "app" / "client.py").write_text(LIARS)
+        (run.app / "app" / "client.py").write_text(BAD_CLIENTS)
         run.start_nodes()
         run.submit()
         run.until("the quarantine of three", lambda: len(run.seen("quarantined")) == 3)
@@ -277,32 +279,32 @@ def _command(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @deploy
-def test_ctrl_c_ends_a_local_deployment_and_resume_goes_on(tmp_path: Path) -> None:
-    """The commands as a user gives them: an app of one's own, Ctrl-C in the middle, --resume to the end, a report."""
-    flat = {**defaults(clients=2), "training.local_steps": 10, "training.updates_per_round": 1}
+def test_ctrl_c_ends_a_local_deployment_and_resume_continues_it(tmp_path: Path) -> None:
+    """Run the commands as a user does: an app with an own task, Ctrl-C, --resume to the end, a report."""
+    flat = {**default_settings(clients=2), "training.local_steps": 10, "training.updates_per_round": 1}
     write_app(tmp_path / "own", flat)
     (tmp_path / "own" / "own" / "task.py").write_text(TASK)
     folder = tmp_path / "runs" / "deployment"
     rounds = 6
     first = _command(tmp_path, "deploy", "local", "--app", "own", "--set", f"stop.max_rounds={rounds}")
-    follower, version = Follower(folder), 0
+    tail, version = LogTail(folder), 0
     deadline = time.monotonic() + 150.0
     while version < 2:
-        version = max([version, *(line["version"] for line in follower.lines() if line.get("note") == "merge")])
+        version = max([version, *(line["version"] for line in tail.lines() if line.get("note") == "merge")])
         assert first.poll() is None, first.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
     first.send_signal(signal.SIGINT)
-    _, said = first.communicate(timeout=60)
+    _, stderr = first.communicate(timeout=60)
     assert first.returncode == 130
-    assert "defedavg deploy local --name deployment --resume" in said
+    assert "defedavg deploy local --name deployment --resume" in stderr
     assert _started_in(folder) == []
     assert len(logs.read(folder / LOG).notes("merge")) < rounds
 
     second = _command(tmp_path, "deploy", "local", "--resume", "--json")
-    told, said = second.communicate(timeout=180)
-    assert second.returncode == 0, said
-    [entry] = json.loads(told)
+    stdout, stderr = second.communicate(timeout=180)
+    assert second.returncode == 0, stderr
+    [entry] = json.loads(stdout)
     assert (entry["status"], entry["rounds"]) == ("max_rounds", rounds)
     assert _started_in(folder) == []
     log = logs.read(folder / LOG)
@@ -312,16 +314,16 @@ def test_ctrl_c_ends_a_local_deployment_and_resume_goes_on(tmp_path: Path) -> No
     assert sum(isinstance(event, Resumed) for event in log.events) == 1
     for words in (("report", "runs/deployment"), ("runs", "remove", "deployment", "--yes")):
         done = _command(tmp_path, *words)
-        told, said = done.communicate(timeout=60)
-        assert done.returncode == 0, said
+        stdout, stderr = done.communicate(timeout=60)
+        assert done.returncode == 0, stderr
     assert not folder.exists()
 
 
 def _started_in(folder: Path) -> list[str]:
-    """The processes that a deployment in this folder has left."""
-    home, found = f"FLWR_HOME={folder / 'flower'}".encode(), []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if home in (entry / "environ").read_bytes().split(b"\0"):
-                found.append((entry / "cmdline").read_text())
+    """Return the command lines of all processes that a deployment in this folder has left."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get("FLWR_HOME") == str(folder / "flower"):
+                found.append(" ".join(process.cmdline()))
     return found

@@ -1,4 +1,4 @@
-"""Replies over Flower's Grid: one that is still being uploaded keeps nobody else's waiting."""
+"""Replies over Flower's Grid: one that is still being uploaded does not delay the others."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from defedavg.deploy.flower.server_app import FlowerTransport
-from defedavg.deploy.flower.server_app import server_app as flower
+from defedavg.deploy.flower import grid_transport
+from defedavg.deploy.flower.grid_transport import GridTransport
 from defedavg.deploy.transport import Reply
 
 
 def answer(name: str, error: int | None = None) -> Any:
-    """A reply to the message of that name, as far as it is looked at; only Flower's processes can make Flower's own."""
+    """Return a stand-in for the reply to a message; only Flower's own processes can make a real one."""
     return SimpleNamespace(
         metadata=SimpleNamespace(reply_to_message_id=name),
         has_error=lambda: error is not None,
@@ -26,10 +26,10 @@ def answer(name: str, error: int | None = None) -> Any:
     )
 
 
-class Link:
-    """A Grid on which ``ready`` are whole, and ``half`` are being uploaded until ``whole`` is set.
+class FakeGrid:
+    """A Grid on which ``ready`` replies are complete, and ``half`` are being uploaded until ``whole`` is set.
 
-    As Flower's does, it hands out a reply once, and says of one that was handed out that there is none.
+    Like Flower's Grid, it returns a reply once, and an error for one that it has already returned.
     """
 
     def __init__(self) -> None:
@@ -42,20 +42,20 @@ class Link:
     def pull_messages(self, ids: Iterable[str]) -> list[Any]:
         if self.broken is not None:
             raise self.broken
-        asked = set(ids)
-        gone = asked & self.given
-        found = (asked & (self.ready | self.half)) - self.given
+        requested = set(ids)
+        gone = requested & self.given
+        found = (requested & (self.ready | self.half)) - self.given
         self.given |= found
         if found & self.half:
             assert self.whole.wait(60)
         return [*(answer(name) for name in sorted(found)), *(answer(name, 3) for name in sorted(gone))]
 
 
-@pytest.fixture(params=[1, 8], ids=["one question", "eight questions"])
-def link(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Link:
-    monkeypatch.setattr(flower, "PULL_SECONDS", 0.05)
-    monkeypatch.setattr(flower, "QUESTIONS", request.param)
-    return Link()
+@pytest.fixture(params=[1, 8], ids=["one pull", "eight pulls"])
+def grid(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> FakeGrid:
+    monkeypatch.setattr(grid_transport, "PULL_SECONDS", 0.05)
+    monkeypatch.setattr(grid_transport, "MAX_PULLS", request.param)
+    return FakeGrid()
 
 
 def names(replies: list[Reply]) -> list[str]:
@@ -63,65 +63,63 @@ def names(replies: list[Reply]) -> list[str]:
     return [reply.to for reply in replies]
 
 
-def until_some(port: FlowerTransport, ids: list[str]) -> list[Reply]:
+def until_some(transport: GridTransport, ids: list[str]) -> list[Reply]:
     deadline = time.monotonic() + 60
-    while not (found := port.pull(ids)):
+    while not (found := transport.pull(ids)):
         assert time.monotonic() < deadline
     return found
 
 
-def port_over(link: Any) -> FlowerTransport:
-    return FlowerTransport(link)
+def transport_over(grid: Any) -> GridTransport:
+    return GridTransport(grid)
 
 
-def test_an_upload_that_hangs_keeps_no_other_reply_waiting(link: Link) -> None:
-    port = port_over(link)
-    link.ready, link.half = {"b"}, {"a"}
-    assert port.pull(["a", "c", "d"]) == []  # a has begun to come
-    link.ready |= {"c"}
-    assert names(until_some(port, ["a", "c", "d"])) == ["c"]
-    link.ready |= {"d"}
-    assert names(until_some(port, ["a", "d"])) == ["d"]
-    link.whole.set()
-    assert names(until_some(port, ["a"])) == ["a"]
+def test_an_upload_that_hangs_does_not_delay_other_replies(grid: FakeGrid) -> None:
+    transport = transport_over(grid)
+    grid.ready, grid.half = {"b"}, {"a"}
+    assert transport.pull(["a", "c", "d"]) == []  # the upload of a has begun
+    grid.ready |= {"c"}
+    assert names(until_some(transport, ["a", "c", "d"])) == ["c"]
+    grid.ready |= {"d"}
+    assert names(until_some(transport, ["a", "d"])) == ["d"]
+    grid.whole.set()
+    assert names(until_some(transport, ["a"])) == ["a"]
 
 
-def test_a_reply_that_is_being_fetched_is_not_taken_for_lost(link: Link) -> None:
-    port = port_over(link)
-    link.half = {"a"}
+def test_a_reply_that_is_being_pulled_does_not_count_as_lost(grid: FakeGrid) -> None:
+    transport = transport_over(grid)
+    grid.half = {"a"}
     for _ in range(3):
-        assert port.pull(["a"]) == []  # the link says that there is none: the first question has it
-    link.whole.set()
-    assert names(until_some(port, ["a"])) == ["a"]
-    [lost] = until_some(port, ["a"])  # now it is believed
+        assert transport.pull(["a"]) == []  # the Grid returns an error: the first pull has the reply
+    grid.whole.set()
+    assert names(until_some(transport, ["a"])) == ["a"]
+    [lost] = until_some(transport, ["a"])  # now the error counts
     assert lost.error is not None
     assert not lost.failed
 
 
-def test_replies_that_come_together_with_half_a_one_are_not_kept_waiting(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flower, "QUESTIONS", 8)
-    port = port_over(link)
-    link.ready, link.half = {"b", "c"}, {"a"}
-    assert sorted(names(until_some(port, ["a", "b", "c"]))) == ["b", "c"]
-    link.whole.set()
-    assert names(until_some(port, ["a"])) == ["a"]
+def test_complete_replies_are_not_delayed_by_an_incomplete_one(grid: FakeGrid, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_transport, "MAX_PULLS", 8)
+    transport = transport_over(grid)
+    grid.ready, grid.half = {"b", "c"}, {"a"}
+    assert sorted(names(until_some(transport, ["a", "b", "c"]))) == ["b", "c"]
+    grid.whole.set()
+    assert names(until_some(transport, ["a"])) == ["a"]
 
 
-def test_questions_that_hang_are_not_many(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower, "MOST_LATE", 3)
+def test_the_number_of_pending_pulls_is_limited(grid: FakeGrid, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_transport, "MAX_PENDING_PULLS", 3)
     before = threading.active_count()
-    port = port_over(link)
-    link.half = set("abcdefgh")
-    for name in sorted(link.half):
-        assert port.pull([name]) == []
+    transport = transport_over(grid)
+    grid.half = set("abcdefgh")
+    for name in sorted(grid.half):
+        assert transport.pull([name]) == []
     assert threading.active_count() <= before + 3
-    link.whole.set()
-    assert set(names(until_some(port, ["z"]))) <= {"a", "b", "c"}
+    grid.whole.set()
+    assert set(names(until_some(transport, ["z"]))) <= {"a", "b", "c"}
 
 
-def test_what_goes_wrong_in_a_question_is_told(link: Link) -> None:
-    link.broken = ConnectionError("the SuperLink is gone")
+def test_an_error_of_a_pull_is_raised(grid: FakeGrid) -> None:
+    grid.broken = ConnectionError("the SuperLink is gone")
     with pytest.raises(ConnectionError, match="gone"):
-        port_over(link).pull(["a"])
+        transport_over(grid).pull(["a"])

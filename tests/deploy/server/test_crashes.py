@@ -1,4 +1,4 @@
-"""Servers that crash: a deployment that is taken up again loses nothing and merges nothing twice."""
+"""Servers that crash: a resumed deployment loses no update and merges none twice."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import LOG
 from defedavg.deploy.replay import replay
@@ -19,47 +20,51 @@ from helpers.deployments import FLAT, PLAIN, World, agrees, checked, tiny_task
 pytestmark = pytest.mark.usefixtures("worlds")
 
 
-class Crash(Exception):
-    """The server is lost here."""
+class CrashError(Exception):
+    """The server crashes here."""
 
 
 @pytest.mark.parametrize("changes", PLAIN[:4] + PLAIN[5:], ids=lambda c: "-".join(map(str, c.values())))
 @pytest.mark.parametrize("every", [23, 30, 41])
-def test_a_server_that_is_lost_in_the_middle_of_writing_goes_on(
+def test_a_server_that_crashes_while_writing_is_resumed(
     changes: dict[str, Any], every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every so many writes the server is lost: before the file is there, or just after."""
+    """The server crashes at regular counts of writes, alternately before and after the file is written."""
     count = 0
-    real: dict[str, Any] = {"write": logs.LogFile._write, "version": Session._keep, "update": Session.save_update}
+    real: dict[str, Any] = {
+        "write": logs.EventLogWriter._write,
+        "version": Session._save,
+        "update": Session.save_update,
+    }
 
     def failing(name: str) -> Any:
         def call(self: Any, *args: Any, **words: Any) -> None:
             nonlocal count
             count += 1
             if count % (2 * every) == 0:
-                raise Crash
+                raise CrashError
             real[name](self, *args, **words)
             if count % (2 * every) == every:
-                raise Crash
+                raise CrashError
 
         return call
 
     world = World(tmp_path / "run", **changes)
-    monkeypatch.setattr(logs.LogFile, "_write", failing("write"))
-    monkeypatch.setattr(Session, "_keep", failing("version"))
+    monkeypatch.setattr(logs.EventLogWriter, "_write", failing("write"))
+    monkeypatch.setattr(Session, "_save", failing("version"))
     monkeypatch.setattr(Session, "save_update", failing("update"))
     crashes = 0
-    lost = False
+    crashed = False
     while world.session.progress.status is Status.RUNNING:
         assert crashes < 500
         try:
-            if lost:
+            if crashed:
                 world.crash()
-                lost = False
+                crashed = False
             world.until(lambda: world.session.progress.status is not Status.RUNNING)
-        except Crash:
+        except CrashError:
             crashes += 1
-            lost = True
+            crashed = True
     monkeypatch.undo()
     assert crashes >= 2
     _, found = checked(world)
@@ -67,7 +72,7 @@ def test_a_server_that_is_lost_in_the_middle_of_writing_goes_on(
     agrees(world, found)
 
 
-def test_what_was_measured_before_a_crash_is_kept(tmp_path: Path) -> None:
+def test_evaluations_before_a_crash_are_kept(tmp_path: Path) -> None:
     world = World(tmp_path / "run")
     world.until(lambda: world.session.engine.server.version >= 4)
     before = list(world.session.progress.evaluations)
@@ -79,7 +84,7 @@ def test_what_was_measured_before_a_crash_is_kept(tmp_path: Path) -> None:
     assert [e.round for e in world.session.progress.evaluations] == list(range(9))
 
 
-def test_a_torn_last_line_is_cut_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_removed_and_the_run_resumes(tmp_path: Path) -> None:
     world = World(tmp_path / "run")
     world.until(lambda: world.session.engine.server.version >= 2)
     with (tmp_path / "run" / LOG).open("ab") as out:
@@ -95,24 +100,60 @@ def test_a_log_or_state_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run" / LOG
     text = path.read_text()
     rows = text.splitlines(keepends=True)
-    place = next(i for i, row in enumerate(rows) if '"trained"' in row)
-    path.write_text("".join(rows[:place] + rows[place + 1 :]))
+    position = next(i for i, row in enumerate(rows) if '"trained"' in row)
+    path.write_text("".join(rows[:position] + rows[position + 1 :]))
     with pytest.raises(UserError):
         replay(logs.read(path))
-    path.write_text("".join(rows[:place]))
+    path.write_text("".join(rows[:position]))
     with pytest.raises(UserError, match="shorter than its state"):
         world.crash()
     path.write_text(text)
     state = tmp_path / "run" / "state" / "state.json"
     found = json.loads(state.read_text())
-    found["machine"] = []
-    state.write_text(json.dumps(found))
-    with pytest.raises(UserError, match="does not lead to the state"):
-        world.crash()
+    foreign = ServerMachine.state(ALGORITHMS["asysg"](Setup(6, 3, 4)))
+    wrong: Any
+    for wrong in ([], None, foreign, {**found["server_state"], "version": 1}, {**found["server_state"], "format": 2}):
+        state.write_text(json.dumps({**found, "server_state": wrong}))
+        with pytest.raises(UserError, match="does not lead to the state"):
+            world.crash()
+    for text in ("[]", json.dumps({**found, "lines": "many"})):
+        state.write_text(text)
+        with pytest.raises(UserError, match="is not the state of a server"):
+            world.crash()
     state.unlink()
     next((tmp_path / "run" / "state").glob("version-*")).write_bytes(b"not a tensor")
     with pytest.raises(UserError, match="damaged"):
         world.crash()
+
+
+@pytest.mark.parametrize("changes", PLAIN, ids=lambda c: "-".join(map(str, c.values())))
+def test_the_saved_server_state_restores_a_machine_that_decides_the_same(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    world = World(tmp_path / "run", **changes)
+    world.until(lambda: world.session.engine.server.version >= 3)
+    saved = json.loads((tmp_path / "run" / "state" / "state.json").read_text())["server_state"]
+    machine = ALGORITHMS[changes["algorithm"]](
+        world.session.engine.server.setup, world.config.settings.algorithm_settings
+    )
+    machine.restore(saved)
+    assert machine.state() == saved
+    assert machine.version == 3
+
+
+def test_a_state_of_an_earlier_version_is_accepted_with_one_line(tmp_path: Path) -> None:
+    world = World(tmp_path / "run")
+    world.until(lambda: world.session.engine.server.version >= 3)
+    path = tmp_path / "run" / "state" / "state.json"
+    state = json.loads(path.read_text())
+    del state["server_state"]
+    path.write_text(json.dumps({**state, "machine": [["version", 3]]}))
+    world.log_lines.clear()
+    world.crash()
+    assert ["earlier version" in line for line in world.log_lines] == [True]
+    world.until(lambda: world.session.progress.status is not Status.RUNNING)
+    checked(world)
+    assert "server_state" in json.loads(path.read_text())
 
 
 def test_a_finished_run_and_other_settings_are_not_resumed(tmp_path: Path) -> None:
@@ -120,7 +161,7 @@ def test_a_finished_run_and_other_settings_are_not_resumed(tmp_path: Path) -> No
     world.until(lambda: world.session.engine.server.version >= 1)
     other = World(tmp_path / "other", training__local_lr=0.2)
     with pytest.raises(UserError, match="other settings"):
-        Session.resume(other.orders, other.flat, tiny_task(FLAT, None), tmp_path / "run")
+        Session.resume(other.config, other.flat, tiny_task(FLAT, None), tmp_path / "run")
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
     world.session.note("done", status="max_rounds")
     with pytest.raises(UserError, match="is finished"):

@@ -1,1 +1,1 @@
-"""The client process of a deployment."""
+"""The client's side of a deployment."""

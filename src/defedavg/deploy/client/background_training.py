@@ -1,7 +1,7 @@
-"""A client that trains on between messages: the client machine, with a thread that does its jobs.
+"""Training between messages: the machine of one client, and a thread that trains its jobs.
 
-Buffers are the machine's: one version to start from, one finished update. ``exchange`` is one message: it may bring a
-newer version, may ask for the update, and tells all that the machine has seen since the last time.
+The machine has two buffers: one version to start from, and one finished update. ``exchange`` handles one message, which
+may bring a newer version or request the update, and returns all events of the machine since the last message.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ from ..transport import Vector
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
-    """A job: what to train, how, and from which weights."""
+class LocalJob:
+    """A job: which update to compute, with which local training, from which weights."""
 
     update: Update
-    recipe: LocalTraining
+    training: LocalTraining
     weights: Vector
 
 
-CarryOut = Callable[[Work, Callable[[int], bool]], tuple[Vector, int, float]]
-MakeWork = Callable[[Mapping[str, Any], int, int, Vector], Work]
+ShouldContinue = Callable[[int], bool]
+"""Step -> whether the job continues with it."""
+
+TrainJob = Callable[[LocalJob, ShouldContinue], tuple[Vector, int, float]]
+"""Train a job; return its update, the steps done and the seconds used."""
+
+MakeJob = Callable[[Mapping[str, Any], int, int, Vector], LocalJob]
+"""(fields of the message, index, version, weights) -> the job."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,51 +44,47 @@ class _FinishedJob:
     seconds: float
 
 
-class Background:
+class BackgroundTrainer:
     """The machine of one client and the thread that trains for it."""
 
-    def __init__(self, client: int, policy: ClientPolicy, carry_out: CarryOut) -> None:
+    def __init__(self, client: int, policy: ClientPolicy, train_job: TrainJob) -> None:
         self._client, self._policy = client, policy
-        self._carry_out = carry_out
+        self._train_job = train_job
         self._changed = threading.Condition()
         self._epoch = -1
         self._error: Exception | None = None
-        self._forget(0, -1)
-        self._begin()
+        self._reset(0, -1)
+        self._start_thread()
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         self._error = None
         threading.Thread(target=self._run, daemon=True).start()
 
-    def _forget(self, jobs: int, trained: int) -> None:
-        """Begin anew: buffers empty, and nothing of what runs now will count."""
+    def _reset(self, jobs: int, trained: int) -> None:
+        """Empty all buffers; the result of a running job will be ignored."""
         self._machine = ClientMachine(self._client, self._policy)
         self._machine.jobs, self._machine.trained = jobs, trained
-        self._model: tuple[int, Vector, Callable[[int], Work]] | None = None
-        self._queue: list[Work] = []
+        self._model: tuple[int, Callable[[int], LocalJob]] | None = None
+        self._queue: list[LocalJob] = []
         self._stopped: set[int] = set()
         self._done: dict[int, _FinishedJob] = {}
         self._sending: int | None = None
         self._reports: list[tuple[str, int, float]] = []
 
     def exchange(
-        self, fields: Mapping[str, Any], weights: Vector | None, make: MakeWork
+        self, fields: Mapping[str, Any], weights: Vector | None, make_job: MakeJob
     ) -> tuple[dict[str, Any], Vector | None]:
-        """One message: what is told, and the update, if there is one and it was asked for."""
+        """Handle one message; return the fields of the reply, and the update if it was requested and is ready."""
         wanted, version = bool(fields["wanted"]), int(fields["version"])
         with self._changed:
-            if int(fields["epoch"]) != self._epoch:
-                self._epoch = int(fields["epoch"])
-                self._forget(int(fields["jobs"]), int(fields["trained"]))
-                if self._error is not None:  # its thread ended with it
-                    self._begin()
+            self._enter_epoch(fields)
             if weights is not None and self._machine.model(version):
                 self._report("model", version)
-                self._model = (version, weights, lambda index: make(fields, index, version, weights))
+                self._model = (version, lambda index: make_job(fields, index, version, weights))
             if wanted and self._sending is None:
                 actions = self._machine.request()
                 self._report("request")
-                self._act(actions)
+                self._apply(actions)
             self._go()
             epoch = self._epoch
             if wanted:
@@ -91,28 +93,36 @@ class Background:
                 )
             if self._error is not None:
                 raise self._error
-            return self._told()
+            return self._reply()
+
+    def _enter_epoch(self, fields: Mapping[str, Any]) -> None:
+        """Discard everything if the server has started a new epoch."""
+        if int(fields["epoch"]) != self._epoch:
+            self._epoch = int(fields["epoch"])
+            self._reset(int(fields["jobs"]), int(fields["trained"]))
+            if self._error is not None:  # the error has ended the thread
+                self._start_thread()
 
     @property
     def _ready(self) -> bool:
         return self._sending is not None and self._sending in self._done
 
-    def _told(self) -> tuple[dict[str, Any], Vector | None]:
-        told: dict[str, Any] = {"seconds": 0.0, "update": False}
+    def _reply(self) -> tuple[dict[str, Any], Vector | None]:
+        fields: dict[str, Any] = {"seconds": 0.0, "update": False}
         update: Vector | None = None
         if self._ready:
             assert self._sending is not None
             done = self._done.pop(self._sending)
             self._sending = None
-            told |= {"update": True, "index": done.update.index, "version": done.update.version}
-            told |= {"steps": done.update.steps, "seconds": done.seconds}
+            fields |= {"update": True, "index": done.update.index, "version": done.update.version}
+            fields |= {"steps": done.update.steps, "seconds": done.seconds}
             update = done.delta if done.update.steps else None
-        if self._sending is None:  # otherwise its upload would be told before it is here
-            told["reports"], self._reports = json.dumps(self._reports), []
+        if self._sending is None:  # otherwise the reports would contain an upload whose update is not ready
+            fields["reports"], self._reports = json.dumps(self._reports), []
         else:
-            told["reports"] = "[]"
-        told["clock"] = time.monotonic()
-        return told, update
+            fields["reports"] = "[]"
+        fields["clock"] = time.monotonic()
+        return fields, update
 
     def _report(self, kind: str, version: int = -1) -> None:
         self._reports.append((kind, version, time.monotonic()))
@@ -121,15 +131,15 @@ class Background:
         actions = self._machine.go()
         if actions:
             self._report("go")
-            self._act(actions)
+            self._apply(actions)
 
-    def _act(self, actions: tuple[ClientAction, ...]) -> None:
+    def _apply(self, actions: tuple[ClientAction, ...]) -> None:
         for action in actions:
             if isinstance(action, Start):
                 assert self._model is not None
-                version, _, make = self._model
+                version, make_job = self._model
                 assert version == action.version
-                self._queue.append(make(action.index))
+                self._queue.append(make_job(action.index))
             elif isinstance(action, Upload):
                 self._sending = action.index
                 if action.index not in self._done:
@@ -142,31 +152,31 @@ class Background:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._queue))
-                work, epoch = self._queue.pop(0), self._epoch
-            index = work.update.index
+                job, epoch = self._queue.pop(0), self._epoch
+            index = job.update.index
 
-            def goes_on(step: int, epoch: int = epoch, index: int = index) -> bool:
+            def should_continue(step: int, epoch: int = epoch, index: int = index) -> bool:  # noqa: ARG001 (signature)
                 return self._epoch == epoch and index not in self._stopped
 
             try:
-                delta, steps, seconds = self._carry_out(work, goes_on)
-            except Exception as error:  # told to the next who asks: a thread has nobody to tell
+                delta, steps, seconds = self._train_job(job, should_continue)
+            except Exception as error:  # the next exchange raises it: a thread cannot report it
                 with self._changed:
                     self._error = error
                     self._changed.notify_all()
                 return
             with self._changed:
                 if self._epoch == epoch:
-                    self._finished(work, delta, steps, seconds)
+                    self._finish(job.update, delta, steps, seconds)
 
-    def _finished(self, work: Work, delta: Vector, steps: int, seconds: float) -> None:
-        index, asked = work.update.index, work.update
+    def _finish(self, asked: Update, delta: Vector, steps: int, seconds: float) -> None:
+        index = asked.index
         self._done[index] = _FinishedJob(Update(asked.client, index, asked.version, steps), delta, seconds)
         if index in self._stopped:
             self._stopped.remove(index)
         else:
             actions = self._machine.ended()
             self._report("ended")
-            self._act(actions)
+            self._apply(actions)
             self._go()
         self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""The process that keeps a client's desk between messages: its data, its model, and its background training.
+"""The process that keeps a client's state between messages: its data, its model and its background training.
 
-It ends with the process whose number it was given, when its node has started another one (for another run), and when
-nobody has asked for a while: a run that is over, or whose server is gone, leaves nothing behind.
+It ends when its parent process ends, when its node has started another client process (for another run), and when no
+message has arrived for a while. A run that is over, or whose server has crashed, therefore leaves no process behind.
 """
 
 from __future__ import annotations
@@ -14,50 +14,56 @@ import time
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .client_socket import born, receive, send
+from ...errors import first_line
+from ..transport import Vector
+from .client_socket import is_running, receive, send
+
+if TYPE_CHECKING:
+    from .handler import ClientHandler
 
 LINGER_SECONDS = 600.0
 
 
 class ClientProcess:
-    """Serves one client until its node ends."""
+    """Answers messages to one client over a socket until it is no longer needed."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self._told = told
-        self._path = Path(told["path"])
-        self._desk: Any = None
-        self._used = time.monotonic()
+    def __init__(self, launch: dict[str, Any]) -> None:
+        self._launch = launch
+        self._path = Path(launch["path"])
+        self._newest = Path(launch["newest"])
+        self._handler: ClientHandler | None = None
+        self._last_used = time.monotonic()
         self._busy = threading.Lock()
 
     def run(self) -> None:
-        """Listen; never returns."""
+        """Accept connections; never return."""
         os.umask(0o077)
-        listener = Listener(str(self._path), "AF_UNIX", authkey=bytes.fromhex(self._told["secret"]))
-        threading.Thread(target=self._watch, daemon=True).start()
+        listener = Listener(str(self._path), "AF_UNIX", authkey=bytes.fromhex(self._launch["secret"]))
+        threading.Thread(target=self._exit_when_unneeded, daemon=True).start()
         while True:
             try:
                 connection = listener.accept()
             except (AuthenticationError, EOFError, OSError):
-                continue  # not one of ours
+                continue  # the other side does not know the secret
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _watch(self) -> None:
-        while self._needed():
+    def _exit_when_unneeded(self) -> None:
+        while self._is_needed():
             time.sleep(0.5)
         self._path.unlink(missing_ok=True)
         if self._is_newest():
-            Path(self._told["newest"]).unlink(missing_ok=True)
+            self._newest.unlink(missing_ok=True)
         os._exit(0)
 
-    def _needed(self) -> bool:
-        parent_lives = born(self._told["parent"]) == self._told["born"]
-        return parent_lives and self._is_newest() and time.monotonic() - self._used < LINGER_SECONDS
+    def _is_needed(self) -> bool:
+        parent_runs = is_running(self._launch["parent"], self._launch["parent_started"])
+        return parent_runs and self._is_newest() and time.monotonic() - self._last_used < LINGER_SECONDS
 
     def _is_newest(self) -> bool:
         try:
-            return Path(self._told["newest"]).read_text() == str(self._path)
+            return self._newest.read_text() == str(self._path)
         except OSError:
             return False
 
@@ -66,33 +72,31 @@ class ClientProcess:
             try:
                 head, weights = receive(connection)
                 with self._busy:
-                    self._used = time.monotonic()
+                    self._last_used = time.monotonic()
                     answer = self._answer(head, weights)
-                    self._used = time.monotonic()
+                    self._last_used = time.monotonic()
                 send(connection, *answer)
             except (EOFError, OSError, ValueError, KeyError):
-                return  # it went away, or spoke nonsense
+                return  # the other side disconnected or sent an invalid message
 
-    def _answer(self, head: dict[str, Any], weights: Any) -> tuple[dict[str, Any], Any]:
-        from ...errors import first_line
-
+    def _answer(self, head: dict[str, Any], weights: Vector | None) -> tuple[dict[str, Any], Vector | None]:
         try:
-            found = self._own_desk().answer(head["kind"], head["fields"], weights)
-        except Exception as error:  # whatever a user's task raises is told to the server
+            answer = self._get_handler().answer(head["kind"], head["fields"], weights)
+        except Exception as error:  # the server receives any error of a user's task
             return {"error": f"{type(error).__name__}: {first_line(error)}"}, None
-        return {"fields": found.fields}, found.update
+        return {"fields": answer.fields}, answer.update
 
-    def _own_desk(self) -> Any:
-        if self._desk is None:
-            import torch
+    def _get_handler(self) -> ClientHandler:
+        if self._handler is None:
+            import torch  # imported late: the socket must listen before PyTorch is loaded
 
             from .handler import ClientHandler, find_task
 
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
-            told = self._told
-            make = find_task(told["task"])
-            self._desk = ClientHandler(make, told["config"], int(told["client"]), float(told["step_seconds"]))
-        return self._desk
+            launch = self._launch
+            make = find_task(launch["task"])
+            self._handler = ClientHandler(make, launch["config"], int(launch["client"]), float(launch["step_seconds"]))
+        return self._handler
 
 
 if __name__ == "__main__":

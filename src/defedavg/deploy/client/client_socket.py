@@ -1,6 +1,6 @@
-"""The way from a ClientApp to its worker: a Unix socket in a folder of the user's own, a secret, and bytes.
+"""The connection from a ClientApp to its client process: a Unix socket in a private folder, protected by a secret.
 
-Nothing is unpickled: a message is a line of JSON and the raw bytes of a vector. This file imports no PyTorch.
+Nothing is unpickled: a message is a line of JSON and the raw bytes of a vector. This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -19,33 +19,47 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from ...errors import UserError
 from ..transport import Vector
 
 START_SECONDS = 60.0
+MAX_PATH_BYTES = 103
+"""The longest path of a Unix socket on macOS; Linux allows 107."""
+
+START_TIME_TOLERANCE = 2.0
+"""Start times are seconds since the epoch and differ a little when the clock of the machine is adjusted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """Where a worker listens, and the secret that opens it."""
+class ProcessAddress:
+    """Where a client process listens, and the secret that authenticates its peers."""
 
     path: str
     secret: bytes = field(repr=False)
 
 
-def folder() -> Path:
-    """A folder that only this user can enter."""
-    path = Path(tempfile.gettempdir()) / f"defedavg-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
+def socket_path(name: str) -> Path:
+    """Return a path for a socket in a private folder that is short enough for every platform."""
+    # TMPDIR may be long; /tmp is safe as well, because the folder must belong to this user alone.
+    for parent in (Path(tempfile.gettempdir()), Path("/tmp")):  # noqa: S108 (see the comment above)
+        path = parent / f"defedavg-{os.getuid()}" / name
+        if len(os.fsencode(path)) <= MAX_PATH_BYTES and parent.is_dir():
+            _make_private(path.parent)
+            return path
+    raise UserError(f"{path} is too long for a Unix socket; set TMPDIR to a folder with a path below 60 characters")
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UserError(f"{path} is not a folder of this user alone; remove it, or set TMPDIR to another place")
-    return path
+        raise UserError(f"{folder} is not private to this user; remove it, or set TMPDIR to another folder")
 
 
 def send(connection: Connection, head: dict[str, Any], vector: Vector | None) -> None:
-    """One message."""
+    """Send one message."""
     described = {"dtype": str(vector.dtype), "size": int(vector.size)} if vector is not None else None
     connection.send_bytes(json.dumps({"head": head, "vector": described}).encode())
     if vector is not None:
@@ -53,70 +67,76 @@ def send(connection: Connection, head: dict[str, Any], vector: Vector | None) ->
 
 
 def receive(connection: Connection) -> tuple[dict[str, Any], Vector | None]:
-    """One message."""
-    found = json.loads(connection.recv_bytes())
+    """Receive one message."""
+    message = json.loads(connection.recv_bytes())
     vector = None
-    if found["vector"] is not None:
-        vector = np.frombuffer(connection.recv_bytes(), dtype=np.dtype(found["vector"]["dtype"]))
-        if vector.size != found["vector"]["size"]:
-            raise ValueError("a vector was cut off")
-    return found["head"], vector
+    if message["vector"] is not None:
+        vector = np.frombuffer(connection.recv_bytes(), dtype=np.dtype(message["vector"]["dtype"]))
+        if vector.size != message["vector"]["size"]:
+            raise ValueError("a vector is incomplete")
+    return message["head"], vector
 
 
-def ask(
-    key: Key | None,
-    place: str,
-    order: dict[str, Any],
+def request(
+    address: ProcessAddress | None,
+    node: str,
+    launch: dict[str, Any],
     kind: str,
     fields: dict[str, Any],
     weights: Vector | None,
-) -> tuple[Key, dict[str, Any], Vector | None]:
-    """A worker's answer; one is started if there is none. Gives also how to reach it the next time."""
-    connection = None if key is None else _connect(key)
-    if key is None or connection is None:
-        key = _start(place, order)
-        connection = _first(key)
+) -> tuple[ProcessAddress, dict[str, Any], Vector | None]:
+    """Send a message to the client process of a node and return its address and its answer.
+
+    If no process listens at ``address``, start one with ``launch``: task, config, client and step_seconds.
+    """
+    connection = None if address is None else connect(address)
+    if address is None or connection is None:
+        address = _start_process(node, launch)
+        connection = _connect_when_ready(address)
     with connection:
         send(connection, {"kind": kind, "fields": fields}, weights)
         head, update = receive(connection)
     if "error" in head:
         raise UserError(str(head["error"]))
-    return key, head["fields"], update
+    return address, head["fields"], update
 
 
-def _connect(key: Key) -> Connection | None:
+def connect(address: ProcessAddress) -> Connection | None:
+    """Connect to a client process, or return None if none listens there or it refuses the secret."""
     try:
-        return Client(key.path, "AF_UNIX", authkey=key.secret)
+        return Client(address.path, "AF_UNIX", authkey=address.secret)
     except (OSError, EOFError, AuthenticationError):
         return None
 
 
-def _first(key: Key) -> Connection:
+def _connect_when_ready(address: ProcessAddress) -> Connection:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        connection = _connect(key)
+        connection = connect(address)
         if connection is not None:
             return connection
         time.sleep(0.05)
-    raise UserError(f"the worker of this client did not start within {START_SECONDS:g} s")
+    raise UserError(
+        f"the process of this client did not start within {START_SECONDS:g} s; see the log of its SuperNode"
+    )
 
 
-def _start(place: str, order: dict[str, Any]) -> Key:
-    """Start a worker that ends with the process that started this one, the node's executor."""
-    key = Key(str(folder() / f"{place}-{os.urandom(3).hex()}.sock"), os.urandom(32))
-    newest = folder() / f"{place}.newest"
-    newest.write_text(key.path)  # a worker of this node that finds another one named there ends
+def _start_process(node: str, launch: dict[str, Any]) -> ProcessAddress:
+    """Start a client process that ends with the parent of this process, the executor of the SuperNode."""
+    address = ProcessAddress(str(socket_path(f"{node}-{os.urandom(3).hex()}.sock")), os.urandom(32))
+    newest = Path(address.path).with_name(f"{node}.newest")
+    newest.write_text(address.path)  # an older process of this node ends when it finds another path here
     parent = os.getppid()
-    told = {
-        **order,
-        "path": key.path,
+    complete = {
+        **launch,
+        "path": address.path,
         "newest": str(newest),
-        "secret": key.secret.hex(),
+        "secret": address.secret.hex(),
         "parent": parent,
-        "born": born(parent),
+        "parent_started": process_start_time(parent),
     }
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    worker = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "defedavg.deploy.client.client_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -124,22 +144,22 @@ def _start(place: str, order: dict[str, Any]) -> Key:
         env=environment,
         start_new_session=True,
     )
-    assert worker.stdin is not None
-    worker.stdin.write(json.dumps(told).encode() + b"\n")
-    worker.stdin.close()
-    return key
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(complete).encode() + b"\n")
+    process.stdin.close()
+    return address
 
 
-def born(pid: int) -> str | None:
-    """When a process started, so that another one of the same number is not taken for it; None: it is no more."""
+def process_start_time(pid: int) -> float | None:
+    """Return when a process started, or None if it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        if Path("/proc/self/stat").exists():
-            return None
-        try:  # no such file system here: only whether it is there can be asked
-            os.kill(pid, 0)
-        except OSError:
-            return None
-        return "?"
-    return None if fields[0] == "Z" else fields[19]
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+    except psutil.Error:
+        return None
+
+
+def is_running(pid: int, started: float | None) -> bool:
+    """Return whether the process that started at that time still runs; a later process may have the same number."""
+    found = process_start_time(pid)
+    return found is not None and started is not None and abs(found - started) <= START_TIME_TOLERANCE

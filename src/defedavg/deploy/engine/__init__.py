@@ -1,1 +1,1 @@
-"""The state machines on a real clock: events in, actions out."""
+"""The decisions of a deployment, as a deterministic function of its events."""

@@ -1,8 +1,8 @@
-"""Clients' clocks on the server's: what a client reports of its own time becomes times of the run.
+"""Translation of clients' clocks to the server's clock.
 
-A reply that left the client at its time ``c`` and came at the server's time ``t`` says that the clocks differ by at
-most ``t − c``. The smallest such bound seen is used, so a reported moment is never before it happened, and never
-after the reply that told of it. Moments of one client never go back, even where a later bound is smaller.
+If a reply left the client at its time ``c`` and arrived at the server's time ``t``, the clocks differ by at most
+``t − c``. The smallest bound seen so far is the offset. A translated time is therefore never before the event, and
+never after the reply that reported it. The times of one client never decrease, even where a later bound is smaller.
 """
 
 from __future__ import annotations
@@ -12,22 +12,24 @@ from dataclasses import replace
 
 from .events import Report
 
-Who = tuple[int, int]  # client and epoch: a trainer that began anew has another clock
+ClientEpoch = tuple[int, int]  # client and epoch: a client process that restarted has another clock
 
 
-class Clocks:
-    """The bounds seen so far."""
+class ClockSync:
+    """The smallest bound of every client so far."""
 
     def __init__(self) -> None:
-        self._offset: dict[Who, float] = {}
+        self._offset: dict[ClientEpoch, float] = {}
         self._last: dict[int, float] = {}
 
-    def moved(self, who: Who, reports: tuple[Report, ...], clock: float, t: float) -> tuple[Report, ...]:
-        """Reports with moments on the server's clock; ``clock`` is the client's at its reply, ``t`` when that came."""
-        offset = self._offset[who] = min(self._offset.get(who, math.inf), t - clock)
-        found = []
+    def to_server_time(
+        self, key: ClientEpoch, reports: tuple[Report, ...], clock: float, t: float
+    ) -> tuple[Report, ...]:
+        """Translate reports of a reply that left at ``clock`` (client's time) and arrived at ``t`` (server's time)."""
+        offset = self._offset[key] = min(self._offset.get(key, math.inf), t - clock)
+        translated = []
         for report in reports:
-            at = max(0.0, self._last.get(who[0], 0.0), min(t, report.at + offset))
-            self._last[who[0]] = at
-            found.append(replace(report, at=at))
-        return tuple(found)
+            at = max(0.0, self._last.get(key[0], 0.0), min(t, report.at + offset))
+            self._last[key[0]] = at
+            translated.append(replace(report, at=at))
+        return tuple(translated)

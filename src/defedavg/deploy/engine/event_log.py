@@ -1,9 +1,9 @@
-"""The event log: lines of JSON, appended and brought to the disk before anything is done about them.
+"""The event log: lines of JSON, flushed to disk before the server acts on them.
 
-Line 1 is an object that says what the run is: ``{"format": "defedavg-log", "format_version": 1, "settings": …}``.
-Every other line is an event, ``{"event": "trained", "t": 12.5, "client": 3, …}`` (the fields are those of the classes
-in ``events``), or a note of what was done about it, ``{"note": "merge", "t": …, …}``. Events are enough to rebuild the
-run; notes are there to be read, and to be compared with what a replay does.
+Line 1 describes the run: ``{"format": "defedavg-log", "format_version": 1, "settings": …}``. Every other line is an
+event, ``{"event": "trained", "t": 12.5, "client": 3, …}`` with the fields of its class in ``events``, or a note about a
+decision, ``{"note": "merge", "t": …, …}``. The events are enough to rebuild the run. The notes are for readers, and a
+replay compares its own decisions with them.
 """
 
 from __future__ import annotations
@@ -14,70 +14,85 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO
 
 from ...errors import UserError, first_line
 from ...fileio import writing
 from ...jsonio import finite
+from . import events
 from .events import Event, Exchanged, Report, UpdateInfo
 
 FORMAT = "defedavg-log"
 LOG = "events.jsonl"
 VERSION = 1
-EVENTS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
+EVENTS: dict[str, type[Any]] = {
+    "joined": events.Joined,
+    "began": events.Began,
+    "left": events.Left,
+    "trained": events.Trained,
+    "exchanged": events.Exchanged,
+    "refused": events.Refused,
+    "failed": events.Failed,
+    "fired": events.TimerExpired,
+    "settled": events.InstantEnded,
+    "resumed": events.Resumed,
+}
+"""Names of events in the log. They belong to the file format: a class may be renamed, its name here may not."""
+_NAMES = {kind: name for name, kind in EVENTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """What was done: its name and its fields."""
+class LogNote:
+    """A note about a decision: its name and its fields."""
 
     name: str
     t: float
     fields: dict[str, Any]
 
 
-Line = Event | Note
+Line = Event | LogNote
 
 
 def encode(line: Line) -> dict[str, Any]:
-    """A line as JSON has it."""
-    if isinstance(line, Note):
+    """Return a line as a JSON object."""
+    if isinstance(line, LogNote):
         return {"note": line.name, "t": line.t, **line.fields}
-    plain = {"event": type(line).__name__.lower(), **asdict(line)}
+    encoded = {"event": _NAMES[type(line)], **asdict(line)}
     if isinstance(line, Exchanged):
-        plain["reports"] = [[report.kind, report.version, report.at] for report in line.reports]
-    return plain
+        encoded["reports"] = [[report.kind, report.version, report.at] for report in line.reports]
+    return encoded
 
 
-def decode(found: Any) -> Line:
-    """A line from JSON; raises ``ValueError`` or ``TypeError`` for what is none."""
-    if not isinstance(found, dict):
+def decode(value: Any) -> Line:
+    """Return a line from JSON; a value that is not a line raises ``ValueError`` or ``TypeError``."""
+    if not isinstance(value, dict):
         raise TypeError("not an object")
-    found = dict(found)
-    if "note" in found:
-        name, t = found.pop("note"), _number(found.pop("t", None))
+    value = dict(value)
+    if "note" in value:
+        name, t = value.pop("note"), read_number(value.pop("t", None))
         if not isinstance(name, str):
             raise TypeError("the name of a note is not text")
-        return Note(name, t, found)
-    kind = EVENTS.get(str(found.pop("event", None)))
+        return LogNote(name, t, value)
+    kind = EVENTS.get(str(value.pop("event", None)))
     if kind is None:
-        raise ValueError("no event of that name")
-    if set(found) != {item.name for item in fields(kind)}:
+        raise ValueError("unknown event")
+    if set(value) != {item.name for item in fields(kind)}:
         raise ValueError("wrong fields")
-    made: Event = kind(**{item.name: _READERS[item.name](found[item.name]) for item in fields(kind)})
-    return made
+    event: Event = kind(**{item.name: _READERS[item.name](value[item.name]) for item in fields(kind)})
+    return event
 
 
-def _number(value: Any) -> float:
+def read_number(value: Any) -> float:
+    """Return a finite number of at least zero; any other value raises ``TypeError``."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise TypeError(f"{repr(value)[:40]} is not a number from zero up")
+        raise TypeError(f"{repr(value)[:40]}, not a finite number of at least zero")
     return float(value)
 
 
-def _count(value: Any) -> int:
+def read_count(value: Any) -> int:
+    """Return a whole number of at least zero; any other value raises ``TypeError``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{repr(value)[:40]} is not a whole number from zero up")
+        raise TypeError(f"{repr(value)[:40]}, not a whole number of at least zero")
     return value
 
 
@@ -87,36 +102,36 @@ def _text(value: Any) -> str:
     return value
 
 
-def reports_of(found: Any) -> tuple[Report, ...]:
-    """What a client's machine saw, from JSON."""
-    if not isinstance(found, list):
+def read_reports(value: Any) -> tuple[Report, ...]:
+    """Return the reports of a client's machine from JSON."""
+    if not isinstance(value, list):
         raise TypeError("reports are not an array")
-    return tuple(Report(_text(kind), _version(version), _number(at)) for kind, version, at in found)
+    return tuple(Report(_text(kind), _version(version), read_number(at)) for kind, version, at in value)
 
 
 def _version(value: Any) -> int:
-    return -1 if value == -1 and type(value) is int else _count(value)
+    return -1 if value == -1 and type(value) is int else read_count(value)
 
 
-def _handed(found: Any) -> UpdateInfo | None:
-    if found is None:
+def _update_info(value: Any) -> UpdateInfo | None:
+    if value is None:
         return None
-    if not isinstance(found, dict) or set(found) != {"index", "version", "steps"}:
+    if not isinstance(value, dict) or set(value) != {"index", "version", "steps"}:
         raise ValueError("not an update")
-    return UpdateInfo(_count(found["index"]), _count(found["version"]), _count(found["steps"]))
+    return UpdateInfo(read_count(value["index"]), read_count(value["version"]), read_count(value["steps"]))
 
 
 _READERS: dict[str, Any] = {
-    **dict.fromkeys(("t", "seconds"), _number),
-    **dict.fromkeys(("client", "index", "version", "steps", "bytes", "token"), _count),
+    **dict.fromkeys(("t", "seconds"), read_number),
+    **dict.fromkeys(("client", "index", "version", "steps", "bytes", "token"), read_count),
     **dict.fromkeys(("why", "node"), _text),
-    "reports": reports_of,
-    "update": _handed,
+    "reports": read_reports,
+    "update": _update_info,
 }
 
 
-class LogFile:
-    """A log being written; every ``add`` is on the disk when it returns."""
+class EventLogWriter:
+    """Appends to a log; a line is on disk when ``add`` returns. With ``head``, create a new log."""
 
     def __init__(self, path: Path, head: dict[str, Any] | None = None) -> None:
         self.path = path
@@ -125,7 +140,7 @@ class LogFile:
         self.lines = 0
         if head is not None:
             self._write([{"format": FORMAT, "format_version": VERSION, **head}])
-            self.lines = 0  # the head is no line of events
+            self.lines = 0  # the head does not count
 
     def add(self, *lines: Line) -> None:
         """Append lines."""
@@ -140,19 +155,19 @@ class LogFile:
         self.lines += len(objects)
 
     def close(self) -> None:
-        """Nothing more will be added."""
+        """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> LogFile:
+    def __enter__(self) -> EventLogWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
 @dataclass(frozen=True)
-class Log:
-    """A log that was read: what line 1 says, and the others; ``size`` is the length of what could be read."""
+class EventLog:
+    """A log read from disk: its head, its other lines, and the size in bytes of all complete lines."""
 
     head: dict[str, Any]
     lines: tuple[Line, ...]
@@ -160,12 +175,12 @@ class Log:
 
     @property
     def events(self) -> Iterator[Event]:
-        """Without the notes."""
-        return (line for line in self.lines if not isinstance(line, Note))
+        """The lines without the notes."""
+        return (line for line in self.lines if not isinstance(line, LogNote))
 
-    def notes(self, name: str) -> list[Note]:
-        """The notes of one name."""
-        return [line for line in self.lines if isinstance(line, Note) and line.name == name]
+    def notes(self, name: str) -> list[LogNote]:
+        """Return the notes with this name."""
+        return [line for line in self.lines if isinstance(line, LogNote) and line.name == name]
 
     @property
     def seconds(self) -> float:
@@ -173,38 +188,38 @@ class Log:
         return self.lines[-1].t if self.lines else 0.0
 
 
-def read(path: Path) -> Log:
-    """Read a log; a last line that was cut off by a crash is left out, anything else that is wrong is refused."""
+def read(path: Path) -> EventLog:
+    """Read a log; ignore an incomplete last line, which a crash may leave, and refuse anything else that is invalid."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"the log {path} cannot be read: {error.strerror or error}") from None
-    whole = data[: data.rfind(b"\n") + 1]
-    rows = whole.split(b"\n")[:-1]
+    complete = data[: data.rfind(b"\n") + 1]
+    rows = complete.split(b"\n")[:-1]
     if not rows:
-        raise UserError(f"{path} is not a log of a deployment: its first line is missing")
+        raise UserError(f"{path} is not the log of a deployment: its first line is missing")
     lines: list[Line] = []
     head: dict[str, Any] = {}
     now = 0.0
     for number, row in enumerate(rows, start=1):
         try:
-            found = json.loads(row)
+            value = json.loads(row)
             if number == 1:
-                head = _head(found)
+                head = _head(value)
                 continue
-            line = decode(found)
+            line = decode(value)
             if line.t < now:
-                raise ValueError(f"time runs backwards: {line.t} after {now}")  # noqa: TRY301
+                raise ValueError(f"time decreases from {now} to {line.t}")  # noqa: TRY301 (named with its line below)
             now = line.t
             lines.append(line)
         except (ValueError, TypeError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not a line of a deployment's log ({first_line(error)})") from None
-    return Log(head, tuple(lines), len(whole))
+    return EventLog(head, tuple(lines), len(complete))
 
 
-def _head(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+def _head(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise ValueError("not a log")
-    if found.get("format_version") != VERSION:
-        raise ValueError(f"format version {repr(found.get('format_version'))[:20]}; this program reads {VERSION}")
-    return {name: value for name, value in found.items() if name not in ("format", "format_version")}
+    if value.get("format_version") != VERSION:
+        raise ValueError(f"format version {repr(value.get('format_version'))[:20]}; this program reads {VERSION}")
+    return {name: item for name, item in value.items() if name not in ("format", "format_version")}

@@ -1,7 +1,7 @@
-"""What an engine sees, and what it orders; events are what the log holds, so each has a form in JSON.
+"""The events that an engine handles, and the commands that it returns.
 
-The law: everything an engine does is a function of the events it has seen. So a log of events is enough to resume a
-run, to replay it as a plan, and to check it.
+The engine is deterministic: everything it does is a function of the events it has handled. A log of events is therefore
+enough to resume a run, to replay it as a plan, and to check it. The fields of an event are its fields in the log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...algorithms.protocol import ClientAction, Merge, Update
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A node answered for a client: it is here."""
+    """A node answered for a client: the client is connected."""
 
     t: float
     client: int
@@ -25,14 +25,14 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """Enough clients are here: version 0 goes out. Those that are not count as gone."""
+    """Enough clients are connected: the server sends version 0. The other clients count as disconnected."""
 
     t: float
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A client cannot be reached any more; what it was doing is lost."""
+    """A client cannot be reached any more; its running job is lost."""
 
     t: float
     client: int
@@ -41,7 +41,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The update of a job was received and found good; ``seconds`` is what the client says the training took."""
+    """The update of a job arrived and passed all checks; ``seconds`` is the training time that the client states."""
 
     t: float
     client: int
@@ -54,7 +54,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An event that a client's own machine saw: model, go, ended or request; ``at`` is on the server's clock."""
+    """An event that a client's own machine handled: model, go, ended or request; ``at`` is on the server's clock."""
 
     kind: str
     version: int
@@ -63,7 +63,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class UpdateInfo:
-    """The update that came with an exchange."""
+    """The update that an exchange delivered."""
 
     index: int
     version: int
@@ -72,7 +72,7 @@ class UpdateInfo:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """A client that trains in the background told what its machine saw, and perhaps handed over an update."""
+    """A client that trains in the background reported its machine's events, and perhaps delivered an update."""
 
     t: float
     client: int
@@ -84,7 +84,7 @@ class Exchanged:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What a client sent was found bad and thrown away."""
+    """A reply of a client did not pass the checks and was discarded."""
 
     t: float
     client: int
@@ -93,7 +93,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A client said that it could not do its job."""
+    """A client reported that its job failed."""
 
     t: float
     client: int
@@ -102,35 +102,37 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class TimerExpired:
-    """A timer of the server machine is due."""
+    """A timer of the server machine expired."""
 
     t: float
     token: int
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """Everything of this moment was seen."""
+class InstantEnded:
+    """All events of this instant have been handled."""
 
     t: float
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The server is back after a crash: no client is connected, and whatever was on its way is lost."""
+    """The server restarted after a crash: no client is connected, and all messages in flight are lost."""
 
     t: float
 
 
-Event: TypeAlias = Joined | Began | Left | Trained | Exchanged | Refused | Failed | TimerExpired | Settled | Resumed
+Event: TypeAlias = (
+    Joined | Began | Left | Trained | Exchanged | Refused | Failed | TimerExpired | InstantEnded | Resumed
+)
 
 
-# Orders: what is to be done, in this order.
+# Commands that the session or the coordinator carries out, in this order.
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Send a client a version to train a job from."""
+    """Send a client a version and the job to train from it."""
 
     client: int
     index: int
@@ -139,10 +141,10 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Send a background client a newer version, ask it for its update, or both.
+    """Send a background client a newer version, request its update, or both.
 
-    ``epoch`` counts how often the client has joined: a trainer that knows another one forgets all it has. ``jobs`` and
-    ``trained`` are where its machine then begins.
+    ``epoch`` counts how often the client has joined: a background client that knows another epoch discards its state.
+    Its machine then starts with ``jobs`` and ``trained``.
     """
 
     client: int
@@ -155,7 +157,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """Compute a version; ``freed`` is needed no more once it is there."""
+    """Compute a version; no job needs the versions ``freed`` after that."""
 
     merge: Merge
     freed: tuple[int, ...]
@@ -163,17 +165,17 @@ class Combine:
 
 @dataclass(frozen=True, slots=True)
 class DiscardUpdate:
-    """This update will never be merged."""
+    """Delete an update that will never be merged."""
 
     update: Update
 
 
-# Orders that only want to be written down.
+# Commands that only the log and the replay use.
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSent:
-    """A version is there for one client, or (None) for all."""
+    """A version is available to one client, or (None) to all."""
 
     version: int
     client: int | None
@@ -181,7 +183,7 @@ class ModelSent:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A wait ran out."""
+    """A round timed out and drew substitutes for the clients that did not answer."""
 
     missing: tuple[int, ...]
     drawn: tuple[int, ...]
@@ -189,7 +191,7 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class ClientActed:
-    """What a client's machine answered, and when; ``steps`` of an upload."""
+    """A client's machine returned an action; ``steps`` are those of an upload."""
 
     client: int
     action: ClientAction
@@ -199,7 +201,7 @@ class ClientActed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A background client's job did all its steps."""
+    """The job of a background client completed all its steps."""
 
     client: int
     index: int
@@ -208,7 +210,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """A client's machine lost all it had; ``back`` is True when it is there again."""
+    """A client's machine lost its state; ``back`` is True when the client is reachable again."""
 
     client: int
     back: bool
@@ -216,11 +218,11 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A client gave too much that was bad; it is given nothing more."""
+    """A client was at fault too often; it receives no more work."""
 
     client: int
 
 
-Order: TypeAlias = (
+Command: TypeAlias = (
     Train | Exchange | Combine | DiscardUpdate | ModelSent | Replaced | ClientActed | Ended | Disconnected | Quarantined
 )

@@ -1,11 +1,11 @@
-"""``defedavg deploy local``: a whole deployment on this machine, with clients of uneven slowness."""
+"""``defedavg deploy local``: a complete deployment on this machine, with clients of different speeds."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,156 +16,168 @@ from ...errors import UserError
 from ..deploy_config import DeployConfig
 from ..engine.event_log import LOG
 from ..server.deployment_folder import ERROR, is_finished
-from .processes import Cluster, free_port
-from .signals import as_interrupts
+from .processes import FlowerCluster, free_port
+from .signals import signals_as_interrupts
 
-Watch = Callable[[dict[str, Any]], None]
-QUIET_SECONDS = 10.0
+OnLine = Callable[[dict[str, Any]], None]
+"""Called with every new line of the event log."""
 
-
-def start_nodes(cluster: Cluster, orders: DeployConfig, clients: list[int] | None = None, warm: bool = True) -> None:
-    """A SuperNode for every client, as slow as the settings say."""
-    pace = make_fleet(orders.settings, orders.seed).step_times
-    for client in range(len(pace)) if clients is None else clients:
-        cluster.start_node(str(client), client=client, step_seconds=float(pace[client]), warm=warm)
+STATUS_SECONDS = 10.0
+SERVER_START_SECONDS = 60.0
 
 
-class Follower:
-    """Reads the log of a run while it is being written."""
+def start_supernodes(
+    cluster: FlowerCluster, config: DeployConfig, clients: list[int] | None = None, warm: bool = True
+) -> None:
+    """Start a SuperNode for every client, with the speed that the settings give it."""
+    step_times = make_fleet(config.settings, config.seed).step_times
+    for client in range(len(step_times)) if clients is None else clients:
+        cluster.start_supernode(str(client), client=client, step_seconds=float(step_times[client]), warm=warm)
+
+
+class LogTail:
+    """Reads the log of a run while the server writes it."""
 
     def __init__(self, folder: Path, *, from_end: bool = False) -> None:
         self._path = folder / LOG
-        self._read = self._path.stat().st_size if from_end and self._path.exists() else 0
+        self._position = self._path.stat().st_size if from_end and self._path.exists() else 0
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """What was added since the last time."""
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the lines added since the last call."""
         try:
             with self._path.open("rb") as file:
-                file.seek(self._read)
+                file.seek(self._position)
                 data = file.read()
         except OSError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for row in whole.splitlines():
-            yield json.loads(row)
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._position += len(complete)
+        return [json.loads(row) for row in complete.splitlines()]
 
 
-def follow(cluster: Cluster, folder: Path, watch: Watch, follower: Follower, poll_seconds: float = 0.3) -> None:
-    """Wait for the end of a run; raises if it ends badly, with the line that says why."""
+def wait_until_finished(
+    cluster: FlowerCluster, folder: Path, on_line: OnLine, tail: LogTail, poll_seconds: float = 0.3
+) -> None:
+    """Wait for the end of a run; raise ``UserError`` with the reason if it fails."""
     seen = done = False
-    begun = time.monotonic()
+    began = time.monotonic()
     while True:
-        for line in follower.lines():
-            watch(line)
-            done = done or line.get("note") == "done"
-        if (folder / ERROR).exists():
-            raise UserError((folder / ERROR).read_text(encoding="utf-8").strip())
-        running = bool(cluster.pids("flwr-serverapp"))
-        seen = seen or running
+        lines = _pass_on(tail, on_line)
+        done = done or any(line.get("note") == "done" for line in lines)
         if done and is_finished(folder):
             return
-        if cluster.link is not None and cluster.link.poll() is not None:
-            raise UserError(f"the SuperLink ended: {cluster.last_line('superlink')}; go on with --resume")
-        if not running and (seen or time.monotonic() - begun > 60.0) and not _more(follower, watch):
-            if is_finished(folder):
-                return
-            raise UserError(f"the server ended before the run did; see {folder / 'server.log'}; go on with --resume")
+        _raise_failure(cluster, folder)
+        running = bool(cluster.pids("flwr-serverapp"))
+        seen = seen or running
+        if not running and (seen or time.monotonic() - began > SERVER_START_SECONDS):
+            time.sleep(1.0)  # the server may have written more lines just before it ended
+            if not _pass_on(tail, on_line):
+                break
         time.sleep(poll_seconds)
+    if not is_finished(folder):
+        _raise_failure(cluster, folder)
+        raise UserError(f"the server ended before the run did; see {folder / 'server.log'}; continue with --resume")
 
 
-def _more(follower: Follower, watch: Watch) -> bool:
-    """Whether the log still grew while it was noticed that its writer is gone."""
-    time.sleep(1.0)
-    found = list(follower.lines())
-    for line in found:
-        watch(line)
-    return bool(found)
+def _raise_failure(cluster: FlowerCluster, folder: Path) -> None:
+    """Raise ``UserError`` if the server has left an error message, or the SuperLink has ended."""
+    if (folder / ERROR).exists():
+        raise UserError((folder / ERROR).read_text(encoding="utf-8").strip())
+    if cluster.superlink is not None and cluster.superlink.poll() is not None:
+        raise UserError(f"the SuperLink ended: {cluster.last_line('superlink')}; continue with --resume")
+
+
+def _pass_on(tail: LogTail, on_line: OnLine) -> list[dict[str, Any]]:
+    lines = tail.lines()
+    for line in lines:
+        on_line(line)
+    return lines
 
 
 class LocalProgress:
-    """What a log tells, in one line."""
+    """The progress of a run as one line of text, from its event log."""
 
     def __init__(self, clients: int) -> None:
-        self._clients, self._here, self._updates = clients, set[int](), 0
-        self._measured: dict[str, Any] = {}
+        self._clients, self._connected, self._updates = clients, set[int](), 0
+        self._evaluation: dict[str, Any] = {}
 
-    def take(self, line: dict[str, Any]) -> str | None:
-        """Take in a line of the log; gives what is worth a line of its own."""
+    def update(self, line: dict[str, Any]) -> str | None:
+        """Take account of a line of the log; return a message if the user should see one."""
         event, client = line.get("event"), line.get("client")
-        if event == "joined" and isinstance(client, int):
-            self._here.add(client)
-        elif event in ("left", "refused", "failed") and isinstance(client, int):
-            if event == "left":
-                self._here.discard(client)
-            return f"client {client} {event}: {line['why']}"
-        elif line.get("note") == "quarantined" and isinstance(client, int):
-            self._here.discard(client)
-            return f"client {client} is quarantined"
-        elif event == "resumed":
-            self._here.clear()
+        if isinstance(client, int) and (event in _CLIENT_EVENTS or line.get("note") == "quarantined"):
+            return self._update_client(event, client, line)
+        if event == "resumed":
+            self._connected.clear()
         elif event == "trained" or (event == "exchanged" and line.get("update")):
             self._updates += 1
         elif line.get("note") == "measured":
-            self._measured = line
+            self._evaluation = line
         return None
 
+    def _update_client(self, event: str | None, client: int, line: dict[str, Any]) -> str | None:
+        if event == "joined":
+            self._connected.add(client)
+            return None
+        if event in ("left", None):
+            self._connected.discard(client)
+        return f"client {client} is quarantined" if event is None else f"client {client} {event}: {line['why']}"
+
     def __str__(self) -> str:
-        found = self._measured
-        here = f"{len(self._here)} of {self._clients} clients here"
-        if not found:
-            return f"waiting: {here}"
-        accuracy = found.get("accuracy")
+        evaluation = self._evaluation
+        connected = f"{len(self._connected)} of {self._clients} clients connected"
+        if not evaluation:
+            return f"waiting: {connected}"
+        accuracy = evaluation.get("accuracy")
         share = "" if accuracy is None else f", accuracy {100 * accuracy:.1f} %"
-        return f"round {found['round']}, {found['seconds']:.0f} s{share}, {self._updates} updates, {here}"
+        return (
+            f"round {evaluation['round']}, {evaluation['seconds']:.0f} s{share}, {self._updates} updates, {connected}"
+        )
+
+
+_CLIENT_EVENTS = ("joined", "left", "refused", "failed")
 
 
 @contextmanager
-def showing(console: Console, clients: int) -> Iterator[Watch]:
-    """A function to be told of the lines of a log: a live line on a terminal, one now and then elsewhere."""
+def progress_display(console: Console, clients: int) -> Iterator[OnLine]:
+    """Yield a function that shows lines of the log: a live status on a terminal, a line from time to time elsewhere."""
     progress = LocalProgress(clients)
     last = time.monotonic()
-    with console.status("starting") if console.is_terminal else _nothing() as status:
+    with console.status("starting") if console.is_terminal else nullcontext() as status:
 
-        def watch(line: dict[str, Any]) -> None:
+        def show(line: dict[str, Any]) -> None:
             nonlocal last
-            said = progress.take(line)
-            if said:
-                console.print(said, markup=False, soft_wrap=True)
+            message = progress.update(line)
+            if message:
+                console.print(message, markup=False, soft_wrap=True)
             if status is not None:
                 status.update(str(progress))
-            elif time.monotonic() - last >= QUIET_SECONDS:
+            elif time.monotonic() - last >= STATUS_SECONDS:
                 last = time.monotonic()
                 console.print(str(progress), markup=False, soft_wrap=True)
 
-        yield watch
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield None
+        yield show
 
 
 def run_local(
     app: Path,
-    orders: DeployConfig,
+    config: DeployConfig,
     folder: Path,
-    watch: Watch,
+    on_line: OnLine,
     changes: dict[str, Any],
     *,
     port: int | None = None,
     warm: bool = True,
 ) -> None:
-    """Start a cluster, run an app on it to the end of its run, and stop the cluster, whatever happens.
+    """Start a cluster, run an app on it until the run ends, and stop the cluster in any case.
 
-    ``changes`` are the settings that are not as the app has them.
+    ``changes`` are the settings that differ from those in the app.
     """
-    follower = Follower(folder, from_end=orders.deploy.resume)
-    cluster = Cluster(folder / "flower", port or free_port())
+    tail = LogTail(folder, from_end=config.deploy.resume)
+    cluster = FlowerCluster(folder / "flower", port or free_port())
     (folder / ERROR).unlink(missing_ok=True)
-    with as_interrupts(), cluster:
-        cluster.start_link()
-        start_nodes(cluster, orders, warm=warm)
-        settings = {"deploy.folder": str(folder.absolute()), "deploy.resume": orders.deploy.resume}
+    with signals_as_interrupts(), cluster:
+        cluster.start_superlink()
+        start_supernodes(cluster, config, warm=warm)
+        settings = {"deploy.folder": str(folder.absolute()), "deploy.resume": config.deploy.resume}
         cluster.submit(app, **{**changes, **settings})
-        follow(cluster, folder, watch, follower)
+        wait_until_finished(cluster, folder, on_line, tail)

@@ -1,7 +1,7 @@
-"""A SuperLink and SuperNodes on this machine: started, watched, and ended with everything they started.
+"""A SuperLink and SuperNodes on this machine: start them, observe them, and end them with all their descendants.
 
-Flower's processes start others, some of which outlive their parents. All of them inherit a mark in their environment,
-by which they are found again.
+Flower's processes start others, some of which outlive their parents. All of them inherit an environment variable with
+the id of the cluster, by which they are found again.
 """
 
 from __future__ import annotations
@@ -10,30 +10,29 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+import psutil
 import tomli_w
 
 from ...errors import UserError
 from ...fileio import write_whole, writing
-from ..client.client_socket import born
-from .signals import uninterrupted
+from .signals import signals_ignored
 
-MARK = "DEFEDAVG_CLUSTER"
+ID_VARIABLE = "DEFEDAVG_CLUSTER"
 START_SECONDS = 60.0
 HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class TlsFiles:
     """Files for TLS and for authenticated nodes; see ``defedavg deploy keys``."""
 
     ca: Path
@@ -41,8 +40,8 @@ class Security:
     key: Path
 
 
-def find(program: str) -> str:
-    """Where a program of Flower is."""
+def find_program(program: str) -> str:
+    """Return the path of a program of Flower."""
     beside = Path(sys.executable).parent / program
     found = str(beside) if beside.exists() else shutil.which(program)
     if found is None:
@@ -51,14 +50,14 @@ def find(program: str) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
 def check_port(port: int) -> None:
-    """Raise if a port is taken."""
+    """Raise ``UserError`` if a port is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -68,20 +67,21 @@ def check_port(port: int) -> None:
 
 
 @dataclass
-class Cluster:
-    """Use it in a ``with``: whatever it started is ended there."""
+class FlowerCluster:
+    """The processes of a deployment; use it in a ``with`` statement, which ends all of them."""
 
     folder: Path
     port: int = field(default_factory=free_port)
-    security: Security | None = None
-    link: subprocess.Popen[bytes] | None = None
-    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    tls: TlsFiles | None = None
+    superlink: subprocess.Popen[bytes] | None = None
+    supernodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.mark = os.urandom(8).hex()
-        self.folder = self.folder.absolute()  # the processes may work elsewhere
-        bin_folder = str(Path(find("flower-superlink")).parent)
-        find("flower-supernode"), find("flwr")
+        self.cluster_id = os.urandom(8).hex()
+        self._known: set[psutil.Process] = set()
+        self.folder = self.folder.absolute()  # the processes may have another working directory
+        bin_folder = str(Path(find_program("flower-superlink")).parent)
+        find_program("flower-supernode"), find_program("flwr")
         self.environment = {
             "OMP_NUM_THREADS": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
@@ -89,67 +89,71 @@ class Cluster:
             "PATH": os.pathsep.join([bin_folder, os.environ.get("PATH", "")]),
             "FLWR_HOME": str(self.folder),
             "FLWR_TELEMETRY_ENABLED": "0",
-            MARK: self.mark,
+            ID_VARIABLE: self.cluster_id,
         }
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> FlowerCluster:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with uninterrupted():
+    def __exit__(self, *raised: object) -> None:
+        with signals_ignored():
             self.stop()
 
     @property
     def address(self) -> str:
-        """Where the SuperLink listens."""
+        """The address of the SuperLink."""
         return f"{HOST}:{self.port}"
 
-    def _spawn(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+    def spawn(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a process that belongs to the cluster, with its output in a log file."""
         with writing(self.folder), (self.folder / f"{name}.log").open("ab") as out:
-            return subprocess.Popen(
-                words, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
+            process = subprocess.Popen(
+                arguments, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                start_new_session=True,
+            )  # fmt: skip
+        with contextlib.suppress(psutil.Error):
+            self._known.add(psutil.Process(process.pid))
+        return process
 
     def last_line(self, name: str) -> str:
-        """The last thing that a process said."""
+        """Return the last line that a process has printed."""
         try:
             lines = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
-    def start_link(self) -> None:
-        """Start the SuperLink, and wait until it listens; its state is in a file, so it can be started again."""
+    def start_superlink(self) -> None:
+        """Start the SuperLink and wait until it listens; its database makes it possible to start it again."""
         check_port(self.port)
-        safe = (
+        tls = (
             ["--insecure"]
-            if self.security is None
+            if self.tls is None
             else [
                 "--enable-supernode-auth",
-                *("--ssl-ca-certfile", str(self.security.ca)),
-                *("--ssl-certfile", str(self.security.certificate)),
-                *("--ssl-keyfile", str(self.security.key)),
+                *("--ssl-ca-certfile", str(self.tls.ca)),
+                *("--ssl-certfile", str(self.tls.certificate)),
+                *("--ssl-keyfile", str(self.tls.key)),
             ]
         )
         connection: dict[str, Any] = {"address": self.address}
-        connection |= {"insecure": True} if self.security is None else {"root-certificates": str(self.security.ca)}
+        connection |= {"insecure": True} if self.tls is None else {"root-certificates": str(self.tls.ca)}
         text = tomli_w.dumps({"superlink": {"default": "local", "local": connection}})
         write_whole(self.folder / "config.toml", text.encode())
-        self.link = self._spawn(
+        self.superlink = self.spawn(
             "superlink",
-            *(find("flower-superlink"), "--host", HOST, "--port", str(self.port)),
+            *(find_program("flower-superlink"), "--host", HOST, "--port", str(self.port)),
             *("--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"),
-            *safe,
+            *tls,
         )
-        self._until_listening()
+        self._wait_until_listening(self.superlink)
 
-    def _until_listening(self) -> None:
-        assert self.link is not None
+    def _wait_until_listening(self, superlink: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            if self.link.poll() is not None:
+            if superlink.poll() is not None:
                 raise UserError(f"the SuperLink did not start: {self.last_line('superlink')}")
             with socket.socket() as probe:
                 if probe.connect_ex((HOST, self.port)) == 0:
@@ -157,25 +161,25 @@ class Cluster:
             time.sleep(0.1)
         raise UserError(f"the SuperLink did not listen within {START_SECONDS:g} s: {self.last_line('superlink')}")
 
-    def start_node(
-        self, name: str, key: Path | None = None, ca: Path | None = None, link: str | None = None, **settings: Any
+    def start_supernode(
+        self, name: str, key: Path | None = None, ca: Path | None = None, superlink: str | None = None, **settings: Any
     ) -> None:
-        """Start a SuperNode with these settings of its own; ``link`` is where it finds the SuperLink."""
-        own = " ".join(f"{word}={json.dumps(value)}" for word, value in settings.items())
-        words = [find("flower-supernode"), "--superlink", link or self.address, "--port", str(free_port())]
-        words += ["--node-config", own]
-        if self.security is None:
-            words.append("--insecure")
+        """Start a SuperNode with these settings of its own; ``superlink`` is the address it connects to."""
+        node_config = " ".join(f"{word}={json.dumps(value)}" for word, value in settings.items())
+        arguments = [find_program("flower-supernode"), "--superlink", superlink or self.address]
+        arguments += ["--port", str(free_port()), "--node-config", node_config]
+        if self.tls is None:
+            arguments.append("--insecure")
         else:
-            words += ["--root-certificates", str(ca or self.security.ca)]
+            arguments += ["--root-certificates", str(ca or self.tls.ca)]
         if key is not None:
-            words += ["--auth-supernode-private-key", str(key)]
-        self.nodes[name] = self._spawn(f"node-{name}", *words)
+            arguments += ["--auth-supernode-private-key", str(key)]
+        self.supernodes[name] = self.spawn(f"node-{name}", *arguments)
 
-    def flwr(self, *words: str, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """Run Flower's own command line to its end."""
+    def flwr(self, *arguments: str, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run Flower's command line and return its result."""
         return subprocess.run(
-            [find("flwr"), *words],
+            [find_program("flwr"), *arguments],
             env=self.environment,
             capture_output=True,
             text=True,
@@ -185,67 +189,67 @@ class Cluster:
         )
 
     def submit(self, app: Path, **settings: Any) -> str:
-        """Start a run of an app; gives its id."""
-        words = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
-        given = ["--run-config", " ".join(words)] if words else []
-        done = self.flwr("run", str(app), "local", "--format", "json", *given)
+        """Start a run of an app and return its id."""
+        values = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+        run_config = ["--run-config", " ".join(values)] if values else []
+        result = self.flwr("run", str(app), "local", "--format", "json", *run_config)
         try:
-            found = json.loads(done.stdout)
+            answer = json.loads(result.stdout)
         except ValueError:
-            found = {}
-        if not found.get("success"):
-            text = (str(found.get("error-message", "")) or done.stderr or done.stdout).strip().splitlines()
-            raise UserError(f"flwr run was refused: {text[-1] if text else 'it said nothing'}")
-        return str(found["run-id"])
+            answer = {}
+        if not answer.get("success"):
+            text = (str(answer.get("error-message", "")) or result.stderr or result.stdout).strip().splitlines()
+            raise UserError(f"flwr run failed: {text[-1] if text else 'it printed nothing'}")
+        return str(answer["run-id"])
 
     # Processes.
 
-    def processes(self) -> dict[int, tuple[str, str]]:
-        """Everything that this cluster started and is still there: pid -> when it started, and its command."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            try:
-                if f"{MARK}={self.mark}".encode() not in (entry / "environ").read_bytes().split(b"\0"):
-                    continue
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue  # another user's, or just gone
-            started = born(int(entry.name))
-            if started is not None:
-                found[int(entry.name)] = (started, command)
+    def processes(self) -> dict[int, psutil.Process]:
+        """Return every running process that the cluster started, directly or not, by its number."""
+        own, ended = os.getpid(), psutil.STATUS_ZOMBIE
+        running = [p for p in psutil.process_iter() if p.pid != own and _query(p.status, ended) != ended]
+        found: dict[int, psutil.Process] = {}
+        # Parents first: where a platform hides the environment of a process, its parent shows where it belongs.
+        for process in sorted(running, key=lambda process: _query(process.create_time, 0.0)):
+            marked = _query(process.environ, {}).get(ID_VARIABLE) == self.cluster_id
+            if marked or process in self._known or _query(process.ppid, None) in found:
+                found[process.pid] = process
+        self._known = set(found.values())
         return found
 
     def pids(self, word: str) -> list[int]:
-        """The processes whose command holds a word."""
-        return sorted(pid for pid, (_, command) in self.processes().items() if word in command)
+        """Return the processes whose command line contains a word."""
+        return sorted(pid for pid, process in self.processes().items() if word in " ".join(_query(process.cmdline, [])))
 
-    def kill_node(self, name: str) -> None:
-        """SIGKILL a SuperNode; its helpers see that and end by themselves."""
-        node = self.nodes.pop(name)
+    def kill_supernode(self, name: str) -> None:
+        """Kill a SuperNode; its helper processes notice that and end."""
+        node = self.supernodes.pop(name)
         node.kill()
         node.wait()
 
     def stop(self) -> None:
-        """End everything: first kindly, then not."""
-        for sign, seconds in ((signal.SIGTERM, 4.0), (signal.SIGKILL, 10.0)):
-            for pid, (started, _) in self.processes().items():
-                if born(pid) == started:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, sign)
+        """End all processes: ask first, then kill."""
+        for method, seconds in ((psutil.Process.terminate, 4.0), (psutil.Process.kill, 10.0)):
+            for process in self.processes().values():
+                with contextlib.suppress(psutil.Error):
+                    method(process)
             deadline = time.monotonic() + seconds
             while self.processes() and time.monotonic() < deadline:
-                self._reap()
+                for child in self._children():
+                    child.poll()
                 time.sleep(0.1)
             if not self.processes():
                 break
-        for process in self._children():
-            process.wait(timeout=10.0)
+        for child in self._children():
+            child.wait(timeout=10.0)
 
     def _children(self) -> list[subprocess.Popen[bytes]]:
-        return [*self.nodes.values(), *([self.link] if self.link else [])]
+        return [*self.supernodes.values(), *([self.superlink] if self.superlink else [])]
 
-    def _reap(self) -> None:
-        for process in self._children():
-            process.poll()
+
+def _query(method: Callable[[], Any], default: Any) -> Any:
+    """Call a method of a process; return the default if it has just ended, or is another user's."""
+    try:
+        return method()
+    except (psutil.Error, OSError):
+        return default

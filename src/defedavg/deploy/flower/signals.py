@@ -1,4 +1,4 @@
-"""Being asked to stop, while processes of ours are running: whatever asks, all of them are ended."""
+"""Signals that ask the program to stop while it has child processes, all of which must end with it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-ASKING = (signal.SIGTERM, signal.SIGHUP)  # a kill, and a terminal that is closed
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)  # a kill, and a closed terminal
 
 
 @contextmanager
-def as_interrupts() -> Iterator[None]:
-    """A kill, or a terminal that is closed, is a Ctrl-C in here."""
+def signals_as_interrupts() -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP like Ctrl-C inside this block."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature of a signal handler)
         raise KeyboardInterrupt
 
-    with _handled_by(interrupt, *ASKING):
+    with _handled_by(interrupt, *STOP_SIGNALS):
         yield
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Nobody who is impatient gets in here."""
-    with _handled_by(signal.SIG_IGN, signal.SIGINT, *ASKING):
+def signals_ignored() -> Iterator[None]:
+    """Ignore SIGINT, SIGTERM and SIGHUP inside this block."""
+    with _handled_by(signal.SIG_IGN, signal.SIGINT, *STOP_SIGNALS):
         yield
 
 
@@ -34,7 +36,7 @@ def uninterrupted() -> Iterator[None]:
 def _handled_by(
     handler: Callable[[int, FrameType | None], Any] | signal.Handlers, *numbers: signal.Signals
 ) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only the main thread is asked
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield
         return
     before = {number: signal.signal(number, handler) for number in numbers}

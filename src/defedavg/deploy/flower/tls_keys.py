@@ -1,4 +1,4 @@
-"""``defedavg deploy keys``: a private CA, a server certificate, and a key pair per client, as Flower wants them."""
+"""``defedavg deploy keys``: a private CA, a server certificate, and a key pair for each client of Flower."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DAYS = 365
 
 
 def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
-    """Write ca.crt, ca.key, server.crt, server.key, client-N.key and client-N.pub; private ones for this user alone."""
+    """Write ca.crt, ca.key, server.crt, server.key, client-N.key and client-N.pub; only this user can read the keys."""
     if folder.exists():
-        raise UserError(f"{folder} is there already; choose another name, or remove it")
+        raise UserError(f"{folder} already exists; choose another name, or remove it")
     with writing(folder):
         folder.mkdir(parents=True, mode=0o700)
     ca_key, server_key = _key(), _key()
@@ -53,8 +53,8 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _write(path: Path, data: bytes, *, secret: bool = False) -> Path:
     with writing(path):
-        place = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-        with os.fdopen(place, "wb") as out:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+        with os.fdopen(descriptor, "wb") as out:
             out.write(data)
     return path
 

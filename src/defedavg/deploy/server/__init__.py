@@ -1,1 +1,1 @@
-"""The server process of a deployment."""
+"""The server's side of a deployment, over any transport."""

@@ -1,7 +1,7 @@
-"""What the server must not forget: versions in use, updates not yet merged (safetensors), and where it is (JSON).
+"""The server's saved state: versions in use and updates not yet merged (safetensors), and its progress (JSON).
 
-Every file is written beside its place, brought to the disk, and moved there in one stroke. An update is here before the
-log says that it arrived, and it goes only after the version it was merged into is here.
+Every file is replaced atomically. An update is saved before the log says that it arrived, and deleted only after the
+version that it was merged into is saved.
 """
 
 from __future__ import annotations
@@ -21,63 +21,63 @@ from ...fileio import write_whole, writing
 
 
 class StateStore:
-    """The folder of a server's state."""
+    """The folder with a server's state."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def _version(self, version: int) -> Path:
+    def _version_path(self, version: int) -> Path:
         return self.folder / f"version-{version}.safetensors"
 
-    def _update(self, client: int, index: int) -> Path:
+    def _update_path(self, client: int, index: int) -> Path:
         return self.folder / f"update-{client}-{index}.safetensors"
 
     def save_version(self, version: int, weights: Tensor) -> None:
-        """Keep a version."""
-        write_whole(self._version(version), save({"weights": weights.contiguous()}))
+        """Save the weights of a version."""
+        write_whole(self._version_path(version), save({"weights": weights.contiguous()}))
 
     def save_update(self, client: int, index: int, delta: Tensor) -> None:
-        """Keep an update."""
-        write_whole(self._update(client, index), save({"update": delta.contiguous()}))
+        """Save the values of an update."""
+        write_whole(self._update_path(client, index), save({"update": delta.contiguous()}))
 
     def has_version(self, version: int) -> bool:
-        """Whether a version is here."""
-        return self._version(version).exists()
+        """Return whether a version is saved."""
+        return self._version_path(version).exists()
 
     def version(self, version: int) -> Tensor:
-        """A version."""
-        return _load(self._version(version), "weights")
+        """Load the weights of a version."""
+        return _load(self._version_path(version), "weights")
 
     def update(self, update: Update) -> Tensor:
-        """The values of an update."""
-        return _load(self._update(update.client, update.index), "update")
+        """Load the values of an update."""
+        return _load(self._update_path(update.client, update.index), "update")
 
     def keep(self, versions: Iterable[int], updates: Iterable[tuple[int, int]]) -> None:
-        """Delete every other version and update."""
-        kept = {self._version(version) for version in versions} | {self._update(*key) for key in updates}
+        """Delete all other versions and updates."""
+        kept = {self._version_path(version) for version in versions} | {self._update_path(*key) for key in updates}
         with writing(self.folder):
             for path in self.folder.glob("*.safetensors"):
                 if path not in kept:
                     path.unlink(missing_ok=True)
 
     def save_state(self, state: dict[str, Any]) -> None:
-        """Say where the server stands."""
+        """Save the progress of the server."""
         write_whole(self.folder / "state.json", (json.dumps(state, indent=1, allow_nan=False) + "\n").encode())
 
     def state(self) -> dict[str, Any] | None:
-        """Where the server stood, or None if it never said."""
+        """Load the progress of the server, or return None if it was never saved."""
         path = self.folder / "state.json"
         if not path.exists():
             return None
         try:
-            found = json.loads(path.read_bytes())
+            state = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"the state {path} cannot be read: {error}") from None
-        if not isinstance(found, dict):
-            raise UserError(f"the state {path} is not what a server leaves")
-        return found
+        if not isinstance(state, dict) or type(state.get("lines")) is not int:
+            raise UserError(f"{path} is not the state of a server; restore the file, or start another run")
+        return state
 
 
 def _load(path: Path, name: str) -> Tensor:

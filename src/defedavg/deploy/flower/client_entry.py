@@ -1,8 +1,8 @@
-"""The client's side of Flower: a ClientApp that answers with a desk of its own, or over a socket with a warm one.
+"""The ClientApp: it handles a message itself, or passes it to a client process that lives longer.
 
-A ClientApp lives for one message. Where clients train on between messages, and where the node's setting ``warm`` asks
-for it, a worker process keeps the desk between messages; this file then imports no PyTorch, which would cost more than
-many a job.
+Flower ends a ClientApp after one message. Where clients train between messages, and where the node's setting ``warm``
+asks for it, a client process keeps data and model in memory. This module then does not import PyTorch, because the
+import takes longer than many jobs.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from ...errors import UserError
-from ..client.client_socket import Key, ask
+from ..client.client_socket import ProcessAddress, request
 from ..transport import Vector
 
 STATE = "defedavg"
 
 
 def client_app(task: str) -> ClientApp:
-    """A ClientApp for the task that ``module:function`` makes."""
+    """Return a ClientApp for the task that the function ``module:function`` makes."""
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
@@ -32,7 +32,7 @@ def client_app(task: str) -> ClientApp:
 
 
 def handle(task: str, message: Message, context: Context) -> Message:
-    """The reply to a message of the server."""
+    """Return the reply to a message of the server."""
     content = message.content
     fields: dict[str, Any] = dict(content["fields"])
     kind = str(fields.pop("kind"))
@@ -42,12 +42,9 @@ def handle(task: str, message: Message, context: Context) -> Message:
     step_seconds = float(node.get("step_seconds", 0.0))
     config = dict(context.run_config)
     if kind == "exchange" or bool(node.get("warm", False)):
-        known = context.state.get(STATE)
-        key = Key(str(known["path"]), bytes(known["secret"])) if isinstance(known, ConfigRecord) else None  # type: ignore[arg-type]
-        place = f"{context.node_id:x}"
-        order = {"task": task, "config": config, "client": client, "step_seconds": step_seconds}
-        key, found, update = ask(key, place, order, kind, fields, weights)
-        context.state[STATE] = ConfigRecord({"path": key.path, "secret": key.secret})
+        launch = {"task": task, "config": config, "client": client, "step_seconds": step_seconds}
+        address, found, update = request(_known_address(context), f"{context.node_id:x}", launch, kind, fields, weights)
+        context.state[STATE] = ConfigRecord({"path": address.path, "secret": address.secret})
     else:
         from ..client.handler import ClientHandler, find_task
 
@@ -59,9 +56,17 @@ def handle(task: str, message: Message, context: Context) -> Message:
     return Message(reply, reply_to=message)
 
 
+def _known_address(context: Context) -> ProcessAddress | None:
+    """Return the address of the client process that an earlier message started, if there was one."""
+    known = context.state.get(STATE)
+    if not isinstance(known, ConfigRecord):
+        return None
+    return ProcessAddress(str(known["path"]), bytes(known["secret"]))  # type: ignore[arg-type]
+
+
 def client_number(context: Context) -> int:
-    """Which client this node is, from its own settings."""
-    found = context.node_config.get("client", context.node_config.get("partition-id"))
-    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+    """Return which client this node runs, from the node's own settings."""
+    number = context.node_config.get("client", context.node_config.get("partition-id"))
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise UserError("this node has no client number; start its SuperNode with --node-config 'client=0' (0, 1, …)")
-    return found
+    return number

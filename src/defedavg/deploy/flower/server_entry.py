@@ -1,0 +1,88 @@
+"""The ServerApp: it runs a session over Flower's Grid."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from ...errors import UserError
+from ...fileio import FolderLock, InUseError
+from ...tasks import Task
+from ..client.handler import MakeTask, find_task
+from ..deploy_config import DeployConfig, read_deploy_config
+from ..server.coordinator import Coordinator
+from ..server.deployment_folder import ERROR, finish, folder_of, holds_run, is_finished, open_run
+from ..server.session import Session
+from ..transport import Transport
+from .grid_transport import GridTransport
+
+LOCK_SECONDS = 30.0
+"""Flower may start a second server of a run when it has lost contact with the first; the second waits this long."""
+
+
+def server_app(task: str | MakeTask) -> ServerApp:
+    """Return a ServerApp for the run that the app's configuration describes; ``task`` is ``module:function``."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(GridTransport(grid), dict(context.run_config), task, str(context.run_id))
+
+    return app
+
+
+def serve(transport: Transport, flat: dict[str, Any], task: str | MakeTask, run: str) -> None:
+    """Run the server of a deployment; a user's error is one line, also in the file ``error.txt`` of the run folder."""
+    folder = Path(str(flat.get("deploy.folder") or "."))
+    try:
+        config = read_deploy_config(flat)
+        folder = folder_of(config)
+        with FolderLock(folder, LOCK_SECONDS):
+            restarted = holds_run(folder, run)
+            if restarted and is_finished(folder):
+                return
+            resume = restarted or config.deploy.resume
+            open_run(config, folder, resume=resume)
+            _run_session(transport, config, flat, find_task(task)(flat, None), folder, run, resume)
+    except InUseError as error:  # another server runs in the folder, so this one must not write to it
+        _log_line(folder, f"defedavg: {error}")
+        raise SystemExit(2) from None
+    except UserError as error:
+        if folder.is_dir():
+            (folder / ERROR).write_text(f"{error}\n", encoding="utf-8")
+        _log_line(folder, f"defedavg: {error}")
+        raise SystemExit(2) from None
+    except Exception:
+        _log_line(folder, traceback.format_exc())
+        raise
+
+
+def _run_session(
+    transport: Transport, config: DeployConfig, flat: dict[str, Any], task: Task, folder: Path, run: str, resume: bool
+) -> None:
+    began = time.perf_counter()
+    log_line = partial(_log_line, folder)
+    if resume:
+        session = Session.resume(config, flat, task, folder, log_line)
+    else:
+        session = Session(config, flat, task, folder, run=run)
+    with session.log:
+        if resume:
+            session.resumed()
+        Coordinator(session, transport, log_line=log_line).run()
+        session.note("done", status=str(session.progress.status))
+    finish(session, time.perf_counter() - began)
+
+
+def _log_line(folder: Path, line: str) -> None:
+    """Write a line to Flower's own log, and to ``server.log`` in the run folder."""
+    print(line, flush=True)
+    if folder.is_dir():
+        with (folder / "server.log").open("a", encoding="utf-8") as out:
+            out.write(f"{time.strftime('%H:%M:%S')} {line}\n")
