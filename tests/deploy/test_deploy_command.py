@@ -218,10 +218,10 @@ def test_a_run_has_one_server_and_a_restarted_server_resumes_it(
     world.transport.pending.clear()
     with FolderLock(folder), pytest.raises(SystemExit):
         serve(world.transport, flat, tiny_task, "17")
-    assert not (folder / runfolder.ERROR).exists()
+    assert not (folder / "error.txt").exists()
     with pytest.raises(SystemExit):
         serve(world.transport, flat, tiny_task, "18")  # another run must ask to resume
-    assert "already contains a run" in (folder / runfolder.ERROR).read_text()
+    assert "already contains a run" in (folder / "error.txt").read_text()
     serve(world.transport, flat, tiny_task, "17")
     assert runfolder.is_finished(folder)
     assert "is finished" in refused("deploy", "local", "--out", tmp_path, "--name", "run", "--resume")

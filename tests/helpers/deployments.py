@@ -17,12 +17,13 @@ from defedavg.config.build import make_executor
 from defedavg.deploy.client.handler import ClientHandler
 from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.engine.event_log import LOG, EventLog
+from defedavg.deploy.engine.event_log import EventLog
 from defedavg.deploy.engine.events import Exchanged, Trained
 from defedavg.deploy.replay import Replay, replay
 from defedavg.deploy.server.coordinator import Coordinator
 from defedavg.deploy.server.session import Session
 from defedavg.deploy.transport import Message, Reply, size_of
+from defedavg.runstore.layout import EVENT_LOG as LOG
 from defedavg.tasks import Task
 
 Tamper = Callable[["Node", Message, Reply], Reply | None]

@@ -15,6 +15,7 @@ from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..errors import UserError, unknown
 from ..report import tables
+from ..runstore.layout import RunFiles
 from .options import CommandWithOldNames, Force, Json, Out, err, out, print_json
 
 if TYPE_CHECKING:
@@ -105,7 +106,6 @@ def local(
         int | None, typer.Option(min=1, max=65535, help="The port of the SuperLink. Default: a free port.")
     ] = None,
     no_warm_workers: NoWarmWorkers = False,
-    cold: Annotated[bool, typer.Option("--cold", hidden=True)] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run of this name that was interrupted.")] = False,
     force: Force = False,
     as_json: Json = False,
@@ -120,8 +120,6 @@ def local(
     from ..deploy.flower.processes import check_port
     from ..deploy.server.deployment_folder import create_run_folder
 
-    if cold:
-        err.print("--cold is now --no-warm-workers; the old name will be removed", markup=False, soft_wrap=True)
     run_folder = folder / name
     if resume:
         if given or algorithm is not None or clients is not None or force:
@@ -133,11 +131,11 @@ def local(
     if port is not None:
         check_port(port)
     if not resume:
-        create_run_folder(run_config, run_folder, force)
+        create_run_folder(run_config, run_folder, force=force)
         app_folder = _provide_app(app_folder, run_folder, flat)
     assert app_folder is not None
-    _run(app_folder, run_config, flat, run_folder, port, warm=not (no_warm_workers or cold))
-    entries = json.loads((run_folder / "summary.json").read_text())["runs"]
+    _run(app_folder, run_config, flat, run_folder, port, warm=not no_warm_workers)
+    entries = json.loads(RunFiles(run_folder).summary.read_text())["runs"]
     if as_json:
         print_json(entries)
     else:
@@ -164,10 +162,10 @@ def _provide_app(app_folder: Path | None, run_folder: Path, flat: dict[str, Any]
     from ..deploy.flower.app_template import write_app
 
     if app_folder is None:
-        app_folder = run_folder / "app"
+        app_folder = RunFiles(run_folder).app
         write_app(app_folder, flat)
     else:
-        (run_folder / "app.txt").write_text(f"{app_folder.absolute()}\n", encoding="utf-8")
+        RunFiles(run_folder).app_path.write_text(f"{app_folder.absolute()}\n", encoding="utf-8")
     return app_folder
 
 
@@ -175,7 +173,6 @@ def _run(
     app_folder: Path, run_config: DeployConfig, flat: dict[str, Any], run_folder: Path, port: int | None, *, warm: bool
 ) -> None:
     """Run the deployment; after Ctrl-C, print how to continue it."""
-    from ..deploy.engine.event_log import LOG
     from ..deploy.flower.local_deployment import progress_display, run_local
 
     app_settings = _app_settings(app_folder)
@@ -186,7 +183,7 @@ def _run(
     except KeyboardInterrupt:
         command = f"defedavg deploy local --name {run_folder.name}"
         command += f" --out {run_folder.parent}" if run_folder.parent != Path("runs") else ""
-        begun = (run_folder / LOG).exists()
+        begun = RunFiles(run_folder).event_log.exists()
         then = f"continue with: {command} --resume" if begun else "it had not started; start it again with --force"
         err.print(f"stopped by Ctrl-C; {then}", markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
@@ -195,16 +192,16 @@ def _run(
 def _interrupted_run(run_folder: Path, app_folder: Path | None) -> tuple[dict[str, Any], Path]:
     """Return the settings and the app of a run that is to be resumed."""
     from ..deploy.engine import event_log as logs
-    from ..deploy.engine.event_log import LOG
     from ..deploy.server.deployment_folder import is_finished
 
-    if not (run_folder / LOG).exists():
+    if not RunFiles(run_folder).event_log.exists():
         raise UserError(f"there is no run to resume in {run_folder}")
     if is_finished(run_folder):
         raise UserError(f"the run in {run_folder} is finished; start another run")
-    recorded = run_folder / "app.txt"
-    own_app = Path(recorded.read_text(encoding="utf-8").strip()) if recorded.exists() else run_folder / "app"
-    settings = logs.read(run_folder / LOG).head.get("settings")
+    files = RunFiles(run_folder)
+    recorded = files.app_path
+    own_app = Path(recorded.read_text(encoding="utf-8").strip()) if recorded.exists() else files.app
+    settings = logs.read(files.event_log).head.get("settings")
     if not isinstance(settings, dict):
         raise UserError(f"the log in {run_folder} does not contain the settings of the run; it cannot be resumed")
     return settings, app_folder or own_app
@@ -266,13 +263,12 @@ def replay(
 ) -> None:
     """Rebuild the plan of a deployment from its event log and check it; then ask what other settings would do."""
     from ..deploy.engine import event_log as logs
-    from ..deploy.engine.event_log import LOG
     from ..deploy.replay import replay as rebuild
     from ..deploy.whatif import whatif_plans
     from ..planning.devices import Fleet
     from ..planning.plan_stats import summarise
 
-    found = rebuild(logs.read(file / LOG if file.is_dir() else file))
+    found = rebuild(logs.read(RunFiles(file).event_log if file.is_dir() else file))
     found.plan.check()
     if save is not None:
         found.plan.save(save)

@@ -17,7 +17,7 @@ from ..config.build import make_simulator
 from ..config.renamed_settings import current_label, current_name
 from ..config.study import Study, SweepPoint
 from ..errors import UserError
-from ..fileio import read_text
+from ..fileio import FolderLock, read_text, write_whole
 from ..jsonio import finite, json_line
 from ..report.plots import Curve, save, split_map
 from ..report.run_curves import curve_of, save_curves
@@ -27,7 +27,7 @@ from ..runstore.layout import RunFiles
 from ..runstore.provenance import provenance
 from ..runstore.reader import PartitionCounts, RunFolder
 from ..runstore.summary import run_entry
-from ..runstore.writer import RunWriter, open_folder
+from ..runstore.writer import begin_run, open_folder, write_partition, write_summary
 from ..tasks import class_counts
 from ..training import Evaluation
 from .checkpointing import (
@@ -83,21 +83,22 @@ class StudyRun:
         self._check()
         compute = self.sweep.compute
         self._origin = provenance(executor=compute.executor, device=compute.device, precision=compute.precision)
-        self._directory = CheckpointDir(RunFiles(folder).checkpoints)
+        self._files = RunFiles(folder)
+        self._directory = CheckpointDir(self._files.checkpoints)
         self._checkpoints = CheckpointWriter(self._directory, study, checkpoint_interval)
-        self._writer = RunWriter(folder)
+        self._lock = FolderLock(folder)
         try:
-            if resume and not self._writer.files.is_empty():
+            if resume and not self._files.is_empty():
                 self._resume()
             else:
                 open_folder(folder, force=force)
-            self._writer.begin(study.to_toml())
+            begin_run(self._files, study.to_toml())
             if self._partition is not None:
-                self._writer.write_partition(self._partition.title, self._partition.counts)
+                write_partition(self._files, self._partition)
             if not self.finished:
                 self._write_summary(finished=False)
         except BaseException:
-            self._writer.close()
+            self._lock.release()
             raise
 
     @property
@@ -115,7 +116,7 @@ class StudyRun:
 
     def _resume(self) -> None:
         """Load the state of an earlier session; nothing is written."""
-        files = self._writer.files
+        files = self._files
         if files.foreign() and not files.config.exists():
             raise UserError(f"{self.folder} holds something other than a run and is not resumed; use another name")
         if files.config.exists():
@@ -159,7 +160,7 @@ class StudyRun:
         """Compute all runs; return False if Ctrl-C stopped them, with everything evaluated so far saved."""
         try:
             if not self.finished:
-                self._journal = Journal(self._writer.files.metrics, self._session.metrics)
+                self._journal = Journal(self._files.metrics, self._session.metrics)
                 try:
                     self.finished = self._run(watch)
                 finally:
@@ -168,7 +169,7 @@ class StudyRun:
                 self._write_summary(finished=True)
                 self._directory.clear()
         finally:
-            self._writer.close()
+            self._lock.release()
         return self.finished
 
     def _run(self, watch: Watch) -> bool:
@@ -195,7 +196,7 @@ class StudyRun:
             self._checkpoints.save(self.sweep, self._positions, self._journal.position(), self.entries)
 
     def _record_plan(self, spec: RunSpec, run: Simulation) -> None:
-        path = self._writer.files.plan(spec.label, spec.seed)
+        path = self._files.plan(spec.label, spec.seed)
         self._plans[spec] = PlanFile(path, run.simulator.header, run.simulator.fleet)
         run.record_plan(self._plans[spec].add)
 
@@ -211,7 +212,7 @@ class StudyRun:
         point = _point(spec)
         stats, plan_hash = self._plans.pop(spec).finish(run)
         weights = safetensors.torch.save(run.executor.named(run.weights))
-        self._writer.write_weights(spec.label, spec.seed, weights)
+        write_whole(self._files.weights(spec.label, spec.seed), weights)
         self._evaluations[_run_key(_identity(spec))] = run.progress.evaluations
         self.curves.append(curve_of(spec.settings.algorithm, spec.label, run.progress.evaluations))
         entry = run_entry(
@@ -237,7 +238,7 @@ class StudyRun:
 
     def draw(self) -> None:
         """Draw accuracy and loss over simulated seconds and over rounds, and the partition."""
-        plots = self._writer.files.plots
+        plots = self._files.plots
         if not self.curves:
             return
         targets = {entry["target_accuracy"] for entry in self.entries}
@@ -272,7 +273,7 @@ class StudyRun:
         )
 
     def _write_summary(self, *, finished: bool) -> None:
-        self._writer.write_summary(self.study.name, self._origin, {"runs": self.entries}, finished=finished)
+        write_summary(self._files, self.study.name, self._origin, {"runs": self.entries}, finished=finished)
 
 
 def _point(spec: RunSpec) -> SweepPoint:

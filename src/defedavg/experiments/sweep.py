@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from .ray.scheduler import RayScheduler
 
 
-def group_of(settings: Settings) -> Hashable:
-    """Return a key that is equal for runs that can share batches."""
-    task = settings.task
-    return task.module, task.data, task.model, task.normalise, settings.training.batch_size
-
-
 class Sweep:
     """Computes runs and reports events; ``notes`` are lines for the user.
 
@@ -58,7 +52,8 @@ class Sweep:
 
     def task(self, settings: Settings, seed: int) -> Task:
         """Return the task of a run; runs with the same data and partition share it."""
-        key = (settings.task, settings.clients.num_clients, seed)
+        # A task module may read every setting.
+        key = (settings if settings.task.module else (settings.task, settings.clients.num_clients), seed)
         if key not in self._tasks:
             task = build_task(settings, seed)
             device = self.compute.local_device
@@ -67,6 +62,17 @@ class Sweep:
             )
             self._tasks[key] = replace(task, train=train, test=test)
         return self._tasks[key]
+
+    def group_of(self, spec: RunSpec) -> Hashable:
+        """Return a key that is equal for runs that can share batches."""
+        settings = spec.settings
+        if settings.task.module:
+            task = self.task(settings, spec.seed)
+            loss = getattr(task.loss, "__qualname__", type(task.loss).__qualname__)
+            model: Hashable = (settings.task.module, repr(task.model()), loss)
+        else:
+            model = (settings.task.data, settings.task.model, settings.task.normalise)
+        return model, settings.training.batch_size
 
     def events(
         self,
@@ -81,7 +87,7 @@ class Sweep:
             return
         groups: dict[Any, list[RunSpec]] = {}
         for spec in specs:
-            groups.setdefault(group_of(spec.settings), []).append(spec)
+            groups.setdefault(self.group_of(spec), []).append(spec)
         with computing_in(self.compute.precision):
             for group in groups.values():
                 yield from self._group(group)
@@ -138,7 +144,7 @@ class Sweep:
 
         self._scheduler = RayScheduler(self.compute, self._pauses, self.notes)
         started = {spec: state for spec, (state, _) in self._resumed.items()}
-        for event in self._scheduler.events(specs, started, self._begin, group_of, self._checkpoint_hook):
+        for event in self._scheduler.events(specs, started, self._begin, self.group_of, self._checkpoint_hook):
             if isinstance(event, RunFinished):
                 del self._in_progress[event.spec]
             yield event

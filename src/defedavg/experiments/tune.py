@@ -20,11 +20,13 @@ from typing import Any
 from ..algorithms import ALGORITHMS
 from ..config.study import Study, SweepPoint
 from ..errors import UserError
-from ..jsonio import finite, json_line
+from ..fileio import FolderLock
+from ..jsonio import json_line
 from ..runstore.journal import Journal
+from ..runstore.layout import RunFiles
 from ..runstore.provenance import provenance
 from ..runstore.summary import label_with_rates
-from ..runstore.writer import RunWriter, open_folder
+from ..runstore.writer import begin_run, open_folder, write_lines, write_summary
 from ..training import RunProgress, Status
 from .compute import ComputeConfig
 from .run_events import Event, PausableRun, RunEvaluated, RunFinished, RunSpec, Watch
@@ -231,18 +233,19 @@ class TuningFolder:
         self._study = study
         compute = tuning.sweep.compute
         self._origin = provenance(executor=compute.executor, device=compute.device, precision=compute.precision)
-        self._writer = RunWriter(folder)
+        self._files = RunFiles(folder)
+        self._lock = FolderLock(folder)
         try:
             open_folder(folder, force=force)
-            self._writer.begin(study.to_toml())
+            begin_run(self._files, study.to_toml())
             self._save(finished=False)
         except BaseException:
-            self._writer.close()
+            self._lock.release()
             raise
 
     def run(self, watch: Watch) -> bool:
         """Search; return False if Ctrl-C stopped it, with everything known so far saved."""
-        journal = Journal(self._writer.files.metrics)
+        journal = Journal(self._files.metrics)
 
         def log(event: Event) -> None:
             if isinstance(event, RunEvaluated):
@@ -256,7 +259,7 @@ class TuningFolder:
             self._save(finished=finished)
         finally:
             journal.close()
-            self._writer.close()
+            self._lock.release()
         return finished
 
     def _save(self, *, finished: bool) -> None:
@@ -264,8 +267,8 @@ class TuningFolder:
             {"label": pair.point.label, "global_lr": pair.global_lr, "local_lr": pair.local_lr}
             for pair in (self._tuning.best() if finished else ())
         ]
-        self._writer.write_rate_points(finite(self._tuning.records()))
-        self._writer.write_summary(self._study.name, self._origin, {"best": best}, finished=finished)
+        write_lines(self._files.rate_points, self._tuning.records())
+        write_summary(self._files, self._study.name, self._origin, {"best": best}, finished=finished)
 
 
 def score(outcomes: Iterable[PairOutcome]) -> tuple[float, float, float]:

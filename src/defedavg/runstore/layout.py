@@ -44,6 +44,9 @@ OWNED = (
 )
 """All that a run writes: removing a run removes these and nothing else."""
 
+EVENT_LOG = "events.jsonl"
+"""The event log of a deployment."""
+
 SEARCH_DEPTH = 4
 """Folders of runs may be nested this deep."""
 
@@ -107,7 +110,37 @@ class RunFiles:
     @property
     def event_log(self) -> Path:
         """The event log of a deployment."""
-        return self.folder / "events.jsonl"
+        return self.folder / EVENT_LOG
+
+    @property
+    def server_state(self) -> Path:
+        """The folder of a deployment's server state."""
+        return self.folder / "state"
+
+    @property
+    def server_log(self) -> Path:
+        """The output of a deployment's server."""
+        return self.folder / "server.log"
+
+    @property
+    def error(self) -> Path:
+        """Why a deployment failed."""
+        return self.folder / "error.txt"
+
+    @property
+    def app(self) -> Path:
+        """The generated Flower app of a deployment."""
+        return self.folder / "app"
+
+    @property
+    def app_path(self) -> Path:
+        """The path of a user's own Flower app."""
+        return self.folder / "app.txt"
+
+    @property
+    def flower(self) -> Path:
+        """The folder of Flower's processes."""
+        return self.folder / "flower"
 
     def plan(self, label: str, seed: int) -> Path:
         """Return the path of a run's plan."""

@@ -1,4 +1,4 @@
-"""Writes a run folder: one run at a time holds its lock, and every file is complete or absent."""
+"""Writes the files of a run folder; each is complete or absent. The caller holds the lock of the folder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from .. import __version__
 from ..errors import UserError
-from ..fileio import LOCK_FILE, FolderLock, write_whole, writing
+from ..fileio import LOCK_FILE, write_whole, writing
 from ..jsonio import finite, json_line
 from .layout import MARKERS, OWNED, RunFiles
+from .reader import PartitionCounts
 
 
 def open_folder(folder: Path, *, force: bool) -> None:
@@ -51,40 +52,34 @@ def _remove_owned(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-class RunWriter:
-    """A run folder that this process writes to, until ``close``."""
+def begin_run(files: RunFiles, config: str) -> None:
+    """Write the configuration and create the folders for plans, weights and plots."""
+    with writing(files.folder):
+        for name in ("plans", "weights", "plots"):
+            (files.folder / name).mkdir(parents=True, exist_ok=True)
+    write_whole(files.config, config.encode())
 
-    def __init__(self, folder: Path, *, seconds: float = 0.0) -> None:
-        self.files = RunFiles(folder)
-        self._lock = FolderLock(folder, seconds)
 
-    def close(self) -> None:
-        """Release the lock."""
-        self._lock.release()
+def write_summary(
+    files: RunFiles, name: str, origin: Mapping[str, Any], results: Mapping[str, Sequence[Any]], *, finished: bool
+) -> None:
+    """Write summary.json: ``results`` are the ``runs`` of a study or the ``best`` pairs of a search for rates."""
+    head = {"name": name, "version": __version__, "finished": finished, "provenance": dict(origin)}
+    text = json.dumps({**head, **finite(results)}, indent=1, allow_nan=False) + "\n"
+    write_whole(files.summary, text.encode())
 
-    def begin(self, config: str) -> None:
-        """Write the configuration and create the folders for plans, weights and plots."""
-        with writing(self.files.folder):
-            for name in ("plans", "weights", "plots"):
-                (self.files.folder / name).mkdir(exist_ok=True)
-        write_whole(self.files.config, config.encode())
 
-    def write_summary(
-        self, name: str, origin: Mapping[str, Any], results: Mapping[str, Sequence[Any]], *, finished: bool
-    ) -> None:
-        """Write summary.json: ``results`` are the ``runs`` of a study or the ``best`` pairs of a search for rates."""
-        head = {"name": name, "version": __version__, "finished": finished, "provenance": dict(origin)}
-        text = json.dumps({**head, **finite(results)}, indent=1, allow_nan=False) + "\n"
-        write_whole(self.files.summary, text.encode())
+def write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Write a file of JSON lines."""
+    write_whole(path, "".join(json_line(record) + "\n" for record in records).encode())
 
-    def write_rate_points(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write the results of a search for learning rates."""
-        write_whole(self.files.rate_points, "".join(json_line(record) + "\n" for record in records).encode())
 
-    def write_partition(self, title: str, counts: list[list[int]]) -> None:
-        """Write how many samples of every class each client holds."""
-        write_whole(self.files.partition, (json_line({"title": title, "counts": counts}) + "\n").encode())
+def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Append to a file of JSON lines."""
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.writelines(json_line(record) + "\n" for record in records)
 
-    def write_weights(self, label: str, seed: int, tensors: bytes) -> None:
-        """Write the last version of a run, in the format of safetensors."""
-        write_whole(self.files.weights(label, seed), tensors)
+
+def write_partition(files: RunFiles, counts: PartitionCounts) -> None:
+    """Write how many samples of every class each client holds."""
+    write_lines(files.partition, [{"title": counts.title, "counts": counts.counts}])

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from defedavg.algorithms import ALGORITHMS, ServerMachine
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.client_link import MAX_FAULTS
-from defedavg.deploy.engine.event_log import LOG, LogNote
+from defedavg.deploy.engine.event_log import LogNote
 from defedavg.deploy.engine.events import Failed, InstantEnded, Joined, Left, Refused, TimerExpired
 from defedavg.deploy.transport import Message, Reply
 from defedavg.errors import UserError
+from defedavg.runstore.layout import EVENT_LOG as LOG
 from defedavg.training import Status
 from helpers.deployments import PLAIN, World, agrees, checked
 from helpers.strategies import bounded

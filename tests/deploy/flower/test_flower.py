@@ -17,7 +17,6 @@ import torch
 
 from defedavg.config.build import build_task, make_executor
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.engine.event_log import LOG
 from defedavg.deploy.engine.events import Joined, Left, Refused, Resumed, Trained
 from defedavg.deploy.flower.app_template import default_settings, write_app
 from defedavg.deploy.flower.local_deployment import LogTail
@@ -26,6 +25,7 @@ from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.errors import UserError
 from defedavg.rng import key, uniform
+from defedavg.runstore.layout import EVENT_LOG as LOG
 from helpers.flower_processes import TASK, CutProxy, Deployment
 
 deploy = pytest.mark.deploy

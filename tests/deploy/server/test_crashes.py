@@ -10,10 +10,10 @@ import pytest
 
 from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.engine.event_log import LOG
 from defedavg.deploy.replay import replay
 from defedavg.deploy.server.session import Session
 from defedavg.errors import UserError
+from defedavg.runstore.layout import EVENT_LOG as LOG
 from defedavg.training import Status
 from helpers.deployments import FLAT, PLAIN, World, agrees, checked, tiny_task
 

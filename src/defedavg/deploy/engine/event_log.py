@@ -23,7 +23,6 @@ from . import events
 from .events import Event, Exchanged, Report, UpdateInfo
 
 FORMAT = "defedavg-log"
-LOG = "events.jsonl"
 VERSION = 1
 EVENTS: dict[str, type[Any]] = {
     "joined": events.Joined,

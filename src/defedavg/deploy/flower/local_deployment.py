@@ -13,9 +13,9 @@ from rich.console import Console
 
 from ...config.build import make_fleet
 from ...errors import UserError
+from ...runstore.layout import RunFiles
 from ..deploy_config import DeployConfig
-from ..engine.event_log import LOG
-from ..server.deployment_folder import ERROR, is_finished
+from ..server.deployment_folder import is_finished
 from .processes import FlowerCluster, free_port
 from .signals import signals_as_interrupts
 
@@ -39,7 +39,7 @@ class LogTail:
     """Reads the log of a run while the server writes it."""
 
     def __init__(self, folder: Path, *, from_end: bool = False) -> None:
-        self._path = folder / LOG
+        self._path = RunFiles(folder).event_log
         self._position = self._path.stat().st_size if from_end and self._path.exists() else 0
 
     def lines(self) -> list[dict[str, Any]]:
@@ -76,13 +76,16 @@ def wait_until_finished(
         time.sleep(poll_seconds)
     if not is_finished(folder):
         _raise_failure(cluster, folder)
-        raise UserError(f"the server ended before the run did; see {folder / 'server.log'}; continue with --resume")
+        raise UserError(
+            f"the server ended before the run did; see {RunFiles(folder).server_log}; continue with --resume"
+        )
 
 
 def _raise_failure(cluster: FlowerCluster, folder: Path) -> None:
     """Raise ``UserError`` if the server has left an error message, or the SuperLink has ended."""
-    if (folder / ERROR).exists():
-        raise UserError((folder / ERROR).read_text(encoding="utf-8").strip())
+    error = RunFiles(folder).error
+    if error.exists():
+        raise UserError(error.read_text(encoding="utf-8").strip())
     if cluster.superlink is not None and cluster.superlink.poll() is not None:
         raise UserError(f"the SuperLink ended: {cluster.last_line('superlink')}; continue with --resume")
 
@@ -173,8 +176,9 @@ def run_local(
     ``changes`` are the settings that differ from those in the app.
     """
     tail = LogTail(folder, from_end=config.deploy.resume)
-    cluster = FlowerCluster(folder / "flower", port or free_port())
-    (folder / ERROR).unlink(missing_ok=True)
+    files = RunFiles(folder)
+    cluster = FlowerCluster(files.flower, port or free_port())
+    files.error.unlink(missing_ok=True)
     with signals_as_interrupts(), cluster:
         cluster.start_superlink()
         start_supernodes(cluster, config, warm=warm)

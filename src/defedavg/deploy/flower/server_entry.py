@@ -13,11 +13,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from ...errors import UserError
 from ...fileio import FolderLock, InUseError
+from ...runstore.layout import RunFiles
 from ...tasks import Task
 from ..client.handler import MakeTask, find_task
 from ..deploy_config import DeployConfig, read_deploy_config
 from ..server.coordinator import Coordinator
-from ..server.deployment_folder import ERROR, finish, folder_of, holds_run, is_finished, open_run
+from ..server.deployment_folder import finish, folder_of, holds_run, is_finished, open_run
 from ..server.session import Session
 from ..transport import Transport
 from .grid_transport import GridTransport
@@ -55,7 +56,7 @@ def serve(transport: Transport, flat: dict[str, Any], task: str | MakeTask, run:
         raise SystemExit(2) from None
     except UserError as error:
         if folder.is_dir():
-            (folder / ERROR).write_text(f"{error}\n", encoding="utf-8")
+            RunFiles(folder).error.write_text(f"{error}\n", encoding="utf-8")
         _log_line(folder, f"defedavg: {error}")
         raise SystemExit(2) from None
     except Exception:
@@ -84,5 +85,5 @@ def _log_line(folder: Path, line: str) -> None:
     """Write a line to Flower's own log, and to ``server.log`` in the run folder."""
     print(line, flush=True)
     if folder.is_dir():
-        with (folder / "server.log").open("a", encoding="utf-8") as out:
+        with RunFiles(folder).server_log.open("a", encoding="utf-8") as out:
             out.write(f"{time.strftime('%H:%M:%S')} {line}\n")

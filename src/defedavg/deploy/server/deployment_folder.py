@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from ... import __version__
 from ...config.study import SweepPoint
 from ...errors import UserError
-from ...fileio import file_name, write_whole, writing
-from ...jsonio import finite
 from ...planning.devices import Fleet
 from ...planning.plan_stats import summarise
+from ...runstore.layout import RunFiles
 from ...runstore.provenance import provenance
+from ...runstore.reader import read_run
+from ...runstore.summary import run_entry
+from ...runstore.writer import begin_run, open_folder, write_summary
 from ..deploy_config import DeployConfig
 from ..engine import event_log as logs
-from ..engine.event_log import LOG
 from ..replay import replay
 from .session import Session
-
-ERROR = "error.txt"
 
 
 def holds_run(folder: Path, run: str) -> bool:
     """Return whether the folder holds this very run: then Flower has restarted its server."""
-    return (folder / LOG).exists() and logs.read(folder / LOG).head.get("run") == run
+    log = RunFiles(folder).event_log
+    return log.exists() and logs.read(log).head.get("run") == run
 
 
 def folder_of(config: DeployConfig) -> Path:
@@ -36,64 +37,56 @@ def folder_of(config: DeployConfig) -> Path:
 
 def open_run(config: DeployConfig, folder: Path, *, resume: bool) -> None:
     """Prepare a run folder for the server."""
+    files = RunFiles(folder)
     if resume:
-        if not (folder / LOG).exists():
+        if not files.event_log.exists():
             raise UserError(f"there is no run to resume in {folder}")
-        _save_summary(folder, config.name, [], finished=False)
+        _write_summary(files, config.name, [], finished=False)
     else:
-        if (folder / LOG).exists():
+        if files.event_log.exists():
             raise UserError(f"{folder} already contains a run; resume it, or choose another folder")
-        _write_config(config, folder)
-    (folder / ERROR).unlink(missing_ok=True)
+        _begin(config, files)
+    files.error.unlink(missing_ok=True)
 
 
 def is_finished(folder: Path) -> bool:
     """Return whether the run in a folder is finished."""
-    path = folder / "summary.json"
-    return path.exists() and bool(json.loads(path.read_text(encoding="utf-8"))["finished"])
+    return read_run(folder).finished
 
 
-def create_run_folder(config: DeployConfig, folder: Path, force: bool) -> None:
+def create_run_folder(config: DeployConfig, folder: Path, *, force: bool) -> None:
     """Create a folder that counts as a run even if its server never starts; replace one only with ``force``."""
-    from ...experiments.study_run import open_folder
-
-    open_folder(folder, force)
-    _write_config(config, folder)
+    open_folder(folder, force=force)
+    _begin(config, RunFiles(folder))
 
 
-def _write_config(config: DeployConfig, folder: Path) -> None:
-    with writing(folder):
-        (folder / "plans").mkdir(parents=True, exist_ok=True)
-        (folder / "plots").mkdir(exist_ok=True)
-    write_whole(folder / "config.toml", config.toml.encode())
-    _save_summary(folder, config.name, [], finished=False)
+def _begin(config: DeployConfig, files: RunFiles) -> None:
+    begin_run(files, config.toml)
+    _write_summary(files, config.name, [], finished=False)
 
 
-def _save_summary(folder: Path, name: str, entries: list[object], *, finished: bool) -> None:
-    made = {**provenance(executor="deployment"), **_first_provenance(folder)}
-    whole = {"name": name, "version": __version__, "finished": finished, "provenance": made, "runs": entries}
-    write_whole(folder / "summary.json", (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode())
+def _write_summary(files: RunFiles, name: str, entries: Sequence[Any], *, finished: bool) -> None:
+    origin = {**provenance(executor="deployment"), **_first_provenance(files)}
+    write_summary(files, name, origin, {"runs": entries}, finished=finished)
 
 
-def _first_provenance(folder: Path) -> dict[str, str]:
+def _first_provenance(files: RunFiles) -> dict[str, str]:
     """Return when and with which command a user started the run, which is not the command that runs the server."""
     try:
-        made = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["provenance"]
-        return {name: made[name] for name in ("started", "command", "folder")}
+        origin = json.loads(files.summary.read_text(encoding="utf-8"))["provenance"]
+        return {name: origin[name] for name in ("started", "command", "folder")}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def finish(session: Session, wall: float) -> None:
-    """Check the invariants of a run that is over, and write its plan, its summary and its plots."""
-    from ...experiments.study_run import (  # the import takes half a second, which would delay the server's start
-        curve_of,
-        draw_curves,
-        entry_of,
-    )
+def finish(session: Session, wall_seconds: float) -> None:
+    """Check the invariants of a finished run, and write its plan, its summary and its plots."""
+    import torch
 
-    config, folder = session.config, session.folder
-    found = replay(logs.read(folder / LOG))
+    from ...report.run_curves import curve_of, save_curves  # importing Matplotlib would delay the start of a server
+
+    config, files = session.config, session.files
+    found = replay(logs.read(files.event_log))
     found.plan.check()
     fleet = Fleet(
         num_clients=found.plan.header.num_clients,
@@ -102,11 +95,17 @@ def finish(session: Session, wall: float) -> None:
         trace=found.trace,
     )
     point = SweepPoint((), config.settings)
-    merged = sum(update.steps > 0 for record in found.plan.rounds for update, _ in record.merge.updates)
-    found.plan.save(folder / "plans" / (file_name(point.label, config.seed) + ".jsonl.gz"))
-    stats = summarise(found.plan, fleet)
-    entry = entry_of(point, config.seed, session.progress, stats, found.plan.hash(), trained=merged, wall=wall)
-    _save_summary(folder, config.name, [finite(entry)], finished=True)
-    draw_curves(
-        folder / "plots", config.name, [curve_of(point, session.progress.evaluations)], entry["target_accuracy"]
+    found.plan.save(files.plan(point.label, config.seed))
+    entry = run_entry(
+        point,
+        config.seed,
+        session.progress,
+        summarise(found.plan, fleet),
+        found.plan.hash(),
+        updates_trained=sum(u.steps > 0 for record in found.plan.rounds for u, _ in record.merge.updates),
+        wall_seconds=wall_seconds,
+        threads=torch.get_num_threads(),
     )
+    _write_summary(files, config.name, [entry], finished=True)
+    curve = curve_of(config.settings.algorithm, point.label, session.progress.evaluations)
+    save_curves(files.plots, config.name, [curve], entry["target_accuracy"])

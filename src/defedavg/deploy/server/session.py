@@ -7,7 +7,6 @@ leaves a log and files from which ``Session.resume`` continues: no update is mer
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -20,14 +19,15 @@ from torch import Tensor
 from ...algorithms.protocol import Merge
 from ...config.build import make_executor, make_stopping_rule
 from ...errors import UserError
-from ...fileio import write_whole, writing
-from ...jsonio import finite
+from ...fileio import writing
 from ...planning.records import Round, Sent, Stall
+from ...runstore.layout import RunFiles
+from ...runstore.writer import append_lines, write_lines
 from ...tasks import Task
 from ...training import EvalResult, EvalSchedule, Evaluation, PendingEval, RunProgress, Status, evaluate_version
 from ..deploy_config import DeployConfig
 from ..engine import event_log as logs
-from ..engine.event_log import LOG, EventLog, EventLogWriter, LogNote
+from ..engine.event_log import EventLog, EventLogWriter, LogNote
 from ..engine.events import Combine, DiscardUpdate, Event, Exchange, Resumed, Train
 from ..engine.setup import logged_config, make_engine, notes_for
 from ..transport import Vector
@@ -52,11 +52,12 @@ class Session:
         self.config = config
         self.task = task
         self.folder = folder
+        self.files = RunFiles(folder)
         self.engine = make_engine(config)
         self.executor = make_executor(config.settings, config.seed, task)
         self.progress = RunProgress()
         self.stopping_rule = make_stopping_rule(config.settings)
-        self.store = StateStore(folder / "state")
+        self.store = StateStore(self.files.server_state)
         self.in_flight: Callable[[], list[dict[str, Any]]] = list
         self._log_line = log_line
         self._schedule = EvalSchedule(task, self.stopping_rule, self.progress)
@@ -65,13 +66,15 @@ class Session:
         if log is None:
             self.seconds = 0.0
             self.store.save_version(0, self.executor.versions[0])
-            self.log = EventLogWriter(folder / LOG, {"settings": flat, "model_bytes": self.model_bytes, "run": run})
+            self.log = EventLogWriter(
+                self.files.event_log, {"settings": flat, "model_bytes": self.model_bytes, "run": run}
+            )
         else:
             self.seconds = log.seconds
             self._restore(log)
-            with writing(folder / LOG):
-                os.truncate(folder / LOG, log.size)
-            self.log = EventLogWriter(folder / LOG)
+            with writing(self.files.event_log):
+                os.truncate(self.files.event_log, log.size)
+            self.log = EventLogWriter(self.files.event_log)
             self.log.lines = len(log.lines)
 
     @classmethod
@@ -79,7 +82,7 @@ class Session:
         cls, config: DeployConfig, flat: dict[str, Any], task: Task, folder: Path, log_line: LogLine = print
     ) -> Session:
         """Continue the run in a folder."""
-        log = logs.read(folder / LOG)
+        log = logs.read(RunFiles(folder).event_log)
         before = logged_config(log)
         if (before.settings, before.seed) != (config.settings, config.seed):
             raise UserError(f"the run in {folder} has other settings; resume it with the same, or start another run")
@@ -182,13 +185,8 @@ class Session:
 
     def _write_metrics(self, evaluations: list[Evaluation], *, replace_file: bool) -> None:
         shared = {"algorithm": self.config.settings.algorithm, "seed": self.config.seed}
-        rows = [json.dumps(finite({**shared, **asdict(e)}), allow_nan=False) + "\n" for e in evaluations]
-        path = self.folder / "metrics.jsonl"
-        if replace_file:
-            write_whole(path, "".join(rows).encode())
-            return
-        with writing(path), path.open("a", encoding="utf-8") as out:
-            out.writelines(rows)
+        write = write_lines if replace_file else append_lines
+        write(self.files.metrics, [{**shared, **asdict(evaluation)} for evaluation in evaluations])
 
     # Resuming after a crash.
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...config.settings import Settings
 from ...errors import UserError
 from ...plugins import loaded_sources
 from ...tasks import Task
@@ -91,7 +90,7 @@ class RayScheduler:
         specs: Sequence[RunSpec],
         started: Mapping[RunSpec, RunState],
         begin: Callable[[RunSpec], Simulation],
-        group_of: Callable[[Settings], Hashable],
+        group_of: Callable[[RunSpec], Hashable],
         checkpoint_hook: CheckpointHook,
     ) -> Iterator[Event]:
         """Compute all runs and yield their events; ``started`` are the states of resumed runs."""
@@ -237,7 +236,7 @@ class RayScheduler:
         state = self.states[spec]
         known = tuple(e for e in remote.progress.evaluations if e.round <= state.counters.newest[0])
         task = self._put_task(remote.run.task)
-        group = self._group_of(spec.settings)
+        group = self._group_of(spec)
         worker.actor.assign.remote(
             RunAssignment(remote.number, group, spec.settings, spec.seed, task, state, known, remote.passed)
         )

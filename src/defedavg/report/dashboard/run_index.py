@@ -11,14 +11,13 @@ from threading import Lock
 from typing import Any
 
 from ...errors import UserError
-from ...runstore.layout import find_run_folders
+from ...runstore.layout import RunFiles, find_run_folders
 from ...runstore.reader import RunFolder, read_run
 from .. import seed_stats
 from ..page import build
 from ..payload import live
 
 MAX_CACHED_REPORTS = 8
-WATCHED_FILES = ("summary.json", "metrics.jsonl", "points.jsonl", "config.toml")
 
 Revision = tuple[tuple[int, int], ...]  # size and modification time of every watched file
 
@@ -83,18 +82,16 @@ class RunIndex:
             run = self._runs.get(name)
             if run is not None and run.revision == revision:
                 continue
-            try:
-                self._runs[name] = IndexedRun(revision, read_run(path))
-            except UserError:  # deleted since it was found
-                self._runs.pop(name, None)
+            self._runs[name] = IndexedRun(revision, read_run(path))
 
 
 def _revision(path: Path) -> Revision:
     """Return a value that changes whenever a file of the run does."""
     states = []
-    for name in WATCHED_FILES:
+    files = RunFiles(path)
+    for watched in (files.summary, files.metrics, files.rate_points, files.config):
         try:
-            state = (path / name).stat()
+            state = watched.stat()
         except OSError:
             states.append((0, 0))
         else:
