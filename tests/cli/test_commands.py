@@ -98,7 +98,7 @@ def test_an_existing_run_is_kept_unless_forced(tiny: Path) -> None:
     assert call("run", tiny, *small, cwd=tiny.parent).returncode == 0
     summary = tiny.parent / "runs" / "tiny" / "summary.json"
     before = summary.read_bytes()
-    refuse(call("run", tiny, *small, cwd=tiny.parent), "there already", "--force")
+    refuse(call("run", tiny, *small, cwd=tiny.parent), "already exists", "--force")
     assert summary.read_bytes() == before
     (summary.parent / "mine.txt").write_text("kept")
     assert call("run", tiny, *small, "--force", cwd=tiny.parent).returncode == 0
@@ -110,7 +110,7 @@ def test_force_keeps_a_folder_that_is_not_a_run(tiny: Path) -> None:
     folder = tiny.parent / "runs" / "tiny"
     folder.mkdir(parents=True)
     (folder / "plans").write_text("mine")
-    refuse(call("run", tiny, "--force", cwd=tiny.parent), "something else")
+    refuse(call("run", tiny, "--force", cwd=tiny.parent), "something other")
     assert (folder / "plans").read_text() == "mine"
 
 
@@ -287,7 +287,7 @@ def test_bench_measures_both_executors(tmp_path: Path) -> None:
     assert speeds["ratio"] == pytest.approx(speeds["batched_updates_per_s"] / speeds["reference_updates_per_s"])
     assert 0 < speeds["batch_fill"] <= 1
     assert speeds["gflop_per_update"] == pytest.approx(50 * 10 * 2 * (2 * 64 * 10) / 1e9)
-    assert "turn 1 of 1" in result.stderr
+    assert "1 of 1: " in result.stderr
     table = call("bench", *SMALL, "--image", "1,8,8", "--device", "cpu", cwd=tmp_path)
     assert "updates/s" in table.stdout
     assert "GFLOP/s" in table.stdout

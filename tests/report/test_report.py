@@ -197,7 +197,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "<img" not in outside
     assert "owned'</script" not in outside
     assert outside.count("<script") == outside.count("</script>") == 3
-    assert "what needs the configuration is left out" in " ".join(found["folders"][0]["notes"])
+    assert "charts that need the configuration are left out" in " ".join(found["folders"][0]["notes"])
 
 
 def test_a_page_loads_nothing_from_a_network(tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_damaged_files_become_notes(tmp_path: Path) -> None:
     (folder / "config.toml").write_text("name = ")
     (described,) = page_data(build([folder]))["folders"]
     notes = " ".join(described["notes"])
-    for word in ("3 damaged lines", "cannot be read", "split.json", "configuration"):
+    for word in ("4 damaged lines", "cannot be read", "split.json", "configuration"):
         assert word in notes
     (folder / "summary.json").write_text("[]")
-    assert "not the summary" in " ".join(read_run(folder).notes)
+    assert "not a JSON object" in " ".join(read_run(folder).notes)
 
 
 @given(
@@ -293,6 +293,8 @@ def test_tuning_has_a_page_without_plans(tmp_path: Path) -> None:
                 "label": label,
                 "algorithm": "fedavg",
                 "swept": {},
+                "global_lr": 1.0,
+                "local_lr": local,
                 "seed": 0,
                 "status": status,
                 "target_accuracy": 0.5,

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import first_line
 
 WHOLE = ("round", "updates")
+MAX_TEXT = 2000  # characters of one value
 REAL = ("seconds", "accuracy", "loss", "train_loss", "staleness", "wall_seconds")
 
 
@@ -42,24 +43,26 @@ class Measurement:
     values: Mapping[str, float | None]
 
 
+def text_of(value: Any) -> str:
+    """Return any value as text, short enough for a page."""
+    text = "" if value is None else str(value)
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
 def measurement(line: Mapping[str, Any]) -> Measurement | None:
-    """Return the evaluation that a line describes; None if the line is damaged."""
-    algorithm, seed = line.get("algorithm"), line.get("seed")
-    if not isinstance(algorithm, str) or not is_whole(seed) or not all(is_whole(line.get(name)) for name in WHOLE):
+    """Return the evaluation that a line describes; None if it does not say of which run and when."""
+    seed, seconds = line.get("seed"), number(line.get("seconds"))
+    if seconds is None or not all(is_whole(line.get(name)) for name in ("seed", *WHOLE)):
         return None
+    assert isinstance(seed, int)
     values: dict[str, float | None] = {name: line[name] for name in WHOLE}
-    for name in REAL:
-        values[name] = number(line.get(name))
-        if values[name] is None and line.get(name) is not None:
-            return None
-    if values["seconds"] is None:
-        return None
+    values |= {name: number(line.get(name)) for name in REAL}
+    algorithm = text_of(line.get("algorithm"))
     swept = {name: value for name, value in line.items() if "." in name}
     label = line.get("label")
     if not isinstance(label, str):  # written before lines had labels
         label = " ".join([algorithm, *(f"{name.split('.')[-1]}={value}" for name, value in swept.items())])
-    assert isinstance(seed, int)
-    return Measurement(label, algorithm, seed, swept, values)
+    return Measurement(text_of(label), algorithm, seed, swept, values)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from ..config.settings import Settings
 from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
 from .layout import MARKERS, RunFiles, find_run_folders, is_run
-from .metrics import JsonLines, Measurement, Trail, is_whole, number, read_lines, read_metrics
+from .metrics import JsonLines, Measurement, Trail, is_whole, number, read_lines, read_metrics, text_of
 from .summary import label_with_rates
 
 NUMBERS = (
@@ -30,7 +30,6 @@ NUMBERS = (
 """The numbers in an entry of a summary."""
 
 RATES = ("global_lr", "local_lr")
-MAX_TEXT = 2000  # characters of one value
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +130,13 @@ class RunFolder:
     def _study(self) -> tuple[Study | None, list[str]]:
         if self.memory is not None:
             return self.memory.study, []
+        problem = "config.toml has no settings"
         try:
-            return stored_study(self.config, folder=self.path), []
+            if self.config:
+                return stored_study(self.config, folder=self.path), []
         except UserError as error:
-            return None, [f"charts that need the configuration are left out: {first_line(error)}"] if self.text else []
+            problem = first_line(error)
+        return None, [f"charts that need the configuration are left out: {problem}"]
 
     def metrics(self) -> tuple[list[Measurement], JsonLines]:
         """Return the evaluations so far, and what is known about the lines of the file."""
@@ -231,14 +233,14 @@ def read_run(path: Path, root: Path | None = None) -> RunFolder:
     return RunFolder(
         path=path,
         name=path.name if root is None else path.relative_to(root).as_posix(),
-        title=_text(summary.get("name")) or path.name,
+        title=text_of(summary.get("name")) or path.name,
         config=config,
         text=text or "",
         entries=tuple(entries),
         finished=summary.get("finished") is True,
         tuned=tuned or "best" in summary,
         best=tuple(map(_best_label, _dicts(summary.get("best")))),
-        provenance={_text(k): _text(v) for k, v in origin.items()} if isinstance(origin, dict) else {},
+        provenance={text_of(k): text_of(v) for k, v in origin.items()} if isinstance(origin, dict) else {},
         problems=tuple(problems),
         changed=_changed(path),
     )
@@ -277,18 +279,15 @@ def flat_settings(settings: Settings) -> dict[str, Any]:
 
 
 def read_entry(raw: Any) -> RunEntry | None:
-    """Return an entry of a summary; None if it lacks what identifies a run or a number is not one."""
+    """Return an entry of a summary; None if it is not of a run. A number that is not one is left out."""
     if not isinstance(raw, dict) or not is_whole(raw.get("seed")):
         return None
-    swept = raw.get("swept", {})
-    texts = [raw.get(name) for name in ("label", "algorithm", "status")]
-    numbers = {name: number(raw.get(name)) for name in NUMBERS}
-    invalid = any(value is None and raw.get(name) is not None for name, value in numbers.items())
-    if invalid or not isinstance(swept, dict) or not all(isinstance(text, str) for text in texts):
-        return None
+    label, algorithm, status, plan = (text_of(raw.get(n)) for n in ("label", "algorithm", "status", "plan_sha256"))
+    swept = raw.get("swept")
     rates = {name: rate for name in RATES if (rate := number(raw.get(name))) is not None}
-    label, algorithm, status = map(_text, texts)
-    return RunEntry(label, algorithm, raw["seed"], status, _text(raw.get("plan_sha256")), swept, rates, numbers)
+    numbers = {name: number(raw.get(name)) for name in NUMBERS}
+    swept = swept if isinstance(swept, dict) else {}
+    return RunEntry(label, algorithm, raw["seed"], status, plan, swept, rates, numbers)
 
 
 def _so_far(trail: Trail) -> dict[str, float | None]:
@@ -300,7 +299,7 @@ def _so_far(trail: Trail) -> dict[str, float | None]:
 
 
 def _best_label(raw: dict[str, Any]) -> str:
-    return label_with_rates(_text(raw.get("label")), number(raw.get("global_lr")), number(raw.get("local_lr")))
+    return label_with_rates(text_of(raw.get("label")), number(raw.get("global_lr")), number(raw.get("local_lr")))
 
 
 def _text_of(path: Path, problems: list[str]) -> str | None:
@@ -348,7 +347,7 @@ def _read_partition(path: Path) -> tuple[PartitionCounts | None, list[str]]:
     rows = [row for row in counts if _is_row(row)] if isinstance(counts, list) else []
     if not rows or len(rows) != len(counts or ()) or len({len(row) for row in rows}) != 1:
         return None, [f"{path.name} is not a table of clients by classes"]
-    return PartitionCounts(_text(found.get("title")), rows), []
+    return PartitionCounts(text_of(found.get("title")), rows), []
 
 
 def _is_row(row: Any) -> bool:
@@ -364,9 +363,3 @@ def _changed(path: Path) -> float:
 
 def _dicts(found: Any) -> list[dict[str, Any]]:
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _text(value: Any) -> str:
-    """Return any value as text, short enough for a page."""
-    text = "" if value is None else str(value)
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

@@ -39,8 +39,12 @@ def free(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    lines = _read("/proc/meminfo").splitlines()
-    limits = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    try:
+        from psutil import virtual_memory
+
+        limits = [int(virtual_memory().available)]
+    except ImportError:  # PyTorch and NumPy are enough to train
+        limits = []
     limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit():
         limits.append(max(0, int(limit) - int(used)))

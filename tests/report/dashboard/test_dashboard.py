@@ -71,7 +71,7 @@ def test_runs_appear_grow_finish_fail_and_disappear(server: DashboardServer, tmp
     write_summary(folder, "one", False, [], host=socket.gethostname(), pid=os.getpid())
     assert runs(server)["one"]["status"] == "running"
     (folder / "summary.json").write_text("{damaged")
-    assert "cannot be read" in runs(server)["one"]["notes"][0]
+    assert "not valid JSON" in runs(server)["one"]["notes"][0]
     shutil.rmtree(folder)
     assert runs(server) == {}
     assert ask(server, "/api/run?id=one")[0] == ask(server, "/report?id=one")[0] == 404

@@ -360,6 +360,7 @@ class AssignedRuns:
 
     def __next__(self) -> BatchedRun:
         """Return the next run."""
+        """Return the next run."""
         assignment = self._next()
         if assignment is None:
             raise StopIteration
