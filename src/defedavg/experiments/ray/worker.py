@@ -340,6 +340,7 @@ class Throttled:
         self._last, self._cost = time.monotonic(), 0.0
 
     def __call__(self) -> None:
+        """Call the function if the interval has passed."""
         began = time.monotonic()
         if began - self._last >= max(self._interval, 20 * self._cost):
             self._function()
