@@ -4,10 +4,7 @@ Xie, Koyejo, Gupta: Asynchronous Federated Optimization (2019).
 
     w[t+1] = (1 − a)·w[t] + a·(w[τ] − Δ),   a = mixing / sqrt(1 + staleness)
 
-Compare it with FedAvg, or use it in a study as a plugin:
-
-    python examples/own_algorithm.py
-    defedavg plan --plugin examples/own_algorithm.py --set 'algorithms=["fedasync"]' --set training.updates_per_round=1
+python examples/own_algorithm.py compares it with FedAvg; own_task.toml uses it as a plugin.
 """
 
 from dataclasses import dataclass, field

@@ -70,7 +70,6 @@ def test_plugins_are_loaded_before_any_other_option_is_read(tmp_path: Path, monk
 
 
 def test_a_plugin_adds_an_algorithm_to_every_command(tmp_path: Path) -> None:
-    pytest.importorskip("defedavg.plugins")
     (tmp_path / "mine.py").write_text(PLUGIN)
     (tmp_path / "study.toml").write_text(STUDY)
     plugin = ("--plugin", "mine.py")
