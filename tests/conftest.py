@@ -52,3 +52,13 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("os.fsync", lambda handle: None)
     yield
     World.close_all()
+
+
+@pytest.fixture(scope="session")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with an algorithm; a process can load it from one path only."""
+    from helpers.user_code import ALGORITHM
+
+    path = tmp_path_factory.mktemp("plugin") / "algorithm.py"
+    path.write_text(ALGORITHM)
+    return path

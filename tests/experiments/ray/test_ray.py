@@ -27,6 +27,7 @@ from defedavg.experiments.study_run import StudyRun
 from defedavg.experiments.sweep import Sweep
 from defedavg.experiments.tune import Tuning, pairs_of
 from helpers.interrupted_studies import InterruptionError, assert_same, ignore, interrupt_after, uninterrupted
+from helpers.user_code import write_user_code
 
 BASE: dict[str, Any] = {
     "algorithms": ["defedavg-iid"],
@@ -223,6 +224,14 @@ def test_a_study_on_a_cluster_is_resumed(machines: Machines, tmp_path: Path) -> 
     assert_same(truth, tmp_path / "interrupted")
 
 
+def test_user_code_runs_on_a_cluster(machines: Machines, plugin: Path, tmp_path: Path) -> None:
+    """Workers receive the text of plugins and task modules: they need no shared disk."""
+    chosen = config.load(write_user_code(tmp_path, plugin))
+    found, _ = computed(chosen, ComputeConfig("ray", ray_address=machines.address))
+    assert {name for name, _ in found} == {"fedavg", "mine"}
+    assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
+
+
 def test_other_versions_on_a_node_are_said(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "versions", lambda: {"torch": "9.9"})
     with pytest.raises(UserError, match=r"other versions \(torch .* there, 9.9 here\); install the same"):
@@ -238,7 +247,7 @@ def test_what_cannot_be_joined_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
         ComputeConfig.choose("ray", "auto", ray_address="127.0.0.1:1")
     with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: other.accept()[0].sendall(b"220 some other service\r\n"))
-        with pytest.raises(UserError, match="is no Ray cluster"):
+        with pytest.raises(UserError, match="is not a Ray cluster"):
             ComputeConfig.choose("ray", "auto", ray_address=f"127.0.0.1:{other.getsockname()[1]}")
     with pytest.raises(UserError, match="HOST:PORT"):
         ComputeConfig.choose("ray", "auto", ray_address="somewhere")
