@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from defedavg.config import study as config
 from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
+from defedavg.experiments.run_events import RunFinished, RunSpec
 from defedavg.experiments.study_run import StudyRun
+from defedavg.experiments.sweep import Sweep
 from defedavg.experiments.tune import Tuning, pairs_of
 from helpers.command_line import call
 from helpers.interrupted_studies import InterruptionError, assert_same, ignore, interrupt_after
@@ -27,6 +30,18 @@ def test_a_study_with_user_code_is_resumed(plugin: Path, tmp_path: Path, executo
         StudyRun(study, tmp_path / "part", compute=compute, checkpoint_interval=0.0).run(interrupt_after(7))
     assert StudyRun(study, tmp_path / "part", compute=compute, resume=True).run(ignore)
     assert_same(tmp_path / "whole", tmp_path / "part")
+
+
+def test_runs_whose_data_differ_do_not_share_batches(plugin: Path, tmp_path: Path) -> None:
+    """The data of this task depend on the seed; the batched executor agrees with the reference for every seed."""
+    study = config.load(write_user_code(tmp_path, plugin))
+    specs = [RunSpec(point, point.settings, seed) for point in study.points() for seed in study.seeds]
+    weights = {}
+    for executor in ("reference", "batched"):
+        events = Sweep(ComputeConfig(executor)).events(specs)
+        weights[executor] = {e.spec: e.run.weights for e in events if isinstance(e, RunFinished)}
+    for spec in specs:
+        torch.testing.assert_close(weights["batched"][spec], weights["reference"][spec], rtol=1e-5, atol=1e-6)
 
 
 def test_changed_user_code_is_not_resumed(plugin: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from ..config.build import build_task
@@ -47,7 +48,7 @@ class Sweep:
         self._limits: tuple[int, int] | None = None
         self._batched: dict[RunSpec, BatchedRun] = {}
         self._tasks: dict[Any, Task] = {}
-        self._data: dict[int, tuple[Data, Data]] = {}  # by the id of the original, which is kept so that the id is
+        self._data: dict[int | str, tuple[Data, Data]] = {}  # with the original, whose id must not be used again
         self._in_progress: dict[RunSpec, tuple[Simulation, float]] = {}
 
     def task(self, settings: Settings, seed: int) -> Task:
@@ -56,9 +57,11 @@ class Sweep:
         key = (settings if settings.task.module else (settings.task, settings.clients.num_clients), seed)
         if key not in self._tasks:
             task = build_task(settings, seed)
-            device = self.compute.local_device
+            # Built-in data sets are loaded once; a task module may make new ones, equal or not, for every run.
+            name = _digest if settings.task.module else id
             train, test = (
-                self._data.setdefault(id(data), (data, data.to(device)))[1] for data in (task.train, task.test)
+                self._data.setdefault(name(data), (data, data.to(self.compute.local_device)))[1]
+                for data in (task.train, task.test)
             )
             self._tasks[key] = replace(task, train=train, test=test)
         return self._tasks[key]
@@ -69,7 +72,7 @@ class Sweep:
         if settings.task.module:
             task = self.task(settings, spec.seed)
             loss = getattr(task.loss, "__qualname__", type(task.loss).__qualname__)
-            model: Hashable = (settings.task.module, repr(task.model()), loss)
+            model: Hashable = (repr(task.model()), loss, id(task.train), id(task.test))
         else:
             model = (settings.task.data, settings.task.model, settings.task.normalise)
         return model, settings.training.batch_size
@@ -189,3 +192,11 @@ class Sweep:
     def _finish_ended(self, specs: dict[BatchedRun, RunSpec]) -> Iterator[RunFinished]:
         for run in [run for run in specs if not run.running]:
             yield self._finish(specs.pop(run))
+
+
+def _digest(data: Data) -> str:
+    tensors = (data.inputs.cpu().contiguous(), data.targets.cpu().contiguous())
+    digest = sha256(repr([(tensor.dtype, tensor.shape) for tensor in tensors]).encode())
+    for tensor in tensors:
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()
