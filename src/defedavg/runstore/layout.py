@@ -20,7 +20,6 @@ A deployment adds its event log, the state of its server, and what its processes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..fileio import LOCK_FILE, file_name
@@ -51,96 +50,27 @@ SEARCH_DEPTH = 4
 """Folders of runs may be nested this deep."""
 
 
-@dataclass(frozen=True, slots=True)
 class RunFiles:
     """The paths in one run folder."""
 
-    folder: Path
-
-    @property
-    def config(self) -> Path:
-        """The study as TOML."""
-        return self.folder / "config.toml"
-
-    @property
-    def summary(self) -> Path:
-        """The results of all runs."""
-        return self.folder / "summary.json"
-
-    @property
-    def metrics(self) -> Path:
-        """The evaluations, one line each."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def parquet(self) -> Path:
-        """The evaluations as a table."""
-        return self.folder / "metrics.parquet"
-
-    @property
-    def rate_points(self) -> Path:
-        """The results of a search for learning rates."""
-        return self.folder / "points.jsonl"
-
-    @property
-    def partition(self) -> Path:
-        """The samples of every client by class."""
-        return self.folder / "split.json"
-
-    @property
-    def plots(self) -> Path:
-        """The folder of figures."""
-        return self.folder / "plots"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.folder / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        """The folder of logs for TensorBoard."""
-        return self.folder / "tensorboard"
-
-    @property
-    def report(self) -> Path:
-        """The report page."""
-        return self.folder / "report.html"
-
-    @property
-    def event_log(self) -> Path:
-        """The event log of a deployment."""
-        return self.folder / EVENT_LOG
-
-    @property
-    def server_state(self) -> Path:
-        """The folder of a deployment's server state."""
-        return self.folder / "state"
-
-    @property
-    def server_log(self) -> Path:
-        """The output of a deployment's server."""
-        return self.folder / "server.log"
-
-    @property
-    def error(self) -> Path:
-        """Why a deployment failed."""
-        return self.folder / "error.txt"
-
-    @property
-    def app(self) -> Path:
-        """The generated Flower app of a deployment."""
-        return self.folder / "app"
-
-    @property
-    def app_path(self) -> Path:
-        """The path of a user's own Flower app."""
-        return self.folder / "app.txt"
-
-    @property
-    def flower(self) -> Path:
-        """The folder of Flower's processes."""
-        return self.folder / "flower"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "config.toml"
+        self.summary = folder / "summary.json"
+        self.metrics = folder / "metrics.jsonl"
+        self.parquet = folder / "metrics.parquet"
+        self.rate_points = folder / "points.jsonl"
+        self.partition = folder / "split.json"
+        self.plots = folder / "plots"
+        self.checkpoints = folder / "checkpoints"
+        self.tensorboard = folder / "tensorboard"
+        self.event_log = folder / EVENT_LOG
+        self.server_state = folder / "state"
+        self.server_log = folder / "server.log"
+        self.error = folder / "error.txt"
+        self.app = folder / "app"  # generated
+        self.app_path = folder / "app.txt"  # where the user's own app is
+        self.flower = folder / "flower"
 
     def plan(self, label: str, seed: int) -> Path:
         """Return the path of a run's plan."""
