@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import study as config
+from ..config.build import make_server
 from ..config.study import Settings
 from ..errors import UserError, unknown
+from .engine.engine import Engine
 
 
 def _key(default: Any, text: str) -> Any:
@@ -78,6 +80,13 @@ def read_deploy_config(flat: Mapping[str, Any]) -> DeployConfig:
             f"deploy.min_clients is {deploy.min_clients}, but there are only {settings.clients.num_clients} clients"
         )
     return DeployConfig(study.name, settings, study.seeds[0], deploy, study.to_toml())
+
+
+def make_engine(config: DeployConfig) -> Engine:
+    """Return the engine of a run before its first event: the run, its resumption and its replay start with it."""
+    settings = config.settings
+    timeout = settings.training.timeout_seconds or config.deploy.job_seconds
+    return Engine(make_server(settings, config.seed, timeout), settings.stop.max_rounds)
 
 
 read_orders = read_deploy_config  # the name that apps use which an earlier version generated

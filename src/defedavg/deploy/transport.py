@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Scalar = str | int | float | bool
 Vector = NDArray[Any]
@@ -61,3 +65,9 @@ class Transport(Protocol):
 def size_of(vector: Vector | None) -> int:
     """Return the size of a vector in bytes."""
     return 0 if vector is None else int(np.asarray(vector).nbytes)
+
+
+def model_signature(module: nn.Module) -> str:
+    """Return a hash of the names, shapes and number types of a model's values; server and clients must agree on it."""
+    parts = [(name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
+    return sha256(repr(parts).encode()).hexdigest()[:16]

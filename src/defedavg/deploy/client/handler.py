@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...algorithms.protocol import ClientPolicy, Update
+from ...config.task_module import MakeTask
 from ...errors import UserError
-from ...tasks import Task
 from ...training import LocalTraining, Reference
-from ..model_identity import model_signature
-from ..transport import POLICY_FIELDS, Vector
+from ..transport import POLICY_FIELDS, Vector, model_signature
 from .background_training import BackgroundTrainer, LocalJob, ShouldContinue
 
-MakeTask = Callable[[Mapping[str, Any], int | None], Task]
-"""(settings of the run, number of the client or None on the server) -> the task, as in a simulation.
-
-On a client, a task with the data of that client only is enough.
-"""
+Answer = tuple[dict[str, Any], Vector | None]
+"""The fields of a reply and perhaps an update."""
 
 
 def find_task(name: str | MakeTask) -> MakeTask:
@@ -43,14 +38,6 @@ def find_task(name: str | MakeTask) -> MakeTask:
     return make
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The content of a reply."""
-
-    fields: dict[str, Any]
-    update: Vector | None = None
-
-
 class ClientHandler:
     """Answers the messages to one client; ``step_seconds`` is the minimum duration of a local step."""
 
@@ -65,7 +52,7 @@ class ClientHandler:
         """Return the answer to a message of that kind."""
         if kind == "hello":
             module = self._executor(LocalTraining(seed=0, batch_size=1)).module
-            return Answer({"client": self.client, "signature": model_signature(module)})
+            return {"client": self.client, "signature": model_signature(module)}, None
         if kind == "train":
             return self._train(fields, weights)
         if kind == "exchange":
@@ -75,16 +62,16 @@ class ClientHandler:
     def _train(self, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
         assert weights is not None
         job = self._job(fields, int(fields["index"]), int(fields["version"]), weights)
-        delta, steps, seconds = self.train_job(job, lambda _: True)
+        delta, steps, seconds = self._train_job(job, lambda _: True)
         reply = {"index": job.update.index, "version": job.update.version, "steps": steps, "seconds": seconds}
-        return Answer({"client": self.client, **reply}, delta)
+        return {"client": self.client, **reply}, delta
 
     def _exchange(self, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
         if self._background is None:
             policy = ClientPolicy(hold_until_requested=True, **{name: bool(fields[name]) for name in POLICY_FIELDS})
-            self._background = BackgroundTrainer(self.client, policy, self.train_job)
+            self._background = BackgroundTrainer(self.client, policy, self._train_job)
         reply, update = self._background.exchange(fields, weights, self._job)
-        return Answer({"client": self.client, **reply}, update)
+        return {"client": self.client, **reply}, update
 
     def _job(self, fields: Mapping[str, Any], index: int, version: int, weights: Vector) -> LocalJob:
         training = LocalTraining(
@@ -100,8 +87,7 @@ class ClientHandler:
             self._executors[training] = Reference(self._task, training)
         return self._executors[training]
 
-    def train_job(self, job: LocalJob, should_continue: ShouldContinue) -> tuple[Vector, int, float]:
-        """Train a job; return its update, the steps done and the seconds used."""
+    def _train_job(self, job: LocalJob, should_continue: ShouldContinue) -> tuple[Vector, int, float]:
         samples = self._task.clients[self.client if self._task.num_clients > 1 else 0]
         start = torch.from_numpy(np.array(job.weights))
         began = time.monotonic()

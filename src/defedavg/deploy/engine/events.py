@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...algorithms.protocol import ClientAction, Merge, Update
+from ...algorithms.protocol import ClientAction, Discard
+from ...planning.records import Round, Sent, Timeout
 
 # Events.
 
@@ -127,7 +128,7 @@ Event: TypeAlias = (
 )
 
 
-# Commands that the session or the coordinator carries out, in this order.
+# Commands. The records of a plan and ``Discard`` are commands too: a ``Round`` tells the server to merge.
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,38 +156,7 @@ class Exchange:
     trained: int
 
 
-@dataclass(frozen=True, slots=True)
-class Combine:
-    """Compute a version; no job needs the versions ``freed`` after that."""
-
-    merge: Merge
-    freed: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DiscardUpdate:
-    """Delete an update that will never be merged."""
-
-    update: Update
-
-
-# Commands that only the log and the replay use.
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSent:
-    """A version is available to one client, or (None) to all."""
-
-    version: int
-    client: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """A round timed out and drew substitutes for the clients that did not answer."""
-
-    missing: tuple[int, ...]
-    drawn: tuple[int, ...]
+# Commands that only the replay uses.
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,5 +194,5 @@ class Quarantined:
 
 
 Command: TypeAlias = (
-    Train | Exchange | Combine | DiscardUpdate | ModelSent | Replaced | ClientActed | Ended | Disconnected | Quarantined
+    Train | Exchange | Round | Discard | Sent | Timeout | ClientActed | Ended | Disconnected | Quarantined
 )

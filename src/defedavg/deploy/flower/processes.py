@@ -80,13 +80,12 @@ class FlowerCluster:
         self.cluster_id = os.urandom(8).hex()
         self._known: set[psutil.Process] = set()
         self.folder = self.folder.absolute()  # the processes may have another working directory
-        bin_folder = str(Path(find_program("flower-superlink")).parent)
-        find_program("flower-supernode"), find_program("flwr")
+        programs = [find_program(program) for program in ("flower-superlink", "flower-supernode", "flwr")]
         self.environment = {
             "OMP_NUM_THREADS": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
             **os.environ,
-            "PATH": os.pathsep.join([bin_folder, os.environ.get("PATH", "")]),
+            "PATH": os.pathsep.join([str(Path(programs[0]).parent), os.environ.get("PATH", "")]),
             "FLWR_HOME": str(self.folder),
             "FLWR_TELEMETRY_ENABLED": "0",
             ID_VARIABLE: self.cluster_id,
@@ -128,18 +127,13 @@ class FlowerCluster:
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until it listens; its database makes it possible to start it again."""
         check_port(self.port)
-        tls = (
-            ["--insecure"]
-            if self.tls is None
-            else [
-                "--enable-supernode-auth",
-                *("--ssl-ca-certfile", str(self.tls.ca)),
-                *("--ssl-certfile", str(self.tls.certificate)),
-                *("--ssl-keyfile", str(self.tls.key)),
-            ]
-        )
-        connection: dict[str, Any] = {"address": self.address}
-        connection |= {"insecure": True} if self.tls is None else {"root-certificates": str(self.tls.ca)}
+        connection: dict[str, Any] = {"insecure": True}
+        tls = ["--insecure"]
+        if self.tls is not None:
+            connection = {"root-certificates": str(self.tls.ca)}
+            tls = ["--enable-supernode-auth", "--ssl-ca-certfile", str(self.tls.ca)]
+            tls += ["--ssl-certfile", str(self.tls.certificate), "--ssl-keyfile", str(self.tls.key)]
+        connection["address"] = self.address
         text = tomli_w.dumps({"superlink": {"default": "local", "local": connection}})
         write_whole(self.folder / "config.toml", text.encode())
         self.superlink = self.spawn(
@@ -168,24 +162,16 @@ class FlowerCluster:
         node_config = " ".join(f"{word}={json.dumps(value)}" for word, value in settings.items())
         arguments = [find_program("flower-supernode"), "--superlink", superlink or self.address]
         arguments += ["--port", str(free_port()), "--node-config", node_config]
-        if self.tls is None:
-            arguments.append("--insecure")
-        else:
-            arguments += ["--root-certificates", str(ca or self.tls.ca)]
+        arguments += ["--insecure"] if self.tls is None else ["--root-certificates", str(ca or self.tls.ca)]
         if key is not None:
             arguments += ["--auth-supernode-private-key", str(key)]
         self.supernodes[name] = self.spawn(f"node-{name}", *arguments)
 
-    def flwr(self, *arguments: str, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run Flower's command line and return its result."""
+        command, closed = [find_program("flwr"), *arguments], subprocess.DEVNULL
         return subprocess.run(
-            [find_program("flwr"), *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-            stdin=subprocess.DEVNULL,
+            command, env=self.environment, stdin=closed, capture_output=True, text=True, timeout=60.0, check=False
         )
 
     def submit(self, app: Path, **settings: Any) -> str:
@@ -210,7 +196,7 @@ class FlowerCluster:
         running = [p for p in psutil.process_iter() if p.pid != own and _query(p.status, ended) != ended]
         found: dict[int, psutil.Process] = {}
         # Parents first: where a platform hides the environment of a process, its parent shows where it belongs.
-        for process in sorted(running, key=lambda process: _query(process.create_time, 0.0)):
+        for process in sorted(running, key=lambda one: _query(one.create_time, 0.0)):
             marked = _query(process.environ, {}).get(ID_VARIABLE) == self.cluster_id
             if marked or process in self._known or _query(process.ppid, None) in found:
                 found[process.pid] = process

@@ -28,12 +28,11 @@ def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
     ca_key, server_key = _key(), _key()
     ca = _certificate("defedavg CA", ca_key, None, ca_key, ())
     server = _certificate("defedavg server", server_key, ca, ca_key, hosts)
-    made = [
-        _write(folder / "ca.key", _private(ca_key), secret=True),
-        _write(folder / "ca.crt", ca.public_bytes(Encoding.PEM)),
-        _write(folder / "server.key", _private(server_key), secret=True),
-        _write(folder / "server.crt", server.public_bytes(Encoding.PEM)),
-    ]
+    made = []
+    for name, key, certificate in (("ca", ca_key, ca), ("server", server_key, server)):
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        made.append(_write(folder / f"{name}.key", secret, secret=True))
+        made.append(_write(folder / f"{name}.crt", certificate.public_bytes(Encoding.PEM)))
     for client in range(clients):
         key = _key()
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -45,10 +44,6 @@ def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
 
 def _key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
-
-
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _write(path: Path, data: bytes, *, secret: bool = False) -> Path:

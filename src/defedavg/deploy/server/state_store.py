@@ -69,10 +69,10 @@ class StateStore:
     def state(self) -> dict[str, Any] | None:
         """Load the progress of the server, or return None if it was never saved."""
         path = self.folder / "state.json"
-        if not path.exists():
-            return None
         try:
             state = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
         except (OSError, ValueError) as error:
             raise UserError(f"the state {path} cannot be read: {error}") from None
         if not isinstance(state, dict) or type(state.get("lines")) is not int:
