@@ -172,7 +172,7 @@ def _run(
     changes = {key: value for key, value in flat.items() if value != app_settings.get(key, value)}
     try:
         with progress_display(err, run_config.settings.clients.num_clients) as on_line:
-            run_local(app_folder, run_config, run_folder, on_line, changes, port=port, warm=warm)
+            run_local(app_folder, run_config, run_folder, on_line, changes, port=port or 0, warm=warm)
     except KeyboardInterrupt:
         command = f"defedavg deploy local --name {run_folder.name}"
         command += f" --out {run_folder.parent}" if run_folder.parent != Path("runs") else ""
@@ -183,7 +183,6 @@ def _run(
 
 
 def _interrupted_run(files: RunFiles, app_folder: Path | None) -> tuple[dict[str, Any], Path]:
-    """Return the settings and the app of a run that is to be resumed."""
     from ..deploy.engine import event_log as logs
 
     if not files.event_log.exists():
@@ -196,7 +195,6 @@ def _interrupted_run(files: RunFiles, app_folder: Path | None) -> tuple[dict[str
 
 
 def _app_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings in an app's pyproject.toml, under names such as ``training.local_steps``."""
     try:
         content = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
         return _flat(content["tool"]["flwr"]["app"]["config"])

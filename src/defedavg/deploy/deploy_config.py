@@ -74,11 +74,9 @@ def read_deploy_config(flat: Mapping[str, Any]) -> DeployConfig:
     if len(points) != 1:
         raise UserError("a deployment runs one setting; give single values instead of lists")
     settings = points[0].settings
-    deploy = DeploySettings(**deploy_values)
-    if deploy.min_clients > settings.clients.num_clients:
-        raise UserError(
-            f"deploy.min_clients is {deploy.min_clients}, but there are only {settings.clients.num_clients} clients"
-        )
+    deploy, total = DeploySettings(**deploy_values), settings.clients.num_clients
+    if deploy.min_clients > total:
+        raise UserError(f"deploy.min_clients is {deploy.min_clients}, but there are only {total} clients")
     return DeployConfig(study.name, settings, study.seeds[0], deploy, study.to_toml())
 
 

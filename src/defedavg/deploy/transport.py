@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Scalar = str | int | float | bool
 Vector = NDArray[Any]
 
+TRAINING_FIELDS = ("seed", "batch_size", "local_lr", "sampling")
+"""Fields of a ``LocalTraining`` that train and exchange messages carry."""
+
 POLICY_FIELDS = ("pause_when_full", "interruptible", "allow_same_version")
 """Fields of a ``ClientPolicy`` that an exchange message carries; all clients that exchange hold their updates."""
 

@@ -83,21 +83,17 @@ class BackgroundTrainer:
             epoch = self._epoch
             if wanted:
                 self._changed.wait_for(
-                    lambda: self._error is not None or self._epoch != epoch or self._ready, float(fields["patience"])
+                    lambda: self._error is not None or self._epoch != epoch or self._sending in self._done,
+                    float(fields["patience"]),
                 )
             if self._error is not None:
                 raise self._error
             return self._reply()
 
-    @property
-    def _ready(self) -> bool:
-        return self._sending is not None and self._sending in self._done
-
     def _reply(self) -> tuple[dict[str, Any], Vector | None]:
         fields: dict[str, Any] = {"seconds": 0.0, "update": False, "reports": "[]"}
         delta: Vector | None = None
-        if self._ready:
-            assert self._sending is not None
+        if self._sending is not None and self._sending in self._done:
             update, delta, seconds = self._done.pop(self._sending)
             self._sending = None
             fields |= {"update": True, "index": update.index, "version": update.version}

@@ -80,21 +80,18 @@ class ClientProcess:
 
     def _answer(self, head: dict[str, Any], weights: Vector | None) -> tuple[dict[str, Any], Vector | None]:
         try:
-            fields, update = self._get_handler().answer(head["kind"], head["fields"], weights)
+            if self._handler is None:
+                import torch  # imported late: the socket must listen before PyTorch is loaded
+
+                from .handler import ClientHandler
+
+                torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+                launch = (self._launch[name] for name in ("task", "config", "client", "step_seconds"))
+                self._handler = ClientHandler(*launch)
+            fields, update = self._handler.answer(head["kind"], head["fields"], weights)
         except Exception as error:  # the server receives any error of a user's task
             return {"error": f"{type(error).__name__}: {first_line(error)}"}, None
         return {"fields": fields}, update
-
-    def _get_handler(self) -> ClientHandler:
-        if self._handler is None:
-            import torch  # imported late: the socket must listen before PyTorch is loaded
-
-            from .handler import ClientHandler, find_task
-
-            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
-            task, *rest = (self._launch[name] for name in ("task", "config", "client", "step_seconds"))
-            self._handler = ClientHandler(find_task(task), *rest)
-        return self._handler
 
 
 if __name__ == "__main__":

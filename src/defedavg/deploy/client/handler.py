@@ -5,7 +5,7 @@ It trains with the executor of the simulation and the same random keys, so a job
 
 from __future__ import annotations
 
-import importlib
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,38 +14,24 @@ import numpy as np
 import torch
 
 from ...algorithms.protocol import ClientPolicy, Update
-from ...config.task_module import MakeTask
+from ...config.task_module import MakeTask, task_from_module
 from ...errors import UserError
 from ...training import LocalTraining, Reference
-from ..transport import POLICY_FIELDS, Vector, model_signature
+from ..transport import POLICY_FIELDS, TRAINING_FIELDS, Vector, model_signature
 from .background_training import BackgroundTrainer, LocalJob, ShouldContinue
 
 Answer = tuple[dict[str, Any], Vector | None]
 """The fields of a reply and perhaps an update."""
 
 
-def find_task(name: str | MakeTask) -> MakeTask:
-    """Return the function that makes the task, from ``module:function``."""
-    if callable(name):
-        return name
-    module, colon, function = name.partition(":")
-    try:
-        make: MakeTask = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"the task {name!r} cannot be loaded: {error}; name it as 'module:function'") from None
-    if not colon or not callable(make):
-        raise UserError(f"the task {name!r} is not a function; name it as 'module:function'")
-    return make
-
-
 class ClientHandler:
     """Answers the messages to one client; ``step_seconds`` is the minimum duration of a local step."""
 
-    def __init__(self, make: MakeTask, config: Mapping[str, Any], client: int, step_seconds: float = 0.0) -> None:
+    def __init__(self, task: str | MakeTask, config: Mapping[str, Any], client: int, step_seconds: float = 0.0) -> None:
         self.client = client
-        self._task = make(config, client)
+        self._task = task_from_module(task, config, client)
         self._step_seconds = step_seconds
-        self._executors: dict[LocalTraining, Reference] = {}
+        self._executor = functools.cache(functools.partial(Reference, self._task))
         self._background: BackgroundTrainer | None = None
 
     def answer(self, kind: str, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
@@ -74,18 +60,8 @@ class ClientHandler:
         return {"client": self.client, **reply}, update
 
     def _job(self, fields: Mapping[str, Any], index: int, version: int, weights: Vector) -> LocalJob:
-        training = LocalTraining(
-            seed=int(fields["seed"]),
-            batch_size=int(fields["batch_size"]),
-            local_lr=float(fields["local_lr"]),
-            sampling=str(fields["sampling"]),
-        )
+        training = LocalTraining(**{name: fields[name] for name in TRAINING_FIELDS})
         return LocalJob(Update(self.client, index, version, int(fields["steps"])), training, weights)
-
-    def _executor(self, training: LocalTraining) -> Reference:
-        if training not in self._executors:
-            self._executors[training] = Reference(self._task, training)
-        return self._executors[training]
 
     def _train_job(self, job: LocalJob, should_continue: ShouldContinue) -> tuple[Vector, int, float]:
         samples = self._task.clients[self.client if self._task.num_clients > 1 else 0]

@@ -103,16 +103,13 @@ class Tracker:
             if version not in self._versions_sent or not self.machine.model(version):
                 raise ProtocolError(f"it cannot have received version {version} now")
             return ()
-        if kind == "go":
-            actions = self.machine.go()
-            if not actions:
-                raise ProtocolError("it had no version to start from")
-            return actions
-        if kind == "ended":
-            return self.machine.ended()
-        if kind == "request":
-            return self.machine.request()
-        raise ProtocolError(f"{kind[:20]!r} is not an event of a client")
+        handlers = {"go": self.machine.go, "ended": self.machine.ended, "request": self.machine.request}
+        if kind not in handlers:
+            raise ProtocolError(f"{kind[:20]!r} is not an event of a client")
+        actions = handlers[kind]()
+        if kind == "go" and not actions:
+            raise ProtocolError("it had no version to start from")
+        return actions
 
     def _check_update(self, steps: int) -> None:
         """Raise ``ProtocolError`` unless the update delivered is the one that the machine uploads."""

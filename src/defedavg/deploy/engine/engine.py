@@ -65,8 +65,6 @@ class Engine:
         """The clients that are connected."""
         return [client for client, link in enumerate(self.links) if link.node is not None]
 
-    # Questions of the coordinator.
-
     def expired_timers(self, now: float, early: bool = True) -> list[int]:
         """Return the timers whose time is over or, with ``early``, for which no client can answer any more."""
         connected = self.connected if early else []
@@ -107,8 +105,6 @@ class Engine:
         if event.steps != self.steps:
             return f"it did {event.steps} steps of {self.steps}"
         return None
-
-    # Events.
 
     def handle(self, event: Event) -> list[Command]:
         """Handle an event and return the commands that follow from it."""
@@ -235,8 +231,6 @@ class Engine:
             if isinstance(action, actions.Upload):
                 self._uploads.append(self.received[client, action.index])
 
-    # Actions of the server machine.
-
     def _apply_actions(self, returned: Iterable[actions.ServerAction]) -> None:
         invited: list[int] = []
         for action in returned:
@@ -284,8 +278,6 @@ class Engine:
         freed = tuple(sorted(self.versions - self._needed_versions() - {merge.version}))
         self.versions -= set(freed)
         self._commands.append(Round(self._now, merge, freed))
-
-    # Work for clients.
 
     def _send_work(self, client: int) -> None:
         link = self.links[client]

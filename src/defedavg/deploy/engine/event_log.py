@@ -70,10 +70,7 @@ def decode(value: Any) -> Line:
         raise TypeError("not an object")
     value = dict(value)
     if "note" in value:
-        name, t = value.pop("note"), read_number(value.pop("t", None))
-        if not isinstance(name, str):
-            raise TypeError("the name of a note is not text")
-        return LogNote(name, t, value)
+        return LogNote(_text(value.pop("note")), read_number(value.pop("t", None)), value)
     kind = EVENTS.get(str(value.pop("event", None)))
     if kind is None:
         raise ValueError("unknown event")

@@ -12,8 +12,6 @@ from typing import TypeAlias
 from ...algorithms.protocol import ClientAction, Discard
 from ...planning.records import Round, Sent, Timeout
 
-# Events.
-
 
 @dataclass(frozen=True, slots=True)
 class Joined:
@@ -32,12 +30,16 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A client cannot be reached any more; its running job is lost."""
+class ClientTrouble:
+    """A client did not do its work; ``why`` is one line for readers of the log."""
 
     t: float
     client: int
     why: str
+
+
+class Left(ClientTrouble):
+    """A client cannot be reached any more; its running job is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +85,12 @@ class Exchanged:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(ClientTrouble):
     """A reply of a client did not pass the checks and was discarded."""
 
-    t: float
-    client: int
-    why: str
 
-
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(ClientTrouble):
     """A client reported that its job failed."""
-
-    t: float
-    client: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +120,8 @@ Event: TypeAlias = (
 )
 
 
-# Commands. The records of a plan and ``Discard`` are commands too: a ``Round`` tells the server to merge.
+# Commands, beside the records of a plan and ``Discard``: a ``Round`` tells the server to merge.
+# The session and the coordinator carry out the first two; the others are for the log and the replay.
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +147,6 @@ class Exchange:
     epoch: int
     jobs: int
     trained: int
-
-
-# Commands that only the replay uses.
 
 
 @dataclass(frozen=True, slots=True)

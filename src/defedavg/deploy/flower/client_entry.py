@@ -50,9 +50,9 @@ def handle(task: str, message: Message, context: Context) -> Message:
         address, found, update = request(address, f"{context.node_id:x}", launch, kind, fields, weights)
         context.state[STATE] = ConfigRecord({"path": address.path, "secret": address.secret})
     else:
-        from ..client.handler import ClientHandler, find_task
+        from ..client.handler import ClientHandler
 
-        found, update = ClientHandler(find_task(task), config, client, step_seconds).answer(kind, fields, weights)
+        found, update = ClientHandler(task, config, client, step_seconds).answer(kind, fields, weights)
     reply = RecordDict({"fields": ConfigRecord(found)})
     if update is not None:
         reply["update"] = ArrayRecord({"update": Array(update)})

@@ -81,7 +81,6 @@ def wait_until_finished(
 
 
 def _raise_failure(cluster: FlowerCluster, folder: Path) -> None:
-    """Raise ``UserError`` if the server has left an error message, or the SuperLink has ended."""
     error = RunFiles(folder).error
     if error.exists():
         raise UserError(error.read_text(encoding="utf-8").strip())
@@ -153,21 +152,13 @@ def progress_display(console: Console, clients: int) -> Iterator[OnLine]:
 
 
 def run_local(
-    app: Path,
-    config: DeployConfig,
-    folder: Path,
-    on_line: OnLine,
-    changes: dict[str, Any],
-    *,
-    port: int | None = None,
-    warm: bool = True,
+    app: Path, config: DeployConfig, folder: Path, on_line: OnLine, changes: dict[str, Any], *, port: int, warm: bool
 ) -> None:
     """Start a cluster, run an app on it until the run ends, and stop the cluster in any case.
 
-    ``changes`` are the settings that differ from those in the app.
+    ``changes`` are the settings that differ from those in the app; port 0 is any free port.
     """
-    tail = LogTail(folder, from_end=config.deploy.resume)
-    files = RunFiles(folder)
+    files, tail = RunFiles(folder), LogTail(folder, from_end=config.deploy.resume)
     cluster = FlowerCluster(files.flower, port or free_port())
     files.error.unlink(missing_ok=True)
     with signals_as_interrupts(), cluster:

@@ -108,10 +108,10 @@ class FlowerCluster:
     def spawn(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a process that belongs to the cluster, with its output in a log file."""
         with writing(self.folder), (self.folder / f"{name}.log").open("ab") as out:
+            closed = subprocess.DEVNULL
             process = subprocess.Popen(
-                arguments, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                start_new_session=True,
-            )  # fmt: skip
+                arguments, env=self.environment, stdin=closed, stdout=out, stderr=out, start_new_session=True
+            )
         with contextlib.suppress(psutil.Error):
             self._known.add(psutil.Process(process.pid))
         return process
@@ -142,12 +142,9 @@ class FlowerCluster:
             *("--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"),
             *tls,
         )
-        self._wait_until_listening(self.superlink)
-
-    def _wait_until_listening(self, superlink: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            if superlink.poll() is not None:
+            if self.superlink.poll() is not None:
                 raise UserError(f"the SuperLink did not start: {self.last_line('superlink')}")
             with socket.socket() as probe:
                 if probe.connect_ex((HOST, self.port)) == 0:
@@ -188,8 +185,6 @@ class FlowerCluster:
             raise UserError(f"flwr run failed: {text[-1] if text else 'it printed nothing'}")
         return str(answer["run-id"])
 
-    # Processes.
-
     def processes(self) -> dict[int, psutil.Process]:
         """Return every running process that the cluster started, directly or not, by its number."""
         own, ended = os.getpid(), psutil.STATUS_ZOMBIE
@@ -206,12 +201,6 @@ class FlowerCluster:
     def pids(self, word: str) -> list[int]:
         """Return the processes whose command line contains a word."""
         return sorted(pid for pid, process in self.processes().items() if word in " ".join(_query(process.cmdline, [])))
-
-    def kill_supernode(self, name: str) -> None:
-        """Kill a SuperNode; its helper processes notice that and end."""
-        node = self.supernodes.pop(name)
-        node.kill()
-        node.wait()
 
     def stop(self) -> None:
         """End all processes: ask first, then kill."""

@@ -17,6 +17,7 @@ from ...errors import UserError
 from ...fileio import writing
 
 DAYS = 365
+Key = ec.EllipticCurvePrivateKey
 
 
 def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
@@ -42,7 +43,7 @@ def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
     return made
 
 
-def _key() -> ec.EllipticCurvePrivateKey:
+def _key() -> Key:
     return ec.generate_private_key(ec.SECP384R1())
 
 
@@ -55,11 +56,7 @@ def _write(path: Path, data: bytes, *, secret: bool = False) -> Path:
 
 
 def _certificate(
-    name: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Certificate | None,
-    signer: ec.EllipticCurvePrivateKey,
-    hosts: tuple[str, ...],
+    name: str, key: Key, issuer: x509.Certificate | None, signer: Key, hosts: tuple[str, ...]
 ) -> x509.Certificate:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...errors import UserError
@@ -13,7 +13,7 @@ from ..engine import events
 from ..engine.client_tracker import ClockSync
 from ..engine.event_log import read_count, read_number
 from ..engine.events import Event, Exchange, Exchanged, Failed, Left, Refused, Train, Trained
-from ..transport import POLICY_FIELDS, Message, Reply, Transport, model_signature, size_of
+from ..transport import POLICY_FIELDS, TRAINING_FIELDS, Message, Reply, Transport, model_signature, size_of
 from . import reply_checks as checks
 from .reply_checks import BadReplyError
 from .session import LogLine, Session
@@ -70,8 +70,6 @@ class Coordinator:
             return 0.0
         return max(self.session.seconds, self._clock() - self._zero)
 
-    # The loop.
-
     def run(self) -> None:
         """Wait for clients, then train until the run is over."""
         if not self.session.engine.begun:
@@ -87,20 +85,17 @@ class Coordinator:
         self._log_line(f"waiting for {needed} clients, at most {self.deploy.wait_seconds:g} s")
         while len(self.session.engine.connected) < needed:
             if self._clock() > deadline:
-                raise self._too_few(needed)
+                why = "; ".join(f"{name}: {reason}" for name, reason in sorted(self._excluded.items()))
+                raise UserError(
+                    f"{len(self.session.engine.connected)} of the {needed} clients expected connected within "
+                    f"{self.deploy.wait_seconds:g} s{f' ({why})' if why else ''}; start the others, or lower "
+                    "deploy.min_clients"
+                )
             self._update_nodes()
             if not self._handle_replies():
                 self._sleep(self.deploy.poll_seconds)
         self._zero = self._clock()
         self._handle(events.Began(0.0))
-
-    def _too_few(self, needed: int) -> UserError:
-        connected = len(self.session.engine.connected)
-        why = "; ".join(f"{name}: {reason}" for name, reason in sorted(self._excluded.items()))
-        return UserError(
-            f"{connected} of the {needed} clients expected connected within {self.deploy.wait_seconds:g} s"
-            f"{f' ({why})' if why else ''}; start the others, or lower deploy.min_clients"
-        )
 
     def step(self) -> bool:
         """Handle everything that has happened since the last call; return whether a reply arrived."""
@@ -126,8 +121,6 @@ class Coordinator:
         elif self.now - self._alone_since > self.deploy.wait_seconds:
             self._log_line(f"no client has been connected for {self.deploy.wait_seconds:g} s")
             self.session.end(Status.STALLED)
-
-    # Events and messages.
 
     def _handle(self, event: Event) -> None:
         """Handle an event and send the messages that follow from it; ignore events after the end of the run."""
@@ -156,22 +149,12 @@ class Coordinator:
     def _message(self, node: int, command: Train | Exchange) -> Message:
         session, deploy = self.session, self.deploy
         weights = None if command.version is None else session.vector(command.version)
-        training = session.executor.local_training
-        fields: dict[str, Any] = {
-            "client": command.client,
-            "seed": training.seed,
-            "batch_size": training.batch_size,
-            "local_lr": training.local_lr,
-            "sampling": training.sampling,
-            "steps": session.engine.steps,
-            "version": -1 if command.version is None else command.version,
-        }
+        training, policy = session.executor.local_training, session.engine.policy
+        fields = {name: getattr(training, name) for name in TRAINING_FIELDS} | asdict(command)
+        fields |= {"steps": session.engine.steps, "version": -1 if command.version is None else command.version}
         if isinstance(command, Train):
-            return Message(node, "train", {**fields, "index": command.index}, weights, deploy.job_seconds)
-        policy = session.engine.policy
-        fields |= {"wanted": command.wanted, "epoch": command.epoch, "jobs": command.jobs, "trained": command.trained}
-        fields |= {name: getattr(policy, name) for name in POLICY_FIELDS}
-        fields["patience"] = deploy.patience_seconds
+            return Message(node, "train", fields, weights, deploy.job_seconds)
+        fields |= {name: getattr(policy, name) for name in POLICY_FIELDS} | {"patience": deploy.patience_seconds}
         return Message(node, "exchange", fields, weights, deploy.patience_seconds + HELLO_SECONDS)
 
     def _describe_in_flight(self) -> list[dict[str, Any]]:
@@ -179,8 +162,6 @@ class Coordinator:
             {"message": name, "client": sent.command.client, "node": str(sent.node), "version": sent.command.version}
             for name, sent in self._in_flight.items()
         ]
-
-    # Replies.
 
     def _handle_replies(self) -> bool:
         waiting = [*self._hellos, *self._in_flight]
@@ -273,8 +254,6 @@ class Coordinator:
         for node in nodes:
             del self._client_of[node]
         return nodes
-
-    # Nodes.
 
     def _update_nodes(self) -> None:
         if self._clock() - self._listed_at < NODES_SECONDS:

@@ -97,8 +97,6 @@ class Session:
         """Save an update before its event is handled."""
         self.store.save_update(client, index, torch.from_numpy(values.copy()))
 
-    # Events.
-
     @property
     def finished(self) -> bool:
         """Whether the run is over and ignores further events."""
@@ -148,8 +146,6 @@ class Session:
             }
         )
 
-    # Evaluation.
-
     def evaluate(self) -> None:
         """Evaluate the versions made since the last call; ``progress`` then says whether the run is over."""
         pending_evals, self._pending_evals = self._pending_evals, []
@@ -177,14 +173,11 @@ class Session:
         shared = {"algorithm": self.config.settings.algorithm, "seed": self.config.seed}
         return [{**shared, **asdict(evaluation)} for evaluation in evaluations]
 
-    # Resuming after a crash.
-
     def _restore(self, log: EventLog) -> None:
         """Replay the log and load the weights from disk; at most the last merge has to be computed again."""
         rounds = self._replay(log)
-        last = rounds[-1] if rounds else None
-        if last is not None and not self.store.has_version(last.merge.version):
-            self._complete_merge(last)
+        if rounds and not self.store.has_version(rounds[-1].merge.version):
+            self._complete_merge(rounds[-1])
         self.executor.versions = {version: self.store.version(version) for version in self.engine.versions}
         self._restore_evaluations(log, rounds)
         write_lines(self.files.metrics, self._metrics(self.progress.evaluations))
@@ -203,13 +196,11 @@ class Session:
         return rounds
 
     def _check_state(self, state: dict[str, Any]) -> None:
-        """Raise ``UserError`` unless the replayed server machine is in the state that was saved."""
         if "machine" in state and "server_state" not in state:
             self._log_line("state.json is from an earlier version; the replayed state is not compared with it")
         elif state.get("server_state") != self.engine.server.state():
-            raise UserError(
-                f"the log in {self.files.folder} does not lead to the state that was saved; one of them was changed"
-            )
+            folder = self.files.folder
+            raise UserError(f"the log in {folder} does not lead to the state that was saved; one of them was changed")
 
     def _complete_merge(self, record: Round) -> None:
         """Compute a merge that the crash interrupted."""

@@ -1,8 +1,4 @@
-"""The server's saved state: versions in use and updates not yet merged (safetensors), and its progress (JSON).
-
-Every file is replaced atomically. An update is saved before the log says that it arrived, and deleted only after the
-version that it was merged into is saved.
-"""
+"""The server's saved state: versions in use and updates not yet merged (safetensors), and its progress (JSON)."""
 
 from __future__ import annotations
 
