@@ -160,12 +160,13 @@ def ours(folder: Path, job_seconds: float, target: float) -> dict[str, float]:
     log = logs.read(run / LOG)
     found = replay(log)
     found.plan.check()
-    size = found.model_bytes * 8e-6
+    trace, size = found.fleet.trace, found.fleet.model_megabytes * 8
+    assert trace is not None
     return {
         "seconds": entry["first_hit_seconds"] or float("nan"),
         "rounds": entry["rounds"],
         "updates_per_second": len(found.plan.uploads) / log.seconds,
-        "overhead_seconds": 2 * float(statistics.median(size / found.trace.up_mbps)),
+        "overhead_seconds": 2 * float(statistics.median(size / trace.up_mbps)),
     }
 
 

@@ -31,6 +31,7 @@ from defedavg.deploy.replay import replay
 from defedavg.deploy.server import deployment_folder as runfolder
 from defedavg.errors import UserError
 from defedavg.fileio import FolderLock
+from defedavg.runstore.reader import read_run
 from defedavg.training import Reference
 from helpers.deployments import Clock, World, tiny_task
 
@@ -122,7 +123,7 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not (tmp_path / "runs").exists()
     (tmp_path / "runs" / "deployment").mkdir(parents=True)
     (tmp_path / "runs" / "deployment" / "mine.txt").write_text("mine")
-    assert "is there already" in refused("deploy", "local")
+    assert "already exists" in refused("deploy", "local")
     make_keys(tmp_path / "keys", 1, ("localhost",))
     assert "already exists" in refused("deploy", "keys", "keys")
 
@@ -223,7 +224,7 @@ def test_a_run_has_one_server_and_a_restarted_server_resumes_it(
         serve(world.transport, flat, tiny_task, "18")  # another run must ask to resume
     assert "already contains a run" in (folder / "error.txt").read_text()
     serve(world.transport, flat, tiny_task, "17")
-    assert runfolder.is_finished(folder)
+    assert read_run(folder).finished
     assert "is finished" in refused("deploy", "local", "--out", tmp_path, "--name", "run", "--resume")
     found = replay(logs.read(folder / "events.jsonl"))
     found.plan.check()

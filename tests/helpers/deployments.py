@@ -118,12 +118,11 @@ class MemoryTransport:
         if not node.alive:
             return Reply(name, error="the node is unavailable")
         message = pending.message
-        found = node.handler.answer(message.kind, message.fields, message.weights)
-        fields = dict(found.fields)
+        fields, update = node.handler.answer(message.kind, message.fields, message.weights)
         if message.kind == "train":
             fields["seconds"] = node.delay / 2  # the handler measures real time
         node.answered += 1
-        reply = Reply(name, fields, found.update, size_of(found.update))
+        reply = Reply(name, fields, update, size_of(update))
         return reply if node.tamper is None else node.tamper(node, message, reply)
 
 

@@ -16,7 +16,8 @@ from ..config import study as config
 from ..errors import UserError, unknown
 from ..report import tables
 from ..runstore.layout import RunFiles
-from .options import CommandWithOldNames, Force, Json, Out, err, out, print_json
+from ..runstore.reader import read_run
+from .options import CommandWithOldNames, Force, Json, Out, err, out, print_json, print_line, print_note, print_notes
 
 if TYPE_CHECKING:
     from ..deploy.deploy_config import DeployConfig
@@ -50,15 +51,20 @@ def _need_flower() -> None:
         raise UserError("Flower is not installed here; run: pip install 'defedavg[flower]'")
 
 
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of nested tables under names such as ``training.local_steps``."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= {f"{name}.{word}": item for word, item in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
 def _with_changes(flat: dict[str, Any], given: list[str] | None) -> dict[str, Any]:
-    """Return settings with those from the command line in their place."""
     flat = dict(flat)
-    for table, values in config.override({}, tuple(given or ())).items():
-        for word, value in values.items() if isinstance(values, dict) else ((None, values),):
-            name = table if word is None else f"{table}.{word}"
-            if name not in flat:
-                raise unknown("setting", name, flat)
-            flat[name] = config.single(name, value, type(flat[name]))
+    for name, value in _flat(config.override({}, tuple(given or ()))).items():
+        if name not in flat:
+            raise unknown("setting", name, flat)
+        flat[name] = config.single(name, value, type(flat[name]))
     if "algorithm" in flat and flat["algorithm"] not in ALGORITHMS:
         raise unknown("algorithm", flat["algorithm"], ALGORITHMS)
     return flat
@@ -82,11 +88,8 @@ def init(
     flat = _with_changes(default_settings(algorithm, clients), given)
     read_deploy_config(flat)
     write_app(folder, flat)
-    out.print(
-        f"created {folder}: put your model and data into {folder / folder.name / 'task.py'}, then try it with\n"
-        f"  defedavg deploy local --app {folder}",
-        markup=False,
-    )
+    print_line(f"created {folder}: put your model and data into {folder / folder.name / 'task.py'}, then try it with")
+    print_line(f"  defedavg deploy local --app {folder}")
 
 
 @app.command(cls=CommandWithOldNames)
@@ -117,14 +120,15 @@ def local(
     """
     _need_flower()
     from ..deploy.deploy_config import read_deploy_config
+    from ..deploy.flower.app_template import write_app
     from ..deploy.flower.processes import check_port
     from ..deploy.server.deployment_folder import create_run_folder
 
-    run_folder = folder / name
+    run_folder, files = folder / name, RunFiles(folder / name)
     if resume:
         if given or algorithm is not None or clients is not None or force:
             raise UserError("--resume keeps the settings of the run; omit --set, --algorithm, --clients and --force")
-        flat, app_folder = _interrupted_run(run_folder, app_folder)
+        flat, app_folder = _interrupted_run(files, app_folder)
     else:
         flat = _new_settings(app_folder, name, algorithm, clients, given)
     run_config = read_deploy_config({**flat, "deploy.resume": resume})
@@ -132,15 +136,17 @@ def local(
         check_port(port)
     if not resume:
         create_run_folder(run_config, run_folder, force=force)
-        app_folder = _provide_app(app_folder, run_folder, flat)
-    assert app_folder is not None
-    _run(app_folder, run_config, flat, run_folder, port, warm=not no_warm_workers)
-    entries = json.loads(RunFiles(run_folder).summary.read_text())["runs"]
+        if app_folder is None:
+            write_app(files.app, flat)
+        else:
+            files.app_path.write_text(f"{app_folder.absolute()}\n", encoding="utf-8")
+    _run(app_folder or files.app, run_config, flat, files, port, warm=not no_warm_workers)
+    entries = json.loads(files.summary.read_text())["runs"]
     if as_json:
         print_json(entries)
     else:
         out.print(tables.result_table(name, entries, clock="seconds of the run"))
-        out.print(f"\nresults: {run_folder}", markup=False)
+        print_line(f"\nresults: {run_folder}")
 
 
 def _new_settings(
@@ -152,75 +158,48 @@ def _new_settings(
     if app_folder is None:
         return {**_with_changes(default_settings(algorithm or "defedavg-iid", clients or 6), given), "name": name}
     options = {"algorithm": algorithm, "clients.num_clients": clients}
-    return _with_changes(
-        _app_settings(app_folder) | {key: value for key, value in options.items() if value is not None}, given
-    )
-
-
-def _provide_app(app_folder: Path | None, run_folder: Path, flat: dict[str, Any]) -> Path:
-    """Write an app for the run if the user has none, and record which app the run uses."""
-    from ..deploy.flower.app_template import write_app
-
-    if app_folder is None:
-        app_folder = RunFiles(run_folder).app
-        write_app(app_folder, flat)
-    else:
-        RunFiles(run_folder).app_path.write_text(f"{app_folder.absolute()}\n", encoding="utf-8")
-    return app_folder
+    chosen = {key: value for key, value in options.items() if value is not None}
+    return _with_changes(_app_settings(app_folder) | chosen, given)
 
 
 def _run(
-    app_folder: Path, run_config: DeployConfig, flat: dict[str, Any], run_folder: Path, port: int | None, *, warm: bool
+    app_folder: Path, run_config: DeployConfig, flat: dict[str, Any], files: RunFiles, port: int | None, *, warm: bool
 ) -> None:
     """Run the deployment; after Ctrl-C, print how to continue it."""
     from ..deploy.flower.local_deployment import progress_display, run_local
 
-    app_settings = _app_settings(app_folder)
+    app_settings, run_folder = _app_settings(app_folder), files.folder
     changes = {key: value for key, value in flat.items() if value != app_settings.get(key, value)}
     try:
         with progress_display(err, run_config.settings.clients.num_clients) as on_line:
-            run_local(app_folder, run_config, run_folder, on_line, changes, port=port, warm=warm)
+            run_local(app_folder, run_config, run_folder, on_line, changes, port=port or 0, warm=warm)
     except KeyboardInterrupt:
         command = f"defedavg deploy local --name {run_folder.name}"
         command += f" --out {run_folder.parent}" if run_folder.parent != Path("runs") else ""
-        begun = RunFiles(run_folder).event_log.exists()
+        begun = files.event_log.exists()
         then = f"continue with: {command} --resume" if begun else "it had not started; start it again with --force"
-        err.print(f"stopped by Ctrl-C; {then}", markup=False, soft_wrap=True)
+        print_note(f"stopped by Ctrl-C; {then}")
         raise typer.Exit(130) from None
 
 
-def _interrupted_run(run_folder: Path, app_folder: Path | None) -> tuple[dict[str, Any], Path]:
-    """Return the settings and the app of a run that is to be resumed."""
+def _interrupted_run(files: RunFiles, app_folder: Path | None) -> tuple[dict[str, Any], Path]:
     from ..deploy.engine import event_log as logs
-    from ..deploy.server.deployment_folder import is_finished
 
-    if not RunFiles(run_folder).event_log.exists():
-        raise UserError(f"there is no run to resume in {run_folder}")
-    if is_finished(run_folder):
-        raise UserError(f"the run in {run_folder} is finished; start another run")
-    files = RunFiles(run_folder)
+    if not files.event_log.exists():
+        raise UserError(f"there is no run to resume in {files.folder}")
+    if read_run(files.folder).finished:
+        raise UserError(f"the run in {files.folder} is finished; start another run")
     recorded = files.app_path
     own_app = Path(recorded.read_text(encoding="utf-8").strip()) if recorded.exists() else files.app
-    settings = logs.read(files.event_log).head.get("settings")
-    if not isinstance(settings, dict):
-        raise UserError(f"the log in {run_folder} does not contain the settings of the run; it cannot be resumed")
-    return settings, app_folder or own_app
+    return logs.read(files.event_log).settings, app_folder or own_app
 
 
 def _app_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings in an app's pyproject.toml, under names such as ``training.local_steps``."""
     try:
         content = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-        tree = content["tool"]["flwr"]["app"]["config"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return _flat(content["tool"]["flwr"]["app"]["config"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{folder} is not a Flower app with settings; create one with `defedavg deploy init`") from None
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}.{word}": item for word, item in value.items()}
-        else:
-            flat[name] = value
-    return flat
 
 
 @app.command()
@@ -239,10 +218,7 @@ def keys(
     from ..deploy.flower.tls_keys import make_keys
 
     made = make_keys(folder, clients, tuple(host or ("127.0.0.1", "localhost")))
-    out.print(
-        f"wrote {len(made)} files to {folder}; give every client its own key and ca.crt, and no other file",
-        markup=False,
-    )
+    print_line(f"wrote {len(made)} files to {folder}; give every client its own key and ca.crt, and no other file")
 
 
 def replay(
@@ -265,28 +241,22 @@ def replay(
     from ..deploy.engine import event_log as logs
     from ..deploy.replay import replay as rebuild
     from ..deploy.whatif import whatif_plans
-    from ..planning.devices import Fleet
     from ..planning.plan_stats import summarise
 
     found = rebuild(logs.read(RunFiles(file).event_log if file.is_dir() else file))
     found.plan.check()
     if save is not None:
         found.plan.save(save)
-    fleet = Fleet(
-        num_clients=found.plan.header.num_clients, model_megabytes=found.model_bytes * 1e-6, trace=found.trace
-    )
     plans, impossible = whatif_plans(found, tuple(what_if or ()), rounds)
-    rows = [(label, summarise(plan, fleet)) for label, plan in (("as deployed", found.plan), *plans)]
-    for line in impossible:
-        err.print(line, markup=False, soft_wrap=True)
+    rows = [(label, summarise(plan, found.fleet)) for label, plan in (("as deployed", found.plan), *plans)]
+    print_notes(impossible)
     if as_json:
         named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
         print_json({"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named})
         return
     out.print(tables.plan_table([label for label, _ in rows], [[stats] for _, stats in rows], len(found.plan.rounds)))
-    out.print(
+    print_line(
         f"\nevery invariant holds; {len(found.plan.rounds)} merges as logged; {len(found.refused)} updates refused, "
         f"{len(found.quarantined)} clients quarantined; speeds of {len(found.measured_clients)} of "
-        f"{found.plan.header.num_clients} clients measured",
-        markup=False,
+        f"{found.plan.header.num_clients} clients measured"
     )

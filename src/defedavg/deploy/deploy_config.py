@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import study as config
+from ..config.build import make_server
 from ..config.study import Settings
 from ..errors import UserError, unknown
+from .engine.engine import Engine
 
 
 def _key(default: Any, text: str) -> Any:
@@ -72,12 +74,17 @@ def read_deploy_config(flat: Mapping[str, Any]) -> DeployConfig:
     if len(points) != 1:
         raise UserError("a deployment runs one setting; give single values instead of lists")
     settings = points[0].settings
-    deploy = DeploySettings(**deploy_values)
-    if deploy.min_clients > settings.clients.num_clients:
-        raise UserError(
-            f"deploy.min_clients is {deploy.min_clients}, but there are only {settings.clients.num_clients} clients"
-        )
+    deploy, total = DeploySettings(**deploy_values), settings.clients.num_clients
+    if deploy.min_clients > total:
+        raise UserError(f"deploy.min_clients is {deploy.min_clients}, but there are only {total} clients")
     return DeployConfig(study.name, settings, study.seeds[0], deploy, study.to_toml())
+
+
+def make_engine(config: DeployConfig) -> Engine:
+    """Return the engine of a run before its first event: the run, its resumption and its replay start with it."""
+    settings = config.settings
+    timeout = settings.training.timeout_seconds or config.deploy.job_seconds
+    return Engine(make_server(settings, config.seed, timeout), settings.stop.max_rounds)
 
 
 read_orders = read_deploy_config  # the name that apps use which an earlier version generated

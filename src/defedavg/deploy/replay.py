@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -17,36 +17,16 @@ import numpy as np
 
 from ..algorithms.protocol import Drop, ProtocolError, Start, Upload
 from ..errors import UserError
-from ..planning.devices import Trace
+from ..planning.devices import Fleet, Trace
 from ..planning.plan import Plan
 from ..planning.records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Timeout, Uploaded, moment
-from .deploy_config import DeployConfig
+from .deploy_config import DeployConfig, make_engine, read_deploy_config
 from .engine.engine import Engine
-from .engine.event_log import EventLog, LogNote
-from .engine.events import (
-    ClientActed,
-    Combine,
-    Command,
-    Disconnected,
-    Ended,
-    Event,
-    Exchange,
-    Exchanged,
-    ModelSent,
-    Refused,
-    Replaced,
-    Trained,
-)
-from .engine.setup import logged_config, make_engine, notes_for
+from .engine.event_log import EventLog, LogNote, notes_for
+from .engine.events import ClientActed, Command, Disconnected, Ended, Event, Exchange, Exchanged, Refused, Trained
 
 _COMPARED = ("merge", "redrawn", "quarantined", "dropped")
 """Names of the notes that a replay must reproduce."""
-
-
-@dataclass(slots=True)
-class _RunningJob:
-    version: int
-    start: float  # when the server sent it, or when the client reports that it started
 
 
 @dataclass(frozen=True)
@@ -55,16 +35,15 @@ class Replay:
 
     config: DeployConfig
     plan: Plan
-    trace: Trace
-    measured_clients: tuple[int, ...]  # the trace gives all other clients the median speed
+    fleet: Fleet  # the clients with their measured speeds
+    measured_clients: tuple[int, ...]  # the fleet gives all other clients the median speed
     refused: tuple[Refused, ...]
     quarantined: tuple[int, ...]
-    model_bytes: int
 
 
 def replay(log: EventLog) -> Replay:
     """Replay a log; raise ``UserError`` if it is inconsistent."""
-    config = logged_config(log)
+    config = read_deploy_config(log.settings)
     engine = make_engine(config)
     recorder = _PlanRecorder(engine)
     reproduced: list[LogNote] = []
@@ -80,15 +59,16 @@ def replay(log: EventLog) -> Replay:
     size = log.head.get("model_bytes")
     if type(size) is not int or size < 1:
         raise UserError("the log does not contain the size of the model; it cannot be used")
-    times = recorder.times
+    step_seconds, trips = (_medians(times, len(engine.clients)) for times in (recorder.steps, recorder.trips))
+    mbps = size * 8e-6 / np.maximum(trips, 1e-6)
+    trace = Trace(np.maximum(step_seconds, 1e-6), mbps, mbps)
     return Replay(
         config,
         recorder.plan(config.seed),
-        times.trace(len(engine.clients), size),
-        tuple(sorted(times.steps)),
+        Fleet(len(engine.clients), config.seed, model_megabytes=size * 1e-6, trace=trace),
+        tuple(sorted(recorder.steps)),
         tuple(event for event in log.events if isinstance(event, Refused)),
         tuple(client for client, link in enumerate(engine.links) if link.quarantined),
-        size,
     )
 
 
@@ -115,24 +95,11 @@ def _compare(logged: list[LogNote], reproduced: list[LogNote]) -> None:
         raise UserError(f"the log contains {len(expected) - len(found)} decisions that its events do not lead to")
 
 
-@dataclass
-class _MeasuredTimes:
-    """Times of clients, measured from their events."""
-
-    steps: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # seconds per step
-    trips: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # seconds one way
-
-    def trace(self, clients: int, size: int) -> Trace:
-        """Return profiles for a simulation: medians; a client without measurements gets the median of the others."""
-        steps = self._medians(self.steps, clients)
-        trips = self._medians(self.trips, clients)
-        mbps = size * 8e-6 / np.maximum(trips, 1e-6)
-        return Trace(np.maximum(steps, 1e-6), mbps, mbps)
-
-    def _medians(self, measured: dict[int, list[float]], clients: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        medians = {client: median(values) for client, values in measured.items()}
-        default = median(medians.values()) if medians else 0.01
-        return np.array([medians.get(client, default) for client in range(clients)])
+def _medians(measured: dict[int, list[float]], clients: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the median of every client; a client without measurements gets the median of the others."""
+    medians = {client: median(values) for client, values in measured.items()}
+    default = median(medians.values()) if medians else 0.01
+    return np.array([medians.get(client, default) for client in range(clients)])
 
 
 class _PlanRecorder:
@@ -141,11 +108,13 @@ class _PlanRecorder:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._records: list[Record] = []
-        self._running: dict[tuple[int, int], _RunningJob] = {}
+        # (client, index) -> version, and when the server sent the job or the client reports that it started
+        self._running: dict[tuple[int, int], tuple[int, float]] = {}
         self._absent: dict[int, tuple[int, float]] = {}  # client -> position of its record, since when
         self._sent: dict[int, float] = {}  # client -> when an exchange was sent that the client answers at once
         self._now = 0.0
-        self.times = _MeasuredTimes()
+        self.steps: dict[int, list[float]] = defaultdict(list)  # measured seconds per step of every client
+        self.trips: dict[int, list[float]] = defaultdict(list)  # measured seconds one way
 
     def record(self, event: Event, commands: list[Command]) -> None:
         """Record an event and the commands that followed from it."""
@@ -153,7 +122,7 @@ class _PlanRecorder:
         if isinstance(event, Trained):
             self._trained(event)
         elif isinstance(event, Exchanged) and event.client in self._sent:
-            self.times.trips[event.client].append((event.t - self._sent.pop(event.client)) / 2.0)
+            self.trips[event.client].append((event.t - self._sent.pop(event.client)) / 2.0)
         for command in commands:
             self._command(command)
 
@@ -162,12 +131,8 @@ class _PlanRecorder:
             self._client_acted(command)
         elif isinstance(command, Ended):
             self._stop((command.client, command.index), command.at, self._engine.steps, "ended")
-        elif isinstance(command, Combine):
-            self._records.append(Round(self._now, command.merge, command.freed))
-        elif isinstance(command, ModelSent):
-            self._records.append(Sent(command.version, command.client, self._now))
-        elif isinstance(command, Replaced):
-            self._records.append(Timeout(self._now, command.missing, command.drawn))
+        elif isinstance(command, Round | Sent | Timeout):
+            self._records.append(command)
         elif isinstance(command, Disconnected):
             self._disconnected(command)
         elif isinstance(command, Exchange) and not command.wanted:
@@ -176,11 +141,11 @@ class _PlanRecorder:
     def _trained(self, event: Trained) -> None:
         """Record a job, assuming that the message and its reply took equally long."""
         key = (event.client, event.index)
-        running = self._running.pop(key)
-        trip = max(0.0, (event.t - running.start - event.seconds) / 2.0)
-        start, end = running.start + trip, event.t - trip
-        self.times.trips[event.client].append(trip)
-        self.times.steps[event.client].append(event.seconds / max(1, event.steps))
+        _, sent = self._running.pop(key)
+        trip = max(0.0, (event.t - sent - event.seconds) / 2.0)
+        start, end = sent + trip, event.t - trip
+        self.trips[event.client].append(trip)
+        self.steps[event.client].append(event.seconds / max(1, event.steps))
         self._records.append(Job(*key, event.version, event.steps, min(start, end), end, "ended"))
         if not self._engine.policy.hold_until_requested:
             self._records.append(Uploaded(*key, end, event.t))
@@ -188,21 +153,20 @@ class _PlanRecorder:
     def _client_acted(self, acted: ClientActed) -> None:
         key = (acted.client, acted.action.index)
         if isinstance(acted.action, Start):
-            self._running[key] = _RunningJob(acted.action.version, acted.at)
+            self._running[key] = (acted.action.version, acted.at)
         elif isinstance(acted.action, Upload):
             if key in self._running:  # a background job without a reported end: the upload interrupted it
                 self._stop(key, acted.at, acted.steps, "interrupted")
             if self._engine.policy.hold_until_requested:
                 self._records.append(Uploaded(*key, acted.at, self._now))
         elif isinstance(acted.action, Drop) and key in self._running:
-            running = self._running.pop(key)
-            self._records.append(Job(*key, running.version, 0, running.start, acted.at, "lost"))
+            self._stop(key, acted.at, 0, "lost")
 
     def _stop(self, key: tuple[int, int], at: float, steps: int, outcome: JobOutcome) -> None:
-        running = self._running.pop(key)
+        version, start = self._running.pop(key)
         if steps:
-            self.times.steps[key[0]].append((at - running.start) / steps)
-        self._records.append(Job(*key, running.version, steps, running.start, at, outcome))
+            self.steps[key[0]].append((at - start) / steps)
+        self._records.append(Job(*key, version, steps, start, at, outcome))
 
     def _disconnected(self, change: Disconnected) -> None:
         self._sent.pop(change.client, None)
@@ -227,7 +191,7 @@ class _PlanRecorder:
             interruptible=engine.policy.interruptible,
         )
         running = [
-            Job(*key, job.version, engine.steps, job.start, max(job.start, self._now), "running")
-            for key, job in sorted(self._running.items())
+            Job(*key, version, engine.steps, start, max(start, self._now), "running")
+            for key, (version, start) in sorted(self._running.items())
         ]
         return Plan(header, (*sorted(self._records, key=moment), *running))

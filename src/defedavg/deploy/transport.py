@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from torch import nn
+
 Scalar = str | int | float | bool
 Vector = NDArray[Any]
+
+TRAINING_FIELDS = ("seed", "batch_size", "local_lr", "sampling")
+"""Fields of a ``LocalTraining`` that train and exchange messages carry."""
 
 POLICY_FIELDS = ("pause_when_full", "interruptible", "allow_same_version")
 """Fields of a ``ClientPolicy`` that an exchange message carries; all clients that exchange hold their updates."""
@@ -61,3 +68,9 @@ class Transport(Protocol):
 def size_of(vector: Vector | None) -> int:
     """Return the size of a vector in bytes."""
     return 0 if vector is None else int(np.asarray(vector).nbytes)
+
+
+def model_signature(module: nn.Module) -> str:
+    """Return a hash of the names, shapes and number types of a model's values; server and clients must agree on it."""
+    parts = [(name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
+    return sha256(repr(parts).encode()).hexdigest()[:16]

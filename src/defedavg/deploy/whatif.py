@@ -7,9 +7,8 @@ import itertools
 from typing import Any
 
 from ..algorithms import ALGORITHMS, Setup, algorithm
-from ..config.study import Settings, single
+from ..config.study import single
 from ..errors import UserError, unknown
-from ..planning.devices import Fleet
 from ..planning.plan import Plan
 from ..planning.simulator import Simulator
 from .replay import Replay
@@ -57,15 +56,11 @@ def whatif_plans(replay: Replay, given: tuple[str, ...], rounds: int) -> tuple[l
 
 
 def _plan_for(replay: Replay, choice: dict[str, Any], rounds: int) -> Plan:
-    settings: Settings = replay.config.settings
+    settings = replay.config.settings
     name = choice.get("algorithm", settings.algorithm)
-    training = dataclasses.replace(
-        settings.training, **{word: value for word, value in choice.items() if word != "algorithm"}
-    )
-    total = replay.plan.header.num_clients
-    setup = Setup(total, training.updates_per_round, training.local_steps, replay.config.seed)
+    training = dataclasses.replace(settings.training, **{k: v for k, v in choice.items() if k != "algorithm"})
+    setup = Setup(replay.fleet.num_clients, training.updates_per_round, training.local_steps, replay.config.seed)
     algorithm_settings = settings.algorithm_settings if name == settings.algorithm else None
-    fleet = Fleet(total, replay.config.seed, model_megabytes=replay.model_bytes * 1e-6, trace=replay.trace)
-    plan = Plan.collect(Simulator(algorithm(name)(setup, algorithm_settings), fleet), rounds)
+    plan = Plan.collect(Simulator(algorithm(name)(setup, algorithm_settings), replay.fleet), rounds)
     plan.check()
     return plan

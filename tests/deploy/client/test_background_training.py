@@ -16,7 +16,7 @@ import pytest
 from defedavg.algorithms.protocol import ClientPolicy, Update
 from defedavg.deploy.client.background_training import BackgroundTrainer, LocalJob
 from defedavg.deploy.client.client_socket import ProcessAddress, connect, process_start_time, request, socket_path
-from defedavg.deploy.engine.clock_sync import ClockSync
+from defedavg.deploy.engine.client_tracker import ClockSync
 from defedavg.deploy.engine.events import Report
 from defedavg.deploy.transport import Message, Reply, Vector
 from defedavg.errors import UserError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS, ServerMachine
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.engine.client_link import MAX_FAULTS
+from defedavg.deploy.engine.client_tracker import MAX_FAULTS
 from defedavg.deploy.engine.event_log import LogNote
 from defedavg.deploy.engine.events import Failed, InstantEnded, Joined, Left, Refused, TimerExpired
 from defedavg.deploy.transport import Message, Reply

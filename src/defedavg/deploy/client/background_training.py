@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...algorithms.protocol import ClientAction, ClientMachine, ClientPolicy, Drop, Start, Update, Upload
@@ -37,13 +37,6 @@ MakeJob = Callable[[Mapping[str, Any], int, int, Vector], LocalJob]
 """(fields of the message, index, version, weights) -> the job."""
 
 
-@dataclass(frozen=True, eq=False)
-class _FinishedJob:
-    update: Update
-    delta: Vector
-    seconds: float
-
-
 class BackgroundTrainer:
     """The machine of one client and the thread that trains for it."""
 
@@ -52,12 +45,11 @@ class BackgroundTrainer:
         self._train_job = train_job
         self._changed = threading.Condition()
         self._epoch = -1
-        self._error: Exception | None = None
         self._reset(0, -1)
         self._start_thread()
 
     def _start_thread(self) -> None:
-        self._error = None
+        self._error: Exception | None = None
         threading.Thread(target=self._run, daemon=True).start()
 
     def _reset(self, jobs: int, trained: int) -> None:
@@ -67,7 +59,7 @@ class BackgroundTrainer:
         self._model: tuple[int, Callable[[int], LocalJob]] | None = None
         self._queue: list[LocalJob] = []
         self._stopped: set[int] = set()
-        self._done: dict[int, _FinishedJob] = {}
+        self._done: dict[int, tuple[Update, Vector, float]] = {}  # what was trained, and the seconds it took
         self._sending: int | None = None
         self._reports: list[tuple[str, int, float]] = []
 
@@ -77,52 +69,40 @@ class BackgroundTrainer:
         """Handle one message; return the fields of the reply, and the update if it was requested and is ready."""
         wanted, version = bool(fields["wanted"]), int(fields["version"])
         with self._changed:
-            self._enter_epoch(fields)
+            if int(fields["epoch"]) != self._epoch:  # the server has started a new epoch: discard everything
+                self._epoch = int(fields["epoch"])
+                self._reset(int(fields["jobs"]), int(fields["trained"]))
+                if self._error is not None:  # the error has ended the thread
+                    self._start_thread()
             if weights is not None and self._machine.model(version):
                 self._report("model", version)
                 self._model = (version, lambda index: make_job(fields, index, version, weights))
             if wanted and self._sending is None:
-                actions = self._machine.request()
-                self._report("request")
-                self._apply(actions)
+                self._apply("request", self._machine.request())
             self._go()
             epoch = self._epoch
             if wanted:
                 self._changed.wait_for(
-                    lambda: self._error is not None or self._epoch != epoch or self._ready, float(fields["patience"])
+                    lambda: self._error is not None or self._epoch != epoch or self._sending in self._done,
+                    float(fields["patience"]),
                 )
             if self._error is not None:
                 raise self._error
             return self._reply()
 
-    def _enter_epoch(self, fields: Mapping[str, Any]) -> None:
-        """Discard everything if the server has started a new epoch."""
-        if int(fields["epoch"]) != self._epoch:
-            self._epoch = int(fields["epoch"])
-            self._reset(int(fields["jobs"]), int(fields["trained"]))
-            if self._error is not None:  # the error has ended the thread
-                self._start_thread()
-
-    @property
-    def _ready(self) -> bool:
-        return self._sending is not None and self._sending in self._done
-
     def _reply(self) -> tuple[dict[str, Any], Vector | None]:
-        fields: dict[str, Any] = {"seconds": 0.0, "update": False}
-        update: Vector | None = None
-        if self._ready:
-            assert self._sending is not None
-            done = self._done.pop(self._sending)
+        fields: dict[str, Any] = {"seconds": 0.0, "update": False, "reports": "[]"}
+        delta: Vector | None = None
+        if self._sending is not None and self._sending in self._done:
+            update, delta, seconds = self._done.pop(self._sending)
             self._sending = None
-            fields |= {"update": True, "index": done.update.index, "version": done.update.version}
-            fields |= {"steps": done.update.steps, "seconds": done.seconds}
-            update = done.delta if done.update.steps else None
+            fields |= {"update": True, "index": update.index, "version": update.version}
+            fields |= {"steps": update.steps, "seconds": seconds}
+            delta = delta if update.steps else None
         if self._sending is None:  # otherwise the reports would contain an upload whose update is not ready
             fields["reports"], self._reports = json.dumps(self._reports), []
-        else:
-            fields["reports"] = "[]"
         fields["clock"] = time.monotonic()
-        return fields, update
+        return fields, delta
 
     def _report(self, kind: str, version: int = -1) -> None:
         self._reports.append((kind, version, time.monotonic()))
@@ -130,10 +110,11 @@ class BackgroundTrainer:
     def _go(self) -> None:
         actions = self._machine.go()
         if actions:
-            self._report("go")
-            self._apply(actions)
+            self._apply("go", actions)
 
-    def _apply(self, actions: tuple[ClientAction, ...]) -> None:
+    def _apply(self, kind: str, actions: tuple[ClientAction, ...]) -> None:
+        """Report an event that the machine has handled, and carry out its actions."""
+        self._report(kind)
         for action in actions:
             if isinstance(action, Start):
                 assert self._model is not None
@@ -171,12 +152,10 @@ class BackgroundTrainer:
 
     def _finish(self, asked: Update, delta: Vector, steps: int, seconds: float) -> None:
         index = asked.index
-        self._done[index] = _FinishedJob(Update(asked.client, index, asked.version, steps), delta, seconds)
+        self._done[index] = (replace(asked, steps=steps), delta, seconds)
         if index in self._stopped:
             self._stopped.remove(index)
         else:
-            actions = self._machine.ended()
-            self._report("ended")
-            self._apply(actions)
+            self._apply("ended", self._machine.ended())
             self._go()
         self._changed.notify_all()

@@ -31,8 +31,7 @@ class ClientProcess:
 
     def __init__(self, launch: dict[str, Any]) -> None:
         self._launch = launch
-        self._path = Path(launch["path"])
-        self._newest = Path(launch["newest"])
+        self._path, self._newest = Path(launch["path"]), Path(launch["newest"])
         self._handler: ClientHandler | None = None
         self._last_used = time.monotonic()
         self._busy = threading.Lock()
@@ -81,22 +80,18 @@ class ClientProcess:
 
     def _answer(self, head: dict[str, Any], weights: Vector | None) -> tuple[dict[str, Any], Vector | None]:
         try:
-            answer = self._get_handler().answer(head["kind"], head["fields"], weights)
+            if self._handler is None:
+                import torch  # imported late: the socket must listen before PyTorch is loaded
+
+                from .handler import ClientHandler
+
+                torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+                launch = (self._launch[name] for name in ("task", "config", "client", "step_seconds"))
+                self._handler = ClientHandler(*launch)
+            fields, update = self._handler.answer(head["kind"], head["fields"], weights)
         except Exception as error:  # the server receives any error of a user's task
             return {"error": f"{type(error).__name__}: {first_line(error)}"}, None
-        return {"fields": answer.fields}, answer.update
-
-    def _get_handler(self) -> ClientHandler:
-        if self._handler is None:
-            import torch  # imported late: the socket must listen before PyTorch is loaded
-
-            from .handler import ClientHandler, find_task
-
-            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
-            launch = self._launch
-            make = find_task(launch["task"])
-            self._handler = ClientHandler(make, launch["config"], int(launch["client"]), float(launch["step_seconds"]))
-        return self._handler
+        return {"fields": fields}, update
 
 
 if __name__ == "__main__":

@@ -44,18 +44,15 @@ def socket_path(name: str) -> Path:
     """Return a path for a socket in a private folder that is short enough for every platform."""
     # TMPDIR may be long; /tmp is safe as well, because the folder must belong to this user alone.
     for parent in (Path(tempfile.gettempdir()), Path("/tmp")):  # noqa: S108 (see the comment above)
-        path = parent / f"defedavg-{os.getuid()}" / name
+        folder = parent / f"defedavg-{os.getuid()}"
+        path = folder / name
         if len(os.fsencode(path)) <= MAX_PATH_BYTES and parent.is_dir():
-            _make_private(path.parent)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+                raise UserError(f"{folder} is not private to this user; remove it, or set TMPDIR to another folder")
             return path
     raise UserError(f"{path} is too long for a Unix socket; set TMPDIR to a folder with a path below 60 characters")
-
-
-def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UserError(f"{folder} is not private to this user; remove it, or set TMPDIR to another folder")
 
 
 def send(connection: Connection, head: dict[str, Any], vector: Vector | None) -> None:
@@ -116,9 +113,7 @@ def _connect_when_ready(address: ProcessAddress) -> Connection:
         if connection is not None:
             return connection
         time.sleep(0.05)
-    raise UserError(
-        f"the process of this client did not start within {START_SECONDS:g} s; see the log of its SuperNode"
-    )
+    raise UserError(f"the process of this client did not start within {START_SECONDS:g} s; see its SuperNode's log")
 
 
 def _start_process(node: str, launch: dict[str, Any]) -> ProcessAddress:
@@ -127,14 +122,8 @@ def _start_process(node: str, launch: dict[str, Any]) -> ProcessAddress:
     newest = Path(address.path).with_name(f"{node}.newest")
     newest.write_text(address.path)  # an older process of this node ends when it finds another path here
     parent = os.getppid()
-    complete = {
-        **launch,
-        "path": address.path,
-        "newest": str(newest),
-        "secret": address.secret.hex(),
-        "parent": parent,
-        "parent_started": process_start_time(parent),
-    }
+    complete = {**launch, "path": address.path, "newest": str(newest), "secret": address.secret.hex()}
+    complete |= {"parent": parent, "parent_started": process_start_time(parent)}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     process = subprocess.Popen(
         [sys.executable, "-m", "defedavg.deploy.client.client_process"],

@@ -5,67 +5,40 @@ It trains with the executor of the simulation and the same random keys, so a job
 
 from __future__ import annotations
 
-import importlib
+import functools
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...algorithms.protocol import ClientPolicy, Update
+from ...config.task_module import MakeTask, task_from_module
 from ...errors import UserError
-from ...tasks import Task
 from ...training import LocalTraining, Reference
-from ..model_identity import model_signature
-from ..transport import POLICY_FIELDS, Vector
+from ..transport import POLICY_FIELDS, TRAINING_FIELDS, Vector, model_signature
 from .background_training import BackgroundTrainer, LocalJob, ShouldContinue
 
-MakeTask = Callable[[Mapping[str, Any], int | None], Task]
-"""(settings of the run, number of the client or None on the server) -> the task, as in a simulation.
-
-On a client, a task with the data of that client only is enough.
-"""
-
-
-def find_task(name: str | MakeTask) -> MakeTask:
-    """Return the function that makes the task, from ``module:function``."""
-    if callable(name):
-        return name
-    module, colon, function = name.partition(":")
-    try:
-        make: MakeTask = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"the task {name!r} cannot be loaded: {error}; name it as 'module:function'") from None
-    if not colon or not callable(make):
-        raise UserError(f"the task {name!r} is not a function; name it as 'module:function'")
-    return make
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The content of a reply."""
-
-    fields: dict[str, Any]
-    update: Vector | None = None
+Answer = tuple[dict[str, Any], Vector | None]
+"""The fields of a reply and perhaps an update."""
 
 
 class ClientHandler:
     """Answers the messages to one client; ``step_seconds`` is the minimum duration of a local step."""
 
-    def __init__(self, make: MakeTask, config: Mapping[str, Any], client: int, step_seconds: float = 0.0) -> None:
+    def __init__(self, task: str | MakeTask, config: Mapping[str, Any], client: int, step_seconds: float = 0.0) -> None:
         self.client = client
-        self._task = make(config, client)
+        self._task = task_from_module(task, config, client)
         self._step_seconds = step_seconds
-        self._executors: dict[LocalTraining, Reference] = {}
+        self._executor = functools.cache(functools.partial(Reference, self._task))
         self._background: BackgroundTrainer | None = None
 
     def answer(self, kind: str, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
         """Return the answer to a message of that kind."""
         if kind == "hello":
             module = self._executor(LocalTraining(seed=0, batch_size=1)).module
-            return Answer({"client": self.client, "signature": model_signature(module)})
+            return {"client": self.client, "signature": model_signature(module)}, None
         if kind == "train":
             return self._train(fields, weights)
         if kind == "exchange":
@@ -75,33 +48,22 @@ class ClientHandler:
     def _train(self, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
         assert weights is not None
         job = self._job(fields, int(fields["index"]), int(fields["version"]), weights)
-        delta, steps, seconds = self.train_job(job, lambda _: True)
+        delta, steps, seconds = self._train_job(job, lambda _: True)
         reply = {"index": job.update.index, "version": job.update.version, "steps": steps, "seconds": seconds}
-        return Answer({"client": self.client, **reply}, delta)
+        return {"client": self.client, **reply}, delta
 
     def _exchange(self, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
         if self._background is None:
             policy = ClientPolicy(hold_until_requested=True, **{name: bool(fields[name]) for name in POLICY_FIELDS})
-            self._background = BackgroundTrainer(self.client, policy, self.train_job)
+            self._background = BackgroundTrainer(self.client, policy, self._train_job)
         reply, update = self._background.exchange(fields, weights, self._job)
-        return Answer({"client": self.client, **reply}, update)
+        return {"client": self.client, **reply}, update
 
     def _job(self, fields: Mapping[str, Any], index: int, version: int, weights: Vector) -> LocalJob:
-        training = LocalTraining(
-            seed=int(fields["seed"]),
-            batch_size=int(fields["batch_size"]),
-            local_lr=float(fields["local_lr"]),
-            sampling=str(fields["sampling"]),
-        )
+        training = LocalTraining(**{name: fields[name] for name in TRAINING_FIELDS})
         return LocalJob(Update(self.client, index, version, int(fields["steps"])), training, weights)
 
-    def _executor(self, training: LocalTraining) -> Reference:
-        if training not in self._executors:
-            self._executors[training] = Reference(self._task, training)
-        return self._executors[training]
-
-    def train_job(self, job: LocalJob, should_continue: ShouldContinue) -> tuple[Vector, int, float]:
-        """Train a job; return its update, the steps done and the seconds used."""
+    def _train_job(self, job: LocalJob, should_continue: ShouldContinue) -> tuple[Vector, int, float]:
         samples = self._task.clients[self.client if self._task.num_clients > 1 else 0]
         start = torch.from_numpy(np.array(job.weights))
         began = time.monotonic()

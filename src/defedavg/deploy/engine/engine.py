@@ -10,52 +10,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...algorithms import ServerMachine
-from ...algorithms.protocol import (
-    Broadcast,
-    ClientAction,
-    ClientMachine,
-    Discard,
-    EndOfInstant,
-    Merge,
-    Phase,
-    ProtocolError,
-    Request,
-    Send,
-    ServerAction,
-    SetTimer,
-    Start,
-    Update,
-    Upload,
-)
-from .client_link import MAX_FAULTS, ClientLink, PendingTimer, trains_in_background
-from .client_tracker import apply_reports
-from .events import (
-    Began,
-    ClientActed,
-    Combine,
-    Command,
-    DiscardUpdate,
-    Disconnected,
-    Ended,
-    Event,
-    Exchange,
-    Exchanged,
-    Failed,
-    InstantEnded,
-    Joined,
-    Left,
-    ModelSent,
-    Quarantined,
-    Refused,
-    Replaced,
-    Resumed,
-    TimerExpired,
-    Train,
-    Trained,
-)
+from ...algorithms import protocol as actions
+from ...algorithms.protocol import ClientMachine, Phase, ProtocolError, Update
+from ...planning.records import Round, Sent, Timeout
+from . import events
+from .client_tracker import MAX_FAULTS, ClientLink, Tracker
+from .events import ClientActed, Command, Disconnected, Event
+
+MIN_WAIT_SECONDS = 1.0
+"""A timer runs at least this long, even if no client can answer: a client that disconnected may return."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTimer:
+    """A timer: when it was set, when it expires, and the clients whose answers it waits for (None: any client's)."""
+
+    since: float
+    expires: float
+    waits_for: frozenset[int] | None
 
 
 class Engine:
@@ -66,7 +41,10 @@ class Engine:
         self.max_rounds = max_rounds
         self.finished = False
         self.policy = server.client_policy(server.settings)
-        self.background = trains_in_background(self.policy)
+        # Clients train between messages if a request can interrupt a job, or a new update replaces an old one.
+        self.background = self.policy.hold_until_requested and (
+            self.policy.interruptible or not self.policy.pause_when_full
+        )
         self.steps = server.steps_per_job(server.setup.local_steps)
         total = server.setup.num_clients
         self.clients = [ClientMachine(number, self.policy) for number in range(total)]
@@ -77,7 +55,6 @@ class Engine:
         self.received: dict[tuple[int, int], Update] = {}  # updates that are neither merged nor discarded yet
         self._timers: dict[int, PendingTimer] = {}
         self._newest = 0
-        self._open_jobs: list[dict[int, int]] = [{} for _ in range(total)]  # jobs not yet delivered: index -> version
         self._uploads: deque[Update] = deque()
         self._ready: set[int] = set()  # clients that may be able to take work
         self._commands: list[Command] = []
@@ -88,19 +65,16 @@ class Engine:
         """The clients that are connected."""
         return [client for client, link in enumerate(self.links) if link.node is not None]
 
-    # Questions of the coordinator.
-
     def expired_timers(self, now: float, early: bool = True) -> list[int]:
         """Return the timers whose time is over or, with ``early``, for which no client can answer any more."""
-        connected = set(self.connected) if early else set()
+        connected = self.connected if early else []
         idle = bool(connected) and not any(self.links[client].busy for client in connected) and not self.background
         expired = []
         for token, timer in sorted(self._timers.items()):
-            if timer.waits_for is None:
-                in_vain = idle
-            else:
+            in_vain = idle
+            if timer.waits_for is not None:
                 in_vain = bool(connected and timer.waits_for) and not any(map(self._can_answer, timer.waits_for))
-            if timer.has_expired(now, in_vain):
+            if now >= timer.expires or (in_vain and now >= timer.since + MIN_WAIT_SECONDS):
                 expired.append(token)
         return expired
 
@@ -112,18 +86,18 @@ class Engine:
         has_version = machine.receive_buffer is not None or any(v > machine.trained for v in link.versions_sent)
         return has_version or machine.phase is Phase.TRAINING
 
-    def fault(self, event: Trained | Exchanged) -> str | None:
+    def fault(self, event: events.Trained | events.Exchanged) -> str | None:
         """Return why a reply cannot be the answer to what the client was sent, or None if it can."""
         link = self.links[event.client]
         if link.node is None or not link.busy:
             return "no message to it is unanswered"
-        if isinstance(event, Exchanged):
+        if isinstance(event, events.Exchanged):
             try:
-                self._apply_reports(event)
+                self._track(event)
             except ProtocolError as error:
                 return f"its reports are inconsistent: {error}"
             return None
-        [(index, version)] = self._open_jobs[event.client].items()
+        [(index, version)] = link.open_jobs.items()
         if event.index != index:
             return f"it answers job {event.index}, but was sent job {index}"
         if event.version != version:
@@ -132,30 +106,28 @@ class Engine:
             return f"it did {event.steps} steps of {self.steps}"
         return None
 
-    # Events.
-
     def handle(self, event: Event) -> list[Command]:
         """Handle an event and return the commands that follow from it."""
         if self.finished:
             return []
         self._now = event.t
-        if isinstance(event, Trained):
+        if isinstance(event, events.Trained):
             self._trained(event)
-        elif isinstance(event, Exchanged):
+        elif isinstance(event, events.Exchanged):
             self._exchanged(event)
-        elif isinstance(event, TimerExpired):
+        elif isinstance(event, events.TimerExpired):
             self._timers.pop(event.token, None)
             self._apply_actions(self.server.timer(event.token))
-        elif isinstance(event, InstantEnded):
+        elif isinstance(event, events.InstantEnded):
             self.end_of_instant_pending = False
             self._apply_actions(self.server.end_of_instant())
-        elif isinstance(event, Joined):
+        elif isinstance(event, events.Joined):
             self._joined(event.client, event.node)
-        elif isinstance(event, Began):
+        elif isinstance(event, events.Began):
             self._began()
-        elif isinstance(event, Left):
+        elif isinstance(event, events.Left):
             self._disconnect(event.client)
-        elif isinstance(event, Resumed):
+        elif isinstance(event, events.Resumed):
             for client in self.connected:
                 self._disconnect(client)
         else:
@@ -207,121 +179,105 @@ class Engine:
             return
         if self.background or machine.phase is Phase.TRAINING:
             self._client_acted(client, machine.died())
-            self._open_jobs[client].clear()
+            self.links[client].open_jobs.clear()
             self._commands.append(Disconnected(client, back=False))
 
-    def _at_fault(self, event: Refused | Failed) -> None:
+    def _at_fault(self, event: events.Refused | events.Failed) -> None:
         """Restart a client that sent a bad reply or failed; quarantine it after too many faults."""
         link = self.links[event.client]
         node = link.node
-        if isinstance(event, Refused):
+        if isinstance(event, events.Refused):
             link.rejections += 1
         else:
             link.failures += 1
         self._disconnect(event.client)
         if max(link.rejections, link.failures) >= MAX_FAULTS:
             link.quarantined = True
-            self._commands.append(Quarantined(event.client))
+            self._commands.append(events.Quarantined(event.client))
         elif node is not None:
             self._joined(event.client, node)
 
-    def _trained(self, event: Trained) -> None:
-        client, machine = event.client, self.clients[event.client]
-        link = self.links[client]
+    def _trained(self, event: events.Trained) -> None:
+        client, machine, link = event.client, self.clients[event.client], self.links[event.client]
         link.busy, link.failures = False, 0
-        self._open_jobs[client].clear()
-        self._receive(Update(client, event.index, event.version, event.steps))
+        link.open_jobs.clear()
+        self.received[client, event.index] = Update(client, event.index, event.version, event.steps)
         self._client_acted(client, machine.ended(), event.steps)
         if machine.phase is Phase.SENDING:
             machine.sent()
         self._ready.add(client)
 
-    def _exchanged(self, event: Exchanged) -> None:
-        client, link = event.client, self.links[event.client]
-        machine, self._open_jobs[client], commands = self._apply_reports(event)
-        self.clients[client] = machine
-        link.busy, link.failures = False, 0
-        self._commands.extend(commands)
-        if event.update is not None:
+    def _exchanged(self, event: events.Exchanged) -> None:
+        client, link, update = event.client, self.links[event.client], event.update
+        tracker = self._track(event)
+        machine = self.clients[client] = tracker.machine
+        link.open_jobs, link.busy, link.failures = tracker.open_jobs, False, 0
+        self._commands.extend(tracker.commands)
+        if update is not None:
             link.wanted = False
-            update = event.update
-            self._receive(Update(client, update.index, update.version, update.steps))
-            self._upload(client, update.index)
-        oldest = min(self._open_jobs[client].values(), default=machine.trained)
+            received = self.received[client, update.index] = Update(client, update.index, update.version, update.steps)
+            self._uploads.append(received)
+        oldest = min(link.open_jobs.values(), default=machine.trained)
         link.versions_sent = [version for version in link.versions_sent if version >= oldest]
         self._ready.add(client)
 
-    def _apply_reports(self, event: Exchanged) -> tuple[ClientMachine, dict[int, int], list[ClientActed | Ended]]:
-        client = event.client
-        versions_sent = self.links[client].versions_sent
-        return apply_reports(self.clients[client], self._open_jobs[client], versions_sent, self.steps, event)
+    def _track(self, event: events.Exchanged) -> Tracker:
+        return Tracker(self.clients[event.client], self.links[event.client], self.steps, event)
 
-    def _client_acted(self, client: int, actions: Iterable[ClientAction], steps: int = 0) -> None:
+    def _client_acted(self, client: int, acted: Iterable[actions.ClientAction], steps: int = 0) -> None:
         """Record actions of a client's machine that the engine runs, and pass on what it uploads."""
-        for action in actions:
+        for action in acted:
             self._commands.append(ClientActed(client, action, self._now, steps))
-            if isinstance(action, Upload):
-                self._upload(client, action.index)
+            if isinstance(action, actions.Upload):
+                self._uploads.append(self.received[client, action.index])
 
-    # Uploads, and actions of the server machine.
-
-    def _receive(self, update: Update) -> None:
-        self.received[update.client, update.index] = update
-
-    def _upload(self, client: int, index: int) -> None:
-        self._uploads.append(self.received[client, index])
-
-    def _apply_actions(self, actions: Iterable[ServerAction]) -> None:
+    def _apply_actions(self, returned: Iterable[actions.ServerAction]) -> None:
         invited: list[int] = []
-        for action in actions:
-            if isinstance(action, Merge):
+        for action in returned:
+            if isinstance(action, actions.Merge):
                 self._merge(action)
                 if self.finished:
                     return
-            elif isinstance(action, Broadcast):
+            elif isinstance(action, actions.Broadcast):
                 self._newest = action.version
-                self._commands.append(ModelSent(action.version, None))
+                self._commands.append(Sent(action.version, None, self._now))
                 self._ready.update(self.connected)
-            elif isinstance(action, Send):
+            elif isinstance(action, actions.Send):
                 self.links[action.client].next_version = action.version
-                self._commands.append(ModelSent(action.version, action.client))
+                self._commands.append(Sent(action.version, action.client, self._now))
                 self._ready.add(action.client)
                 invited.append(action.client)
-            elif isinstance(action, Request):
+            elif isinstance(action, actions.Request):
                 self._request(action.client)
                 invited.append(action.client)
-            elif isinstance(action, SetTimer):
+            elif isinstance(action, actions.SetTimer):
                 waits_for = frozenset(invited) if invited else None
                 self._timers[action.token] = PendingTimer(self._now, self._now + action.seconds, waits_for)
                 invited = []
-            elif isinstance(action, EndOfInstant):
+            elif isinstance(action, actions.EndOfInstant):
                 self.end_of_instant_pending = True
-            elif isinstance(action, Discard):
+            elif isinstance(action, actions.Discard):
                 self.received.pop((action.update.client, action.update.index), None)
-                self._commands.append(DiscardUpdate(action.update))
+                self._commands.append(action)
             else:
-                self._commands.append(Replaced(action.missing, action.drawn))
+                self._commands.append(Timeout(self._now, action.missing, action.drawn))
 
     def _request(self, client: int) -> None:
+        machine = self.clients[client]
         if self.background:
             self.links[client].wanted = True
-            self._ready.add(client)
-            return
-        machine = self.clients[client]
-        if machine.phase is not Phase.GONE:
+        elif machine.phase is not Phase.GONE:
             self._client_acted(client, machine.request(), self.steps)
-            self._ready.add(client)
+        self._ready.add(client)  # has no effect on a client that is not connected
 
-    def _merge(self, merge: Merge) -> None:
+    def _merge(self, merge: actions.Merge) -> None:
         for update, _ in merge.updates:
             del self.received[update.client, update.index]
         self.versions.add(merge.version)
         self.finished = merge.version >= self.max_rounds
         freed = tuple(sorted(self.versions - self._needed_versions() - {merge.version}))
         self.versions -= set(freed)
-        self._commands.append(Combine(merge, freed))
-
-    # Work for clients.
+        self._commands.append(Round(self._now, merge, freed))
 
     def _send_work(self, client: int) -> None:
         link = self.links[client]
@@ -337,11 +293,11 @@ class Engine:
         if version is not None and machine.model(version):
             link.next_version = None
         for action in machine.go():
-            assert isinstance(action, Start)
+            assert isinstance(action, actions.Start)
             link.busy = True
-            self._open_jobs[client][action.index] = action.version
+            link.open_jobs[action.index] = action.version
             self._commands.append(ClientActed(client, action, self._now))
-            self._commands.append(Train(client, action.index, action.version))
+            self._commands.append(events.Train(client, action.index, action.version))
 
     def _exchange(self, client: int, link: ClientLink, version: int | None) -> None:
         machine = self.clients[client]
@@ -352,14 +308,12 @@ class Engine:
         link.busy, link.next_version = True, None
         if newer is not None:
             link.versions_sent.append(newer)
-        self._commands.append(Exchange(client, newer, link.wanted, link.epoch, machine.jobs, machine.trained))
+        self._commands.append(events.Exchange(client, newer, link.wanted, link.epoch, machine.jobs, machine.trained))
 
     def _needed_versions(self) -> set[int]:
-        """Return the versions that a job or an update may still start from."""
         needed = {self._newest} | {update.version for update in self.received.values()}
-        for open_jobs, link in zip(self._open_jobs, self.links, strict=True):
-            needed.update(open_jobs.values())
-            needed.update(link.versions_sent)
+        for link in self.links:
+            needed.update(link.open_jobs.values(), link.versions_sent)
             if link.next_version is not None:
                 needed.add(link.next_version)
         return needed

@@ -14,13 +14,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from ...algorithms.protocol import Discard
 from ...errors import UserError, first_line
 from ...fileio import writing
 from ...jsonio import finite
+from ...planning.records import Round, Timeout
 from . import events
-from .events import Event, Exchanged, Report, UpdateInfo
+from .events import Command, Event, Exchanged, Report, UpdateInfo
 
 FORMAT = "defedavg-log"
 VERSION = 1
@@ -68,16 +70,13 @@ def decode(value: Any) -> Line:
         raise TypeError("not an object")
     value = dict(value)
     if "note" in value:
-        name, t = value.pop("note"), read_number(value.pop("t", None))
-        if not isinstance(name, str):
-            raise TypeError("the name of a note is not text")
-        return LogNote(name, t, value)
+        return LogNote(_text(value.pop("note")), read_number(value.pop("t", None)), value)
     kind = EVENTS.get(str(value.pop("event", None)))
     if kind is None:
         raise ValueError("unknown event")
     if set(value) != {item.name for item in fields(kind)}:
         raise ValueError("wrong fields")
-    event: Event = kind(**{item.name: _READERS[item.name](value[item.name]) for item in fields(kind)})
+    event: Event = kind(**{name: _READERS[name](item) for name, item in value.items()})
     return event
 
 
@@ -129,39 +128,49 @@ _READERS: dict[str, Any] = {
 }
 
 
+def notes_for(t: float, commands: list[Command]) -> list[LogNote]:
+    """Return the notes that the log keeps of these commands."""
+    notes = []
+    for command in commands:
+        if isinstance(command, Round):
+            merge = command.merge
+            updates = [[u.client, u.index, u.version, u.steps, b] for u, b in merge.updates]
+            fields = {"version": merge.version, "past": [list(pair) for pair in merge.past], "updates": updates}
+            notes.append(LogNote("merge", t, {**fields, "freed": list(command.freed)}))
+        elif isinstance(command, Discard):
+            notes.append(LogNote("dropped", t, {"client": command.update.client, "index": command.update.index}))
+        elif isinstance(command, Timeout):
+            notes.append(LogNote("redrawn", t, {"missing": list(command.missing), "drawn": list(command.drawn)}))
+        elif isinstance(command, events.Quarantined):
+            notes.append(LogNote("quarantined", t, {"client": command.client}))
+    return notes
+
+
 class EventLogWriter:
     """Appends to a log; a line is on disk when ``add`` returns. With ``head``, create a new log."""
 
     def __init__(self, path: Path, head: dict[str, Any] | None = None) -> None:
-        self.path = path
+        self.path, self.lines = path, 0  # the head does not count
         with writing(path):
-            self._file: BinaryIO = path.open("xb" if head is not None else "ab", buffering=0)
-        self.lines = 0
+            self._file = path.open("xb" if head is not None else "ab", buffering=0)
         if head is not None:
             self._write([{"format": FORMAT, "format_version": VERSION, **head}])
-            self.lines = 0  # the head does not count
 
     def add(self, *lines: Line) -> None:
         """Append lines."""
         if lines:
             self._write([encode(line) for line in lines])
+            self.lines += len(lines)
 
     def _write(self, objects: list[dict[str, Any]]) -> None:
         text = "".join(json.dumps(finite(item), separators=(",", ":"), allow_nan=False) + "\n" for item in objects)
         with writing(self.path):
             self._file.write(text.encode())
             os.fsync(self._file.fileno())
-        self.lines += len(objects)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def __enter__(self) -> EventLogWriter:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True)
@@ -176,6 +185,14 @@ class EventLog:
     def events(self) -> Iterator[Event]:
         """The lines without the notes."""
         return (line for line in self.lines if not isinstance(line, LogNote))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings with which the run was started."""
+        settings = self.head.get("settings")
+        if not isinstance(settings, dict):
+            raise UserError("the log does not contain the settings of its run; it cannot be used")
+        return settings
 
     def notes(self, name: str) -> list[LogNote]:
         """Return the notes with this name."""
@@ -199,18 +216,14 @@ def read(path: Path) -> EventLog:
         raise UserError(f"{path} is not the log of a deployment: its first line is missing")
     lines: list[Line] = []
     head: dict[str, Any] = {}
-    now = 0.0
     for number, row in enumerate(rows, start=1):
         try:
-            value = json.loads(row)
             if number == 1:
-                head = _head(value)
+                head = _head(json.loads(row))
                 continue
-            line = decode(value)
-            if line.t < now:
-                raise ValueError(f"time decreases from {now} to {line.t}")  # noqa: TRY301 (named with its line below)
-            now = line.t
-            lines.append(line)
+            lines.append(decode(json.loads(row)))
+            if len(lines) > 1 and lines[-1].t < lines[-2].t:
+                raise ValueError(f"time decreases from {lines[-2].t} to {lines[-1].t}")  # noqa: TRY301 (named below)
         except (ValueError, TypeError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not a line of a deployment's log ({first_line(error)})") from None
     return EventLog(head, tuple(lines), len(complete))

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...algorithms.protocol import ClientAction, Merge, Update
-
-# Events.
+from ...algorithms.protocol import ClientAction, Discard
+from ...planning.records import Round, Sent, Timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +30,16 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A client cannot be reached any more; its running job is lost."""
+class ClientTrouble:
+    """A client did not do its work; ``why`` is one line for readers of the log."""
 
     t: float
     client: int
     why: str
+
+
+class Left(ClientTrouble):
+    """A client cannot be reached any more; its running job is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +85,12 @@ class Exchanged:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(ClientTrouble):
     """A reply of a client did not pass the checks and was discarded."""
 
-    t: float
-    client: int
-    why: str
 
-
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(ClientTrouble):
     """A client reported that its job failed."""
-
-    t: float
-    client: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +120,8 @@ Event: TypeAlias = (
 )
 
 
-# Commands that the session or the coordinator carries out, in this order.
+# Commands, beside the records of a plan and ``Discard``: a ``Round`` tells the server to merge.
+# The session and the coordinator carry out the first two; the others are for the log and the replay.
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,40 +147,6 @@ class Exchange:
     epoch: int
     jobs: int
     trained: int
-
-
-@dataclass(frozen=True, slots=True)
-class Combine:
-    """Compute a version; no job needs the versions ``freed`` after that."""
-
-    merge: Merge
-    freed: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DiscardUpdate:
-    """Delete an update that will never be merged."""
-
-    update: Update
-
-
-# Commands that only the log and the replay use.
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSent:
-    """A version is available to one client, or (None) to all."""
-
-    version: int
-    client: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """A round timed out and drew substitutes for the clients that did not answer."""
-
-    missing: tuple[int, ...]
-    drawn: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,5 +184,5 @@ class Quarantined:
 
 
 Command: TypeAlias = (
-    Train | Exchange | Combine | DiscardUpdate | ModelSent | Replaced | ClientActed | Ended | Disconnected | Quarantined
+    Train | Exchange | Round | Discard | Sent | Timeout | ClientActed | Ended | Disconnected | Quarantined
 )

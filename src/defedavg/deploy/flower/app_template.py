@@ -132,9 +132,7 @@ def write_app(folder: Path, flat: dict[str, Any]) -> None:
         raise UserError(f"{folder} already exists; choose another name, or remove it")
     with writing(folder):
         (folder / package).mkdir(parents=True)
-    files = {"server": SERVER, "client": CLIENT, "task": TASK}
-    for name, text in files.items():
-        write_whole(folder / package / f"{name}.py", text.replace("{package}", package).encode())
-    write_whole(folder / package / "__init__.py", b"")
-    write_whole(folder / "README.md", README.replace("{package}", package).encode())
+    files = {f"{package}/{name}.py": text for name, text in (("server", SERVER), ("client", CLIENT), ("task", TASK))}
+    for name, text in {**files, f"{package}/__init__.py": "", "README.md": README}.items():
+        write_whole(folder / name, text.replace("{package}", package).encode())
     write_whole(folder / "pyproject.toml", pyproject(package, flat).encode())

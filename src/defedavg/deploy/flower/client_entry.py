@@ -43,25 +43,20 @@ def handle(task: str, message: Message, context: Context) -> Message:
     config = dict(context.run_config)
     if kind == "exchange" or bool(node.get("warm", False)):
         launch = {"task": task, "config": config, "client": client, "step_seconds": step_seconds}
-        address, found, update = request(_known_address(context), f"{context.node_id:x}", launch, kind, fields, weights)
+        known = context.state.get(STATE)  # the address of the client process that an earlier message started
+        address = None
+        if isinstance(known, ConfigRecord):
+            address = ProcessAddress(str(known["path"]), bytes(known["secret"]))  # type: ignore[arg-type]
+        address, found, update = request(address, f"{context.node_id:x}", launch, kind, fields, weights)
         context.state[STATE] = ConfigRecord({"path": address.path, "secret": address.secret})
     else:
-        from ..client.handler import ClientHandler, find_task
+        from ..client.handler import ClientHandler
 
-        answer = ClientHandler(find_task(task), config, client, step_seconds).answer(kind, fields, weights)
-        found, update = answer.fields, answer.update
+        found, update = ClientHandler(task, config, client, step_seconds).answer(kind, fields, weights)
     reply = RecordDict({"fields": ConfigRecord(found)})
     if update is not None:
         reply["update"] = ArrayRecord({"update": Array(update)})
     return Message(reply, reply_to=message)
-
-
-def _known_address(context: Context) -> ProcessAddress | None:
-    """Return the address of the client process that an earlier message started, if there was one."""
-    known = context.state.get(STATE)
-    if not isinstance(known, ConfigRecord):
-        return None
-    return ProcessAddress(str(known["path"]), bytes(known["secret"]))  # type: ignore[arg-type]
 
 
 def client_number(context: Context) -> int:

@@ -14,8 +14,8 @@ from rich.console import Console
 from ...config.build import make_fleet
 from ...errors import UserError
 from ...runstore.layout import RunFiles
+from ...runstore.reader import read_run
 from ..deploy_config import DeployConfig
-from ..server.deployment_folder import is_finished
 from .processes import FlowerCluster, free_port
 from .signals import signals_as_interrupts
 
@@ -64,7 +64,7 @@ def wait_until_finished(
     while True:
         lines = _pass_on(tail, on_line)
         done = done or any(line.get("note") == "done" for line in lines)
-        if done and is_finished(folder):
+        if done and read_run(folder).finished:
             return
         _raise_failure(cluster, folder)
         running = bool(cluster.pids("flwr-serverapp"))
@@ -74,15 +74,13 @@ def wait_until_finished(
             if not _pass_on(tail, on_line):
                 break
         time.sleep(poll_seconds)
-    if not is_finished(folder):
+    if not read_run(folder).finished:
         _raise_failure(cluster, folder)
-        raise UserError(
-            f"the server ended before the run did; see {RunFiles(folder).server_log}; continue with --resume"
-        )
+        log = RunFiles(folder).server_log
+        raise UserError(f"the server ended before the run did; see {log}; continue with --resume")
 
 
 def _raise_failure(cluster: FlowerCluster, folder: Path) -> None:
-    """Raise ``UserError`` if the server has left an error message, or the SuperLink has ended."""
     error = RunFiles(folder).error
     if error.exists():
         raise UserError(error.read_text(encoding="utf-8").strip())
@@ -106,24 +104,20 @@ class LocalProgress:
 
     def update(self, line: dict[str, Any]) -> str | None:
         """Take account of a line of the log; return a message if the user should see one."""
-        event, client = line.get("event"), line.get("client")
-        if isinstance(client, int) and (event in _CLIENT_EVENTS or line.get("note") == "quarantined"):
-            return self._update_client(event, client, line)
-        if event == "resumed":
+        event, note, client = line.get("event"), line.get("note"), line.get("client")
+        if event == "joined":
+            self._connected.add(line["client"])
+        elif event == "left" or note == "quarantined":
+            self._connected.discard(line["client"])
+        elif event == "resumed":
             self._connected.clear()
         elif event == "trained" or (event == "exchanged" and line.get("update")):
             self._updates += 1
-        elif line.get("note") == "measured":
+        elif note == "measured":
             self._evaluation = line
-        return None
-
-    def _update_client(self, event: str | None, client: int, line: dict[str, Any]) -> str | None:
-        if event == "joined":
-            self._connected.add(client)
-            return None
-        if event in ("left", None):
-            self._connected.discard(client)
-        return f"client {client} is quarantined" if event is None else f"client {client} {event}: {line['why']}"
+        if event in ("left", "refused", "failed"):
+            return f"client {client} {event}: {line['why']}"
+        return f"client {client} is quarantined" if note == "quarantined" else None
 
     def __str__(self) -> str:
         evaluation = self._evaluation
@@ -132,12 +126,8 @@ class LocalProgress:
             return f"waiting: {connected}"
         accuracy = evaluation.get("accuracy")
         share = "" if accuracy is None else f", accuracy {100 * accuracy:.1f} %"
-        return (
-            f"round {evaluation['round']}, {evaluation['seconds']:.0f} s{share}, {self._updates} updates, {connected}"
-        )
-
-
-_CLIENT_EVENTS = ("joined", "left", "refused", "failed")
+        done = f"round {evaluation['round']}, {evaluation['seconds']:.0f} s{share}"
+        return f"{done}, {self._updates} updates, {connected}"
 
 
 @contextmanager
@@ -162,21 +152,13 @@ def progress_display(console: Console, clients: int) -> Iterator[OnLine]:
 
 
 def run_local(
-    app: Path,
-    config: DeployConfig,
-    folder: Path,
-    on_line: OnLine,
-    changes: dict[str, Any],
-    *,
-    port: int | None = None,
-    warm: bool = True,
+    app: Path, config: DeployConfig, folder: Path, on_line: OnLine, changes: dict[str, Any], *, port: int, warm: bool
 ) -> None:
     """Start a cluster, run an app on it until the run ends, and stop the cluster in any case.
 
-    ``changes`` are the settings that differ from those in the app.
+    ``changes`` are the settings that differ from those in the app; port 0 is any free port.
     """
-    tail = LogTail(folder, from_end=config.deploy.resume)
-    files = RunFiles(folder)
+    files, tail = RunFiles(folder), LogTail(folder, from_end=config.deploy.resume)
     cluster = FlowerCluster(files.flower, port or free_port())
     files.error.unlink(missing_ok=True)
     with signals_as_interrupts(), cluster:

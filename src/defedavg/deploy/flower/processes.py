@@ -80,13 +80,12 @@ class FlowerCluster:
         self.cluster_id = os.urandom(8).hex()
         self._known: set[psutil.Process] = set()
         self.folder = self.folder.absolute()  # the processes may have another working directory
-        bin_folder = str(Path(find_program("flower-superlink")).parent)
-        find_program("flower-supernode"), find_program("flwr")
+        programs = [find_program(program) for program in ("flower-superlink", "flower-supernode", "flwr")]
         self.environment = {
             "OMP_NUM_THREADS": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
             **os.environ,
-            "PATH": os.pathsep.join([bin_folder, os.environ.get("PATH", "")]),
+            "PATH": os.pathsep.join([str(Path(programs[0]).parent), os.environ.get("PATH", "")]),
             "FLWR_HOME": str(self.folder),
             "FLWR_TELEMETRY_ENABLED": "0",
             ID_VARIABLE: self.cluster_id,
@@ -109,10 +108,10 @@ class FlowerCluster:
     def spawn(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a process that belongs to the cluster, with its output in a log file."""
         with writing(self.folder), (self.folder / f"{name}.log").open("ab") as out:
+            closed = subprocess.DEVNULL
             process = subprocess.Popen(
-                arguments, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                start_new_session=True,
-            )  # fmt: skip
+                arguments, env=self.environment, stdin=closed, stdout=out, stderr=out, start_new_session=True
+            )
         with contextlib.suppress(psutil.Error):
             self._known.add(psutil.Process(process.pid))
         return process
@@ -128,18 +127,13 @@ class FlowerCluster:
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until it listens; its database makes it possible to start it again."""
         check_port(self.port)
-        tls = (
-            ["--insecure"]
-            if self.tls is None
-            else [
-                "--enable-supernode-auth",
-                *("--ssl-ca-certfile", str(self.tls.ca)),
-                *("--ssl-certfile", str(self.tls.certificate)),
-                *("--ssl-keyfile", str(self.tls.key)),
-            ]
-        )
-        connection: dict[str, Any] = {"address": self.address}
-        connection |= {"insecure": True} if self.tls is None else {"root-certificates": str(self.tls.ca)}
+        connection: dict[str, Any] = {"insecure": True}
+        tls = ["--insecure"]
+        if self.tls is not None:
+            connection = {"root-certificates": str(self.tls.ca)}
+            tls = ["--enable-supernode-auth", "--ssl-ca-certfile", str(self.tls.ca)]
+            tls += ["--ssl-certfile", str(self.tls.certificate), "--ssl-keyfile", str(self.tls.key)]
+        connection["address"] = self.address
         text = tomli_w.dumps({"superlink": {"default": "local", "local": connection}})
         write_whole(self.folder / "config.toml", text.encode())
         self.superlink = self.spawn(
@@ -148,12 +142,9 @@ class FlowerCluster:
             *("--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"),
             *tls,
         )
-        self._wait_until_listening(self.superlink)
-
-    def _wait_until_listening(self, superlink: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            if superlink.poll() is not None:
+            if self.superlink.poll() is not None:
                 raise UserError(f"the SuperLink did not start: {self.last_line('superlink')}")
             with socket.socket() as probe:
                 if probe.connect_ex((HOST, self.port)) == 0:
@@ -168,24 +159,16 @@ class FlowerCluster:
         node_config = " ".join(f"{word}={json.dumps(value)}" for word, value in settings.items())
         arguments = [find_program("flower-supernode"), "--superlink", superlink or self.address]
         arguments += ["--port", str(free_port()), "--node-config", node_config]
-        if self.tls is None:
-            arguments.append("--insecure")
-        else:
-            arguments += ["--root-certificates", str(ca or self.tls.ca)]
+        arguments += ["--insecure"] if self.tls is None else ["--root-certificates", str(ca or self.tls.ca)]
         if key is not None:
             arguments += ["--auth-supernode-private-key", str(key)]
         self.supernodes[name] = self.spawn(f"node-{name}", *arguments)
 
-    def flwr(self, *arguments: str, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run Flower's command line and return its result."""
+        command, closed = [find_program("flwr"), *arguments], subprocess.DEVNULL
         return subprocess.run(
-            [find_program("flwr"), *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-            stdin=subprocess.DEVNULL,
+            command, env=self.environment, stdin=closed, capture_output=True, text=True, timeout=60.0, check=False
         )
 
     def submit(self, app: Path, **settings: Any) -> str:
@@ -202,15 +185,13 @@ class FlowerCluster:
             raise UserError(f"flwr run failed: {text[-1] if text else 'it printed nothing'}")
         return str(answer["run-id"])
 
-    # Processes.
-
     def processes(self) -> dict[int, psutil.Process]:
         """Return every running process that the cluster started, directly or not, by its number."""
         own, ended = os.getpid(), psutil.STATUS_ZOMBIE
         running = [p for p in psutil.process_iter() if p.pid != own and _query(p.status, ended) != ended]
         found: dict[int, psutil.Process] = {}
         # Parents first: where a platform hides the environment of a process, its parent shows where it belongs.
-        for process in sorted(running, key=lambda process: _query(process.create_time, 0.0)):
+        for process in sorted(running, key=lambda one: _query(one.create_time, 0.0)):
             marked = _query(process.environ, {}).get(ID_VARIABLE) == self.cluster_id
             if marked or process in self._known or _query(process.ppid, None) in found:
                 found[process.pid] = process
@@ -220,12 +201,6 @@ class FlowerCluster:
     def pids(self, word: str) -> list[int]:
         """Return the processes whose command line contains a word."""
         return sorted(pid for pid, process in self.processes().items() if word in " ".join(_query(process.cmdline, [])))
-
-    def kill_supernode(self, name: str) -> None:
-        """Kill a SuperNode; its helper processes notice that and end."""
-        node = self.supernodes.pop(name)
-        node.kill()
-        node.wait()
 
     def stop(self) -> None:
         """End all processes: ask first, then kill."""

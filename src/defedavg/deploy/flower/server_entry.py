@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,15 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from ...config.task_module import MakeTask, task_from_module
 from ...errors import UserError
 from ...fileio import FolderLock, InUseError
 from ...runstore.layout import RunFiles
-from ...tasks import Task
-from ..client.handler import MakeTask, find_task
-from ..deploy_config import DeployConfig, read_deploy_config
+from ...runstore.reader import read_run
+from ..deploy_config import read_deploy_config
+from ..engine import event_log as logs
 from ..server.coordinator import Coordinator
-from ..server.deployment_folder import finish, folder_of, holds_run, is_finished, open_run
+from ..server.deployment_folder import finish, open_run
 from ..server.session import Session
 from ..transport import Transport
 from .grid_transport import GridTransport
@@ -40,45 +42,39 @@ def server_app(task: str | MakeTask) -> ServerApp:
 
 def serve(transport: Transport, flat: dict[str, Any], task: str | MakeTask, run: str) -> None:
     """Run the server of a deployment; a user's error is one line, also in the file ``error.txt`` of the run folder."""
-    folder = Path(str(flat.get("deploy.folder") or "."))
+    folder = Path(str(flat.get("deploy.folder") or ".")).absolute()
+    log_line = partial(_log_line, folder)
     try:
         config = read_deploy_config(flat)
-        folder = folder_of(config)
+        if not config.deploy.folder:
+            raise UserError("deploy.folder is empty; set it to the folder in which the server keeps the run")  # noqa: TRY301 (see below)
         with FolderLock(folder, LOCK_SECONDS):
-            restarted = holds_run(folder, run)
-            if restarted and is_finished(folder):
+            log = RunFiles(folder).event_log
+            restarted = log.exists() and logs.read(log).head.get("run") == run  # Flower has restarted its server
+            if restarted and read_run(folder).finished:
                 return
             resume = restarted or config.deploy.resume
             open_run(config, folder, resume=resume)
-            _run_session(transport, config, flat, find_task(task)(flat, None), folder, run, resume)
-    except InUseError as error:  # another server runs in the folder, so this one must not write to it
-        _log_line(folder, f"defedavg: {error}")
-        raise SystemExit(2) from None
+            made = task_from_module(task, flat, None)
+            began = time.perf_counter()
+            if resume:
+                session = Session.resume(config, flat, made, folder, log_line)
+            else:
+                session = Session(config, flat, made, folder, run=run)
+            with closing(session.log):
+                if resume:
+                    session.resumed()
+                Coordinator(session, transport, log_line=log_line).run()
+                session.note("done", status=str(session.progress.status))
+            finish(session, time.perf_counter() - began)
     except UserError as error:
-        if folder.is_dir():
+        if folder.is_dir() and not isinstance(error, InUseError):  # then only the server that runs there may write
             RunFiles(folder).error.write_text(f"{error}\n", encoding="utf-8")
-        _log_line(folder, f"defedavg: {error}")
+        log_line(f"defedavg: {error}")
         raise SystemExit(2) from None
     except Exception:
-        _log_line(folder, traceback.format_exc())
+        log_line(traceback.format_exc())
         raise
-
-
-def _run_session(
-    transport: Transport, config: DeployConfig, flat: dict[str, Any], task: Task, folder: Path, run: str, resume: bool
-) -> None:
-    began = time.perf_counter()
-    log_line = partial(_log_line, folder)
-    if resume:
-        session = Session.resume(config, flat, task, folder, log_line)
-    else:
-        session = Session(config, flat, task, folder, run=run)
-    with session.log:
-        if resume:
-            session.resumed()
-        Coordinator(session, transport, log_line=log_line).run()
-        session.note("done", status=str(session.progress.status))
-    finish(session, time.perf_counter() - began)
 
 
 def _log_line(folder: Path, line: str) -> None:

@@ -5,31 +5,22 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
-STOP_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
-)  # a kill, and a closed terminal
+# A kill, and a closed terminal.
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
-@contextmanager
-def signals_as_interrupts() -> Iterator[None]:
+def signals_as_interrupts() -> AbstractContextManager[None]:
     """Treat SIGTERM and SIGHUP like Ctrl-C inside this block."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the signature of a signal handler)
-        raise KeyboardInterrupt
-
-    with _handled_by(interrupt, *STOP_SIGNALS):
-        yield
+    return _handled_by(signal.default_int_handler, *STOP_SIGNALS)
 
 
-@contextmanager
-def signals_ignored() -> Iterator[None]:
+def signals_ignored() -> AbstractContextManager[None]:
     """Ignore SIGINT, SIGTERM and SIGHUP inside this block."""
-    with _handled_by(signal.SIG_IGN, signal.SIGINT, *STOP_SIGNALS):
-        yield
+    return _handled_by(signal.SIG_IGN, signal.SIGINT, *STOP_SIGNALS)
 
 
 @contextmanager

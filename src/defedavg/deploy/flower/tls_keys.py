@@ -17,6 +17,7 @@ from ...errors import UserError
 from ...fileio import writing
 
 DAYS = 365
+Key = ec.EllipticCurvePrivateKey
 
 
 def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
@@ -28,12 +29,11 @@ def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
     ca_key, server_key = _key(), _key()
     ca = _certificate("defedavg CA", ca_key, None, ca_key, ())
     server = _certificate("defedavg server", server_key, ca, ca_key, hosts)
-    made = [
-        _write(folder / "ca.key", _private(ca_key), secret=True),
-        _write(folder / "ca.crt", ca.public_bytes(Encoding.PEM)),
-        _write(folder / "server.key", _private(server_key), secret=True),
-        _write(folder / "server.crt", server.public_bytes(Encoding.PEM)),
-    ]
+    made = []
+    for name, key, certificate in (("ca", ca_key, ca), ("server", server_key, server)):
+        secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        made.append(_write(folder / f"{name}.key", secret, secret=True))
+        made.append(_write(folder / f"{name}.crt", certificate.public_bytes(Encoding.PEM)))
     for client in range(clients):
         key = _key()
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -43,12 +43,8 @@ def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
     return made
 
 
-def _key() -> ec.EllipticCurvePrivateKey:
+def _key() -> Key:
     return ec.generate_private_key(ec.SECP384R1())
-
-
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _write(path: Path, data: bytes, *, secret: bool = False) -> Path:
@@ -60,11 +56,7 @@ def _write(path: Path, data: bytes, *, secret: bool = False) -> Path:
 
 
 def _certificate(
-    name: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Certificate | None,
-    signer: ec.EllipticCurvePrivateKey,
-    hosts: tuple[str, ...],
+    name: str, key: Key, issuer: x509.Certificate | None, signer: Key, hosts: tuple[str, ...]
 ) -> x509.Certificate:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...errors import UserError
 from ...training import Status
-from ..engine.clock_sync import ClockSync
-from ..engine.events import (
-    Began,
-    Event,
-    Exchange,
-    Exchanged,
-    Failed,
-    InstantEnded,
-    Joined,
-    Left,
-    Refused,
-    TimerExpired,
-    Train,
-    Trained,
-    UpdateInfo,
-)
-from ..model_identity import model_signature
-from ..transport import POLICY_FIELDS, Message, Reply, Transport, size_of
+from ..engine import events
+from ..engine.client_tracker import ClockSync
+from ..engine.event_log import read_count, read_number
+from ..engine.events import Event, Exchange, Exchanged, Failed, Left, Refused, Train, Trained
+from ..transport import POLICY_FIELDS, TRAINING_FIELDS, Message, Reply, Transport, model_signature, size_of
 from . import reply_checks as checks
 from .reply_checks import BadReplyError
 from .session import LogLine, Session
@@ -83,14 +70,11 @@ class Coordinator:
             return 0.0
         return max(self.session.seconds, self._clock() - self._zero)
 
-    # The loop.
-
     def run(self) -> None:
         """Wait for clients, then train until the run is over."""
-        session = self.session
-        if not session.engine.begun:
+        if not self.session.engine.begun:
             self.wait_for_clients()
-        while session.progress.status is Status.RUNNING:
+        while self.session.progress.status is Status.RUNNING:
             if not self.step():
                 self._sleep(self.deploy.poll_seconds)
 
@@ -101,21 +85,17 @@ class Coordinator:
         self._log_line(f"waiting for {needed} clients, at most {self.deploy.wait_seconds:g} s")
         while len(self.session.engine.connected) < needed:
             if self._clock() > deadline:
-                raise UserError(self._too_few(needed))
+                why = "; ".join(f"{name}: {reason}" for name, reason in sorted(self._excluded.items()))
+                raise UserError(
+                    f"{len(self.session.engine.connected)} of the {needed} clients expected connected within "
+                    f"{self.deploy.wait_seconds:g} s{f' ({why})' if why else ''}; start the others, or lower "
+                    "deploy.min_clients"
+                )
             self._update_nodes()
             if not self._handle_replies():
                 self._sleep(self.deploy.poll_seconds)
         self._zero = self._clock()
-        self._handle(Began(0.0))
-
-    def _too_few(self, needed: int) -> str:
-        connected = len(self.session.engine.connected)
-        why = "; ".join(f"{name}: {reason}" for name, reason in sorted(self._excluded.items()))
-        return (
-            f"{connected} of the {needed} clients expected connected within {self.deploy.wait_seconds:g} s"
-            + (f" ({why})" if why else "")
-            + "; start the others, or lower deploy.min_clients"
-        )
+        self._handle(events.Began(0.0))
 
     def step(self) -> bool:
         """Handle everything that has happened since the last call; return whether a reply arrived."""
@@ -123,9 +103,9 @@ class Coordinator:
         self._update_nodes()
         busy = self._handle_replies()
         if session.engine.end_of_instant_pending:
-            self._handle(InstantEnded(self.now))
+            self._handle(events.InstantEnded(self.now))
         for token in session.engine.expired_timers(self.now, early=not self._hellos):
-            self._handle(TimerExpired(self.now, token))
+            self._handle(events.TimerExpired(self.now, token))
         session.evaluate()
         if session.progress.status is Status.RUNNING:
             self._check_end()
@@ -142,8 +122,6 @@ class Coordinator:
             self._log_line(f"no client has been connected for {self.deploy.wait_seconds:g} s")
             self.session.end(Status.STALLED)
 
-    # Events and messages.
-
     def _handle(self, event: Event) -> None:
         """Handle an event and send the messages that follow from it; ignore events after the end of the run."""
         if self.session.finished:
@@ -158,38 +136,25 @@ class Coordinator:
         now = self.now
         unreachable = []
         for command, message, name in zip(commands, messages, ids, strict=True):
+            sent = MessageInFlight(command, message.node, now, now + message.seconds + GRACE_SECONDS)
             if not name:
-                unreachable.append((command.client, message.node))
+                unreachable.append(sent)
                 continue
-            expires = now + message.seconds + GRACE_SECONDS
-            self._in_flight[name] = MessageInFlight(command, message.node, now, expires)
-            version = -1 if command.version is None else command.version
-            self.session.note(
-                "sent", kind=message.kind, client=command.client, version=version, bytes=size_of(message.weights)
-            )
-        for client, node in unreachable:
-            if self._client_of.get(node) == client:
-                self._leave(client, "its node had disconnected when a message was sent")
+            self._in_flight[name] = sent
+            fields = {name: message.fields[name] for name in ("client", "version")}
+            self.session.note("sent", kind=message.kind, **fields, bytes=size_of(message.weights))
+        for sent in unreachable:
+            self._unanswered(sent, "its node had disconnected when a message was sent")
 
     def _message(self, node: int, command: Train | Exchange) -> Message:
         session, deploy = self.session, self.deploy
         weights = None if command.version is None else session.vector(command.version)
-        training = session.executor.local_training
-        fields: dict[str, Any] = {
-            "client": command.client,
-            "seed": training.seed,
-            "batch_size": training.batch_size,
-            "local_lr": training.local_lr,
-            "sampling": training.sampling,
-            "steps": session.engine.steps,
-            "version": -1 if command.version is None else command.version,
-        }
+        training, policy = session.executor.local_training, session.engine.policy
+        fields = {name: getattr(training, name) for name in TRAINING_FIELDS} | asdict(command)
+        fields |= {"steps": session.engine.steps, "version": -1 if command.version is None else command.version}
         if isinstance(command, Train):
-            return Message(node, "train", {**fields, "index": command.index}, weights, deploy.job_seconds)
-        policy = session.engine.policy
-        fields |= {"wanted": command.wanted, "epoch": command.epoch, "jobs": command.jobs, "trained": command.trained}
-        fields |= {name: getattr(policy, name) for name in POLICY_FIELDS}
-        fields["patience"] = deploy.patience_seconds
+            return Message(node, "train", fields, weights, deploy.job_seconds)
+        fields |= {name: getattr(policy, name) for name in POLICY_FIELDS} | {"patience": deploy.patience_seconds}
         return Message(node, "exchange", fields, weights, deploy.patience_seconds + HELLO_SECONDS)
 
     def _describe_in_flight(self) -> list[dict[str, Any]]:
@@ -197,8 +162,6 @@ class Coordinator:
             {"message": name, "client": sent.command.client, "node": str(sent.node), "version": sent.command.version}
             for name, sent in self._in_flight.items()
         ]
-
-    # Replies.
 
     def _handle_replies(self) -> bool:
         waiting = [*self._hellos, *self._in_flight]
@@ -215,7 +178,6 @@ class Coordinator:
         return bool(replies)
 
     def _expire_messages(self) -> None:
-        """Stop waiting for replies that are too late."""
         for name, (node, expires) in list(self._hellos.items()):
             if self._clock() > expires:
                 del self._hellos[name]
@@ -223,37 +185,37 @@ class Coordinator:
         for name, sent in list(self._in_flight.items()):
             if name in self._in_flight and self.now > sent.expires:
                 del self._in_flight[name]
-                if self._client_of.get(sent.node) == sent.command.client:
-                    self._leave(sent.command.client, "it did not answer in time")
+                self._unanswered(sent, "it did not answer in time")
+
+    def _unanswered(self, sent: MessageInFlight, why: str) -> None:
+        if self._client_of.get(sent.node) == sent.command.client:
+            self._leave(sent.command.client, why)
 
     def _answered(self, sent: MessageInFlight, reply: Reply) -> None:
         client = sent.command.client
         if self._client_of.get(sent.node) != client:
             self.session.note("stale", client=client, message=reply.to)
-            return
-        if reply.error is not None:
-            if reply.failed:
-                self._log_line(f"client {client} failed: {reply.error}")
-                self._at_fault(client, Failed(self.now, client, reply.error))
+        elif reply.error is not None and not reply.failed:
+            self._leave(client, reply.error)
+        elif reply.error is not None:
+            self._at_fault(f"client {client} failed: {reply.error}", Failed(self.now, client, reply.error))
+        else:
+            try:
+                event = self._read(sent, reply)
+            except BadReplyError as error:
+                refused = Refused(self.now, client, str(error))
+                self._at_fault(f"refused a reply of client {client}: {error}", refused)
             else:
-                self._leave(client, reply.error)
-            return
-        try:
-            event = self._read(sent, reply)
-        except BadReplyError as error:
-            self._log_line(f"refused a reply of client {client}: {error}")
-            self._at_fault(client, Refused(self.now, client, str(error)))
-            return
-        self._handle(event)
+                self._handle(event)
 
     def _read(self, sent: MessageInFlight, reply: Reply) -> Trained | Exchanged:
         """Check a reply, save its update and return its event."""
         client, command, session = sent.command.client, sent.command, self.session
-        if checks.whole_number(reply.fields, "client") != client:
+        if checks.checked(reply.fields, "client", read_count) != client:
             raise BadReplyError(f"it claims to be client {reply.fields['client']}")
-        seconds = checks.number(reply.fields, "seconds")
+        seconds = checks.checked(reply.fields, "seconds", read_number)
         event: Trained | Exchanged
-        update: UpdateInfo | None
+        update: events.UpdateInfo | None
         if isinstance(command, Train):
             update = checks.update_info(reply.fields)
             seconds = min(seconds, self.now - sent.sent_at)
@@ -273,29 +235,27 @@ class Coordinator:
             event = replace(event, reports=translated)
         return event
 
-    def _at_fault(self, client: int, event: Failed | Refused) -> None:
+    def _at_fault(self, line: str, event: Failed | Refused) -> None:
         """Handle a fault, after which the client restarts its work or is quarantined."""
+        self._log_line(line)
         self._handle(event)
-        if self.session.engine.links[client].quarantined:
-            self._log_line(f"client {client} is quarantined")
-            self._forget_node(client, ignore=True)
+        if self.session.engine.links[event.client].quarantined:
+            self._log_line(f"client {event.client} is quarantined")
+            self._ignored.update(self._forget_nodes(event.client))
 
     def _leave(self, client: int, why: str) -> None:
-        self._forget_node(client, ignore=False)
+        self._forget_nodes(client)
         self._log_line(f"client {client} disconnected: {why}")
         self._handle(Left(self.now, client, why))
 
-    def _forget_node(self, client: int, *, ignore: bool) -> None:
-        """Separate a client from its node; with ``ignore``, the node is not greeted again."""
-        for node in [node for node, number in self._client_of.items() if number == client]:
+    def _forget_nodes(self, client: int) -> list[int]:
+        """Separate a client from its nodes, and return them."""
+        nodes = [node for node, number in self._client_of.items() if number == client]
+        for node in nodes:
             del self._client_of[node]
-            if ignore:
-                self._ignored.add(node)
-
-    # Nodes.
+        return nodes
 
     def _update_nodes(self) -> None:
-        """Find nodes that disconnected, and greet new ones."""
         if self._clock() - self._listed_at < NODES_SECONDS:
             return
         now = self._listed_at = self._clock()
@@ -310,8 +270,9 @@ class Coordinator:
         new_nodes = sorted(online - set(self._client_of) - greeted - self._ignored - cooling_down)
         if not new_nodes:
             return
-        fields: dict[str, Any] = {"num_clients": self.session.config.settings.clients.num_clients}
-        ids = self.transport.push([Message(node, "hello", dict(fields), None, HELLO_SECONDS) for node in new_nodes])
+        total = self.session.config.settings.clients.num_clients
+        hellos = [Message(node, "hello", {"num_clients": total}, None, HELLO_SECONDS) for node in new_nodes]
+        ids = self.transport.push(hellos)
         for node, name in zip(new_nodes, ids, strict=True):
             if name:
                 self._hellos[name] = (node, now + HELLO_SECONDS + GRACE_SECONDS)
@@ -322,7 +283,7 @@ class Coordinator:
         try:
             if reply.error is not None:
                 raise BadReplyError(reply.error)  # noqa: TRY301 (one place handles every reason)
-            client = checks.whole_number(reply.fields, "client")
+            client = checks.checked(reply.fields, "client", read_count)
             name = f"client {client}"
             self._check_client(client, reply)
         except BadReplyError as error:
@@ -333,14 +294,13 @@ class Coordinator:
             return
         self._excluded.pop(name, None)
         if self.session.engine.links[client].node is not None:
-            self._forget_node(client, ignore=True)
+            self._ignored.update(self._forget_nodes(client))
             self._handle(Left(self.now, client, "another node answers for it"))
         self._client_of[node] = client
         self._log_line(f"client {client} connected")
-        self._handle(Joined(self.now, client, str(node)))
+        self._handle(events.Joined(self.now, client, str(node)))
 
     def _check_client(self, client: int, reply: Reply) -> None:
-        """Raise ``BadReplyError`` if the client cannot take part in this run."""
         total = self.session.config.settings.clients.num_clients
         if client >= total:
             raise BadReplyError(f"clients are numbered 0 to {total - 1}")

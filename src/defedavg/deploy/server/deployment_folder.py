@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...config.study import SweepPoint
 from ...errors import UserError
-from ...planning.devices import Fleet
 from ...planning.plan_stats import summarise
 from ...runstore.layout import RunFiles
 from ...runstore.provenance import provenance
-from ...runstore.reader import read_run
 from ...runstore.summary import run_entry
 from ...runstore.writer import begin_run, open_folder, write_summary
 from ..deploy_config import DeployConfig
 from ..engine import event_log as logs
 from ..replay import replay
 from .session import Session
-
-
-def holds_run(folder: Path, run: str) -> bool:
-    """Return whether the folder holds this very run: then Flower has restarted its server."""
-    log = RunFiles(folder).event_log
-    return log.exists() and logs.read(log).head.get("run") == run
-
-
-def folder_of(config: DeployConfig) -> Path:
-    """Return the run folder that the settings name."""
-    if not config.deploy.folder:
-        raise UserError("deploy.folder is empty; set it to the folder in which the server keeps the run")
-    return Path(config.deploy.folder).absolute()
 
 
 def open_run(config: DeployConfig, folder: Path, *, resume: bool) -> None:
@@ -49,11 +35,6 @@ def open_run(config: DeployConfig, folder: Path, *, resume: bool) -> None:
     files.error.unlink(missing_ok=True)
 
 
-def is_finished(folder: Path) -> bool:
-    """Return whether the run in a folder is finished."""
-    return read_run(folder).finished
-
-
 def create_run_folder(config: DeployConfig, folder: Path, *, force: bool) -> None:
     """Create a folder that counts as a run even if its server never starts; replace one only with ``force``."""
     open_folder(folder, force=force)
@@ -66,17 +47,12 @@ def _begin(config: DeployConfig, files: RunFiles) -> None:
 
 
 def _write_summary(files: RunFiles, name: str, entries: Sequence[Any], *, finished: bool) -> None:
-    origin = {**provenance(executor="deployment"), **_first_provenance(files)}
+    origin = provenance(executor="deployment")
+    # Keep when and with which command a user started the run, which is not the command that runs the server.
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        first = json.loads(files.summary.read_text(encoding="utf-8"))["provenance"]
+        origin |= {key: first[key] for key in ("started", "command", "folder")}
     write_summary(files, name, origin, {"runs": entries}, finished=finished)
-
-
-def _first_provenance(files: RunFiles) -> dict[str, str]:
-    """Return when and with which command a user started the run, which is not the command that runs the server."""
-    try:
-        origin = json.loads(files.summary.read_text(encoding="utf-8"))["provenance"]
-        return {name: origin[name] for name in ("started", "command", "folder")}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
 
 
 def finish(session: Session, wall_seconds: float) -> None:
@@ -88,19 +64,13 @@ def finish(session: Session, wall_seconds: float) -> None:
     config, files = session.config, session.files
     found = replay(logs.read(files.event_log))
     found.plan.check()
-    fleet = Fleet(
-        num_clients=found.plan.header.num_clients,
-        seed=config.seed,
-        model_megabytes=found.model_bytes * 1e-6,
-        trace=found.trace,
-    )
     point = SweepPoint((), config.settings)
     found.plan.save(files.plan(point.label, config.seed))
     entry = run_entry(
         point,
         config.seed,
         session.progress,
-        summarise(found.plan, fleet),
+        summarise(found.plan, found.fleet),
         found.plan.hash(),
         updates_trained=sum(u.steps > 0 for record in found.plan.rounds for u, _ in record.merge.updates),
         wall_seconds=wall_seconds,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,31 +13,24 @@ from ..engine.events import Report, UpdateInfo
 from ..transport import Reply, Vector
 
 MAX_REPORTS = 10_000
+Number = TypeVar("Number", int, float)
 
 
 class BadReplyError(Exception):
     """A client sent an invalid reply; the message says why it is invalid."""
 
 
-def whole_number(fields: dict[str, Any], name: str) -> int:
-    """Return a whole number of at least zero from a reply."""
+def checked(fields: dict[str, Any], name: str, read: Callable[[Any], Number]) -> Number:
+    """Return a number from a reply, read with ``read_count`` or ``read_number``."""
     try:
-        return read_count(fields.get(name))
-    except TypeError as error:
-        raise BadReplyError(f"{name} is {error}") from None
-
-
-def number(fields: dict[str, Any], name: str) -> float:
-    """Return a finite number of at least zero from a reply."""
-    try:
-        return read_number(fields.get(name))
+        return read(fields.get(name))
     except TypeError as error:
         raise BadReplyError(f"{name} is {error}") from None
 
 
 def update_info(fields: dict[str, Any]) -> UpdateInfo:
     """Return which update a reply delivers."""
-    return UpdateInfo(whole_number(fields, "index"), whole_number(fields, "version"), whole_number(fields, "steps"))
+    return UpdateInfo(*(checked(fields, name, read_count) for name in ("index", "version", "steps")))
 
 
 def reports(fields: dict[str, Any]) -> tuple[tuple[Report, ...], float]:
@@ -48,7 +42,7 @@ def reports(fields: dict[str, Any]) -> tuple[tuple[Report, ...], float]:
         found = read_reports(json.loads(text))
     except (ValueError, TypeError, RecursionError):
         raise BadReplyError("its reports cannot be read") from None
-    clock = number(fields, "clock")
+    clock = checked(fields, "clock", read_number)
     if any(report.at > clock for report in found):
         raise BadReplyError("it reports an event in the future")
     return found, clock

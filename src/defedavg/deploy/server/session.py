@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...algorithms.protocol import Merge
+from ...algorithms.protocol import Discard, Update
 from ...config.build import make_executor, make_stopping_rule
 from ...errors import UserError
 from ...fileio import writing
@@ -25,11 +25,10 @@ from ...runstore.layout import RunFiles
 from ...runstore.writer import append_lines, write_lines
 from ...tasks import Task
 from ...training import EvalResult, EvalSchedule, Evaluation, PendingEval, RunProgress, Status, evaluate_version
-from ..deploy_config import DeployConfig
+from ..deploy_config import DeployConfig, make_engine, read_deploy_config
 from ..engine import event_log as logs
-from ..engine.event_log import EventLog, EventLogWriter, LogNote
-from ..engine.events import Combine, DiscardUpdate, Event, Exchange, Resumed, Train
-from ..engine.setup import logged_config, make_engine, notes_for
+from ..engine.event_log import EventLog, EventLogWriter, LogNote, notes_for
+from ..engine.events import Event, Exchange, Resumed, Train
 from ..transport import Vector
 from .state_store import StateStore
 
@@ -50,8 +49,6 @@ class Session:
         log_line: LogLine = print,
     ) -> None:
         self.config = config
-        self.task = task
-        self.folder = folder
         self.files = RunFiles(folder)
         self.engine = make_engine(config)
         self.executor = make_executor(config.settings, config.seed, task)
@@ -65,10 +62,10 @@ class Session:
         self._vectors: dict[int, Vector] = {}
         if log is None:
             self.seconds = 0.0
-            self.store.save_version(0, self.executor.versions[0])
-            self.log = EventLogWriter(
-                self.files.event_log, {"settings": flat, "model_bytes": self.model_bytes, "run": run}
-            )
+            first = self.executor.versions[0]
+            self.store.save_version(0, first)
+            head = {"settings": flat, "model_bytes": first.numel() * first.element_size(), "run": run}
+            self.log = EventLogWriter(self.files.event_log, head)
         else:
             self.seconds = log.seconds
             self._restore(log)
@@ -83,18 +80,12 @@ class Session:
     ) -> Session:
         """Continue the run in a folder."""
         log = logs.read(RunFiles(folder).event_log)
-        before = logged_config(log)
+        before = read_deploy_config(log.settings)
         if (before.settings, before.seed) != (config.settings, config.seed):
             raise UserError(f"the run in {folder} has other settings; resume it with the same, or start another run")
         if log.notes("done"):
             raise UserError(f"the run in {folder} is finished; start another run")
         return cls(config, flat, task, folder, log, log_line=log_line)
-
-    @property
-    def model_bytes(self) -> int:
-        """The size of a version in bytes."""
-        first = next(iter(self.executor.versions.values()))
-        return first.numel() * first.element_size()
 
     def vector(self, version: int) -> Vector:
         """Return the weights of a version, always the same object, so that the transport uploads it once."""
@@ -106,8 +97,6 @@ class Session:
         """Save an update before its event is handled."""
         self.store.save_update(client, index, torch.from_numpy(values.copy()))
 
-    # Events.
-
     @property
     def finished(self) -> bool:
         """Whether the run is over and ignores further events."""
@@ -118,15 +107,12 @@ class Session:
         commands = self.engine.handle(event)
         self.log.add(event, *notes_for(event.t, commands))
         self.seconds = event.t
-        messages: list[Train | Exchange] = []
         for command in commands:
-            if isinstance(command, Combine):
-                self._combine(event.t, command)
-            elif isinstance(command, Train | Exchange):
-                messages.append(command)
-        if any(isinstance(command, Combine | DiscardUpdate) for command in commands):
+            if isinstance(command, Round):
+                self._merge(command)
+        if any(isinstance(command, Round | Discard) for command in commands):
             self.store.keep(self.engine.versions, self.engine.received)
-        return messages
+        return [command for command in commands if isinstance(command, Train | Exchange)]
 
     def resumed(self) -> None:
         """Log that the server restarted and that all clients have to join again."""
@@ -136,19 +122,21 @@ class Session:
         """Log a note that no machine depends on."""
         self.log.add(LogNote(name, self.seconds, fields))
 
-    def _combine(self, t: float, command: Combine) -> None:
-        record = Round(t, command.merge, command.freed)
-        deltas = {u: self.store.update(u) for u, _ in command.merge.updates if u.steps}
-        self._save(self.executor.merge(record, deltas), command.merge)
-        self._pending_evals.append(self._schedule.round(record, self.executor.versions[command.merge.version]))
-        for version in command.freed:
-            self._vectors.pop(version, None)
+    def _merge(self, record: Round) -> None:
+        version = record.merge.version
+        self._save(version, self.executor.merge(record, self._deltas(record)))
+        self._pending_evals.append(self._schedule.round(record, self.executor.versions[version]))
+        for freed in record.freed:
+            self._vectors.pop(freed, None)
 
-    def _save(self, weights: Tensor, merge: Merge) -> None:
-        self.store.save_version(merge.version, weights)
+    def _deltas(self, record: Round) -> dict[Update, Tensor]:
+        return {update: self.store.update(update) for update, _ in record.merge.updates if update.steps}
+
+    def _save(self, version: int, weights: Tensor) -> None:
+        self.store.save_version(version, weights)
         self.store.save_state(
             {
-                "version": merge.version,
+                "version": version,
                 "lines": self.log.lines,
                 "seconds": self.seconds,
                 "server_state": self.engine.server.state(),
@@ -157,8 +145,6 @@ class Session:
                 "versions": sorted(self.engine.versions),
             }
         )
-
-    # Evaluation.
 
     def evaluate(self) -> None:
         """Evaluate the versions made since the last call; ``progress`` then says whether the run is over."""
@@ -169,7 +155,7 @@ class Session:
             evaluation = self._schedule.record(pending, evaluate_version(self.executor, self._schedule, pending))
             if evaluation is not None:
                 self.note("measured", **asdict(evaluation))
-                self._write_metrics([evaluation], replace_file=False)
+                append_lines(self.files.metrics, self._metrics([evaluation]))
 
     def end(self, status: Status) -> None:
         """End the run with a status that does not come from an evaluation."""
@@ -183,52 +169,45 @@ class Session:
                 self.progress.status = status
         self.progress.seconds = self.seconds
 
-    def _write_metrics(self, evaluations: list[Evaluation], *, replace_file: bool) -> None:
+    def _metrics(self, evaluations: list[Evaluation]) -> list[dict[str, Any]]:
         shared = {"algorithm": self.config.settings.algorithm, "seed": self.config.seed}
-        write = write_lines if replace_file else append_lines
-        write(self.files.metrics, [{**shared, **asdict(evaluation)} for evaluation in evaluations])
-
-    # Resuming after a crash.
+        return [{**shared, **asdict(evaluation)} for evaluation in evaluations]
 
     def _restore(self, log: EventLog) -> None:
         """Replay the log and load the weights from disk; at most the last merge has to be computed again."""
         rounds = self._replay(log)
-        last = rounds[-1] if rounds else None
-        if last is not None and not self.store.has_version(last.merge.version):
-            self._complete_merge(last)
+        if rounds and not self.store.has_version(rounds[-1].merge.version):
+            self._complete_merge(rounds[-1])
         self.executor.versions = {version: self.store.version(version) for version in self.engine.versions}
         self._restore_evaluations(log, rounds)
-        self._write_metrics(self.progress.evaluations, replace_file=True)
+        write_lines(self.files.metrics, self._metrics(self.progress.evaluations))
 
     def _replay(self, log: EventLog) -> list[Round]:
         """Let the engine handle the logged events, compare it with the saved state, and return the rounds."""
         state = self.store.state()
         if state is not None and state["lines"] > len(log.lines):
-            raise UserError(f"the log in {self.folder} is shorter than its state says; a part of it is missing")
+            raise UserError(f"the log in {self.files.folder} is shorter than its state says; a part of it is missing")
         rounds: list[Round] = []
         for number, line in enumerate(log.lines, start=1):
             if not isinstance(line, LogNote):
-                merges = [command for command in self.engine.handle(line) if isinstance(command, Combine)]
-                rounds.extend(Round(line.t, command.merge, command.freed) for command in merges)
+                rounds += [command for command in self.engine.handle(line) if isinstance(command, Round)]
             if state is not None and number == state["lines"]:
                 self._check_state(state)
         return rounds
 
     def _check_state(self, state: dict[str, Any]) -> None:
-        """Raise ``UserError`` unless the replayed server machine is in the state that was saved."""
         if "machine" in state and "server_state" not in state:
             self._log_line("state.json is from an earlier version; the replayed state is not compared with it")
         elif state.get("server_state") != self.engine.server.state():
-            raise UserError(
-                f"the log in {self.folder} does not lead to the state that was saved; one of them was changed"
-            )
+            folder = self.files.folder
+            raise UserError(f"the log in {folder} does not lead to the state that was saved; one of them was changed")
 
     def _complete_merge(self, record: Round) -> None:
         """Compute a merge that the crash interrupted."""
         for version in {*(v for v, _ in record.merge.past), *(u.version for u, _ in record.merge.updates)}:
             self.executor.versions[version] = self.store.version(version)
-        deltas = {u: self.store.update(u) for u, _ in record.merge.updates if u.steps}
-        self.store.save_version(record.merge.version, self.executor.merge(replace(record, freed=()), deltas))
+        weights = self.executor.merge(replace(record, freed=()), self._deltas(record))
+        self.store.save_version(record.merge.version, weights)
 
     def _restore_evaluations(self, log: EventLog, rounds: list[Round]) -> None:
         """Restore the logged evaluations; versions without one are evaluated later, if they still exist."""

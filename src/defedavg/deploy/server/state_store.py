@@ -1,8 +1,4 @@
-"""The server's saved state: versions in use and updates not yet merged (safetensors), and its progress (JSON).
-
-Every file is replaced atomically. An update is saved before the log says that it arrived, and deleted only after the
-version that it was merged into is saved.
-"""
+"""The server's saved state: versions in use and updates not yet merged (safetensors), and its progress (JSON)."""
 
 from __future__ import annotations
 
@@ -69,10 +65,10 @@ class StateStore:
     def state(self) -> dict[str, Any] | None:
         """Load the progress of the server, or return None if it was never saved."""
         path = self.folder / "state.json"
-        if not path.exists():
-            return None
         try:
             state = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
         except (OSError, ValueError) as error:
             raise UserError(f"the state {path} cannot be read: {error}") from None
         if not isinstance(state, dict) or type(state.get("lines")) is not int:
