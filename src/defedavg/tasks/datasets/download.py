@@ -13,10 +13,12 @@ import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from typing import Final
+
+from filelock import FileLock, Timeout
 
 from ...errors import UserError
 from ...fileio import write_whole, writing
@@ -114,49 +116,37 @@ def _matches(path: Path, file: PublishedFile) -> bool:
 
 def _download(file: PublishedFile, urls: list[str], folder: Path, watch: ProgressCallback) -> None:
     """Download a file from the first mirror that delivers it."""
-    path = folder / file.name
-    if _matches(path, file):
-        return
-    part = folder / f"{file.name}.part"
-    with _saving(part):
-        with _locked(part) as stream:
-            # A complete file is never written to again: another process may be renaming it at this moment.
+    path, part = folder / file.name, folder / f"{file.name}.part"
+    with _locked(part):
+        if _matches(path, file):
+            return
+        part.touch()
+        with part.open("r+b") as stream:
             if not _whole(stream, file):
                 _from_any(file, urls, stream, watch)
             stream.flush()
             os.fsync(stream.fileno())
-        try:
-            part.replace(path)
-        except FileNotFoundError:  # renamed by another process
-            if not _matches(path, file):
-                raise
+        part.replace(path)
 
 
 @contextmanager
-def _saving(part: Path) -> Iterator[None]:
+def _locked(part: Path) -> Iterator[None]:
+    """Reserve an unfinished file for this process; turn a failure to write it into one line."""
+    lock = part.with_name(f"{part.name}.lock")
     try:
-        yield
+        with FileLock(lock, timeout=0):
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # Windows removes it when it is unlocked
+                    lock.unlink()
+    except Timeout:
+        raise UserError(f"{part} is being downloaded by another process; wait for it, or stop it") from None
     except OSError as error:
         raise UserError(
             f"{part} cannot be written: {error.strerror or error}; "
             "correct that or choose another folder with --data-dir, and run the command again to resume"
         ) from None
-
-
-@contextmanager
-def _locked(part: Path) -> Iterator[Stream]:
-    """Open the unfinished file for this process alone, where the system can lock files."""
-    part.touch()
-    with part.open("r+b") as stream:
-        try:
-            import fcntl
-
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # no such locks on this system; the checksum still protects
-        except BlockingIOError:
-            raise UserError(f"{part} is being downloaded by another process; wait for it, or stop it") from None
-        yield stream
 
 
 def _from_any(file: PublishedFile, urls: list[str], stream: Stream, watch: ProgressCallback) -> None:
