@@ -91,8 +91,7 @@ class TrainingSettings:
     local_lr: float = _setting(0.05, "local learning rate, η̄")
     sampling: str = _setting("replacement", "mini-batches: drawn with replacement, or shuffle (epoch by epoch)")
     timeout_seconds: float = _setting(
-        0.0,
-        "wait for a client before another is drawn; 0: ten times the longest round trip, if clients can fail",
+        0.0, "wait for a client before another is drawn; 0: ten times the longest round trip, if clients can fail"
     )
 
     def __post_init__(self) -> None:

@@ -24,15 +24,7 @@ from ..planning.devices import PAPER
 from ..planning.traces import read_trace
 from ..plugins import load_plugins
 from .renamed_settings import current_label, current_name, current_names
-from .settings import (
-    DEFAULT_PROFILE,
-    TABLES,
-    ClientSettings,
-    Settings,
-    StopSettings,
-    TaskSettings,
-    TrainingSettings,
-)
+from .settings import DEFAULT_PROFILE, TABLES, ClientSettings, Settings, StopSettings, TaskSettings, TrainingSettings
 from .task_module import absolute_spec, file_of, is_file, task_from_module
 
 __all__ = [

@@ -116,12 +116,7 @@ CIFAR10 = DataSet(
     test_samples=10_000,
     classes=10,
     read=_read,
-    layouts=(
-        ("cifar-10-batches-bin", _BINARY),
-        ("", _BINARY),
-        ("cifar-10-batches-py", _PICKLED),
-        ("", _PICKLED),
-    ),
+    layouts=(("cifar-10-batches-bin", _BINARY), ("", _BINARY), ("cifar-10-batches-py", _PICKLED), ("", _PICKLED)),
     published=_PUBLISHED,
     download=Download(
         folder="cifar-10-batches-bin",
