@@ -72,7 +72,7 @@ def test_entry_points_are_loaded_when_they_are_used(monkeypatch: pytest.MonkeyPa
         "net": EntryPoint("net", "defedavg.tasks.models:softmax", MODELS.group),
         "bad": EntryPoint("bad", "no_such_module_xyz:net", MODELS.group),
     }
-    monkeypatch.setattr(MODELS, "_offered", offered)
+    monkeypatch.setattr(MODELS, "_points", offered)
     monkeypatch.setattr(MODELS, "_known", dict(MODELS._known))
     monkeypatch.setattr(MODELS, "_sources", dict(MODELS._sources))
     assert "net" in MODELS
