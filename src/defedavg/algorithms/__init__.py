@@ -14,7 +14,7 @@ from ..compat import renamed_names
 from ..errors import UserError
 from ..registry import Registry
 from .asysg import AsySG
-from .base import BufferedRound, NoSettings, SampledRound, ServerMachine, Setup
+from .base import BufferedRound, SampledRound, ServerMachine, Setup
 from .defedavg_iid import DeFedAvgIID
 from .defedavg_niid import DeFedAvgNIID
 from .favano import Favano
@@ -22,16 +22,7 @@ from .fedavg import FedAvg
 from .fedbuff import FedBuff
 from .protocol import ClientPolicy
 
-__all__ = [
-    "ALGORITHMS",
-    "BufferedRound",
-    "NoSettings",
-    "SampledRound",
-    "ServerMachine",
-    "Setup",
-    "algorithm",
-    "register",
-]
+__all__ = ["ALGORITHMS", "BufferedRound", "SampledRound", "ServerMachine", "Setup", "algorithm", "register"]
 __getattr__ = renamed_names(__name__)
 
 RESERVED = frozenset({"task", "clients", "training", "stop", "deploy", "name", "algorithms", "seeds", "plugins"})

@@ -9,7 +9,7 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -62,41 +62,31 @@ def check_classes(dataset: DataSet, path: Path, labels: Pixels) -> NDArray[np.in
     """Return labels as whole numbers; refuse one that is not a class."""
     wrong = labels >= dataset.classes
     if wrong.any():
-        position = int(wrong.argmax())
-        what = f"label {position} is {int(labels[position])}, outside 0..{dataset.classes - 1}"
-        raise damaged(dataset, path, what)
+        first = int(wrong.argmax())
+        raise damaged(dataset, path, f"label {first} is {int(labels[first])}, outside 0..{dataset.classes - 1}")
     return labels.astype(np.int64)
 
 
 def intact(dataset: DataSet, paths: Iterable[Path]) -> bool:
     """Return whether these are the published files, compressed or not; one without a published MD5 is accepted."""
-    return all(_is_published(dataset, path) for path in paths)
-
-
-def _is_published(dataset: DataSet, path: Path) -> bool:
-    file = dataset.published.get(path.name.removesuffix(".gz"))
-    if file is None:
-        return True
-    left, digest = file.size, md5()
-    try:
-        with open_file(path) as stream:
-            while left >= 0 and (block := stream.read(1 << 20)):
-                left -= len(block)
-                digest.update(block)
-    except (OSError, *DECOMPRESSION_ERRORS):
-        return False
-    return left == 0 and digest.hexdigest() == file.md5
+    for path in paths:
+        file = dataset.published.get(path.name.removesuffix(".gz"))
+        if file is not None:
+            try:
+                with open_file(path) as stream:
+                    content = stream.read(file.size + 1)
+            except (OSError, *DECOMPRESSION_ERRORS):
+                return False
+            if len(content) != file.size or md5(content).hexdigest() != file.md5:
+                return False
+    return True
 
 
 def damaged(dataset: DataSet, path: Path, what: str) -> UserError:
     """Return the error for a damaged file, with both checksums where one is published."""
     file, checksums = dataset.published.get(path.name), ""
     if file is not None:
-        try:
-            with path.open("rb") as stream:
-                found = hashlib.file_digest(stream, md5).hexdigest()
-        except OSError:
-            found = file.md5  # unreadable by now: nothing can be said
-        if found != file.md5:
-            checksums = f" (its MD5 is {found}, that of the published file is {file.md5})"
+        with suppress(OSError), path.open("rb") as stream:  # unreadable by now: nothing can be said
+            if (found := hashlib.file_digest(stream, md5).hexdigest()) != file.md5:
+                checksums = f" (its MD5 is {found}, that of the published file is {file.md5})"
     return UserError(f"{path} is damaged: {what}{checksums}; move it away and run '{fetch_command(dataset.name)}'")
