@@ -133,7 +133,7 @@ def test_a_helper_may_have_the_name_of_an_old_hook() -> None:
     def on_update(self: Any, update: Any) -> Any:
         return self._merge(update)
 
-    helper = {"_merge": lambda self, update: []}
+    helper: dict[str, Any] = {"_merge": lambda self, update: []}
     base = type("Own", (BufferedRound,), {"on_update": on_update, **helper})
     assert type("Derived", (base,), {"on_update": on_update}).__mro__[1] is base
     line = line_of(lambda: type("Half", (BufferedRound,), {"on_update": on_update, **helper, "_weight": lambda s: 1}))

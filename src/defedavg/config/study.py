@@ -24,23 +24,13 @@ from ..planning.devices import PAPER
 from ..planning.traces import read_trace
 from ..plugins import load_plugins
 from .renamed_settings import current_name, current_names
-from .settings import DEFAULT_PROFILE, TABLES, Settings, StopSettings, TaskSettings, TrainingSettings
+from .settings import DEFAULT_PROFILE, TABLES, ClientSettings, Settings, StopSettings, TaskSettings, TrainingSettings
 from .task_module import absolute_spec, file_of, task_from_module
 
 __all__ = [
-    "TABLES",
-    "Settings",
-    "StopSettings",
-    "Study",
-    "SweepPoint",
-    "TaskSettings",
-    "TrainingSettings",
-    "load",
-    "override",
-    "single",
-    "stored_study",
-    "study",
-]
+    "TABLES", "ClientSettings", "Settings", "StopSettings", "Study", "SweepPoint", "TaskSettings", "TrainingSettings",
+    "load", "override", "single", "stored_study", "study",
+]  # fmt: skip
 
 TOP_KEYS = ("name", "algorithms", "seeds", "plugins", *TABLES)
 

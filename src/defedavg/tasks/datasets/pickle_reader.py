@@ -101,12 +101,12 @@ class _Reader:
             return
         if name == "DICT":
             self.stack.append({})
-        container = self.stack[-1]
-        if type(container) is not (list if name.startswith("APPEND") else dict):
-            raise TypeError(name)
-        if type(container) is list:
+        container: Any = self.stack[-1]
+        if name.startswith("APPEND") and type(container) is list:
             container.extend(values)
             return
+        if name.startswith("APPEND") or type(container) is not dict:
+            raise TypeError(name)
         for key, value in zip(values[::2], values[1::2], strict=True):
             if not isinstance(key, str | bytes):
                 raise UnreadablePickleError("it has keys that are not text")
@@ -114,7 +114,7 @@ class _Reader:
 
     def _object(self, name: str, argument: Any) -> None:
         """Recognise the parts of a NumPy array; refuse every other object."""
-        top = self.stack.pop() if name != "GLOBAL" else None
+        top: Any = self.stack.pop() if name != "GLOBAL" else None
         if name == "BUILD":
             if not isinstance(self.stack[-1], _Made):
                 raise _more(name)
