@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..compat import renamed_names
 from .datasets.catalog import classification_task, load
 from .datasets.dataset import DATASETS, DataSet, Download, PublishedFile, register_dataset
-from .datasets.locations import data_dir, set_data_dir
+from .datasets.dataset_files import data_dir, set_data_dir
 from .lazy_partition import LazyPartition, sampled, sampled_classes
 from .least_squares import LeastSquares, Scale, least_squares
 from .models import MODELS, build, register_model, seeded

@@ -25,9 +25,9 @@ from defedavg.tasks.datasets import download as fetch
 from defedavg.tasks.datasets.catalog import load_pixels
 from defedavg.tasks.datasets.cifar10 import CIFAR10
 from defedavg.tasks.datasets.dataset import DataSet, Download, PublishedFile
+from defedavg.tasks.datasets.dataset_files import md5
 from defedavg.tasks.datasets.download import unpack
 from defedavg.tasks.datasets.fashionmnist import FASHIONMNIST
-from defedavg.tasks.datasets.file_checks import md5
 from helpers.command_line import call
 from helpers.data_files import write_cifar, write_fashion
 from helpers.user_errors import line_of

@@ -22,8 +22,8 @@ from ..task import Data, Task, cross_entropy
 from . import hub
 from .cifar10 import CIFAR10
 from .dataset import DATASETS, DataSet, register_dataset
+from .dataset_files import data_dir, how_to_get, locate
 from .fashionmnist import FASHIONMNIST
-from .locations import data_dir, how_to_get, locate
 from .mnist5k import MNIST5K
 
 for _dataset in (MNIST5K, FASHIONMNIST, CIFAR10):

@@ -23,8 +23,7 @@ from filelock import FileLock, Timeout
 from ...errors import UserError
 from ...fileio import write_whole, writing
 from .dataset import DATASETS, DataSet, Download, PublishedFile
-from .file_checks import DECOMPRESSION_ERRORS, intact, md5
-from .locations import locate
+from .dataset_files import DECOMPRESSION_ERRORS, intact, locate, md5
 
 Stream = BufferedReader | BufferedRandom
 ProgressCallback = Callable[[str, int, int], None]
