@@ -53,18 +53,12 @@ HOOKS = {
     "rule": "policy",
     "client_rule": "client_policy",
     "_arrived": "on_update",
-    "_merge": "merge",
-    "_check_setup": "check_setup",
-    "_weight": "weight",
+    **{f"_{name}": name for name in ("merge", "check_setup", "weight", "invite", "accepts", "combine", "suspect")},
     "_opened": "after_merge",
-    "_invite": "invite",
-    "_accepts": "accepts",
-    "_combine": "combine",
     "_close": "close_round",
     "_open": "open_round",
     "_replacement": "with_replacement",
     "_arm": "start_timeout",
-    "_suspect": "suspect",
 }
 """Old name of what an algorithm overrides or calls -> its new name."""
 

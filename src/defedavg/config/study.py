@@ -33,6 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 TOP_KEYS = ("name", "algorithms", "seeds", "plugins", *TABLES)
+NAMED_TASK = ("data", "model", "split")  # keys of [task] without effect beside task.module
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +85,10 @@ class Study:
 
     def _values(self, algorithm: str) -> dict[str, Any]:
         """Return every setting of an algorithm's runs by name, swept ones as tuples."""
-        table_of = self.tables.get(algorithm, {})
+        given, kind = self.tables.get(algorithm, {}), ALGORITHMS[algorithm].settings_type
         values = {f"{table}.{name}": value for table in TABLES for name, value in self.tables[table].items()}
-        for item in dataclasses.fields(TrainingSettings):
-            if item.name in table_of:
-                values[f"training.{item.name}"] = table_of[item.name]
-        for item in dataclasses.fields(ALGORITHMS[algorithm].settings_type):
-            values[f"{algorithm}.{item.name}"] = table_of.get(item.name, item.default)
-        return values
+        values |= {f"training.{name}": given[name] for name in self.tables["training"] if name in given}
+        return values | {f"{algorithm}.{i.name}": given.get(i.name, i.default) for i in dataclasses.fields(kind)}
 
     def python_files(self) -> tuple[str, ...]:
         """Return the paths of all Python files that a run of this study executes: plugins and task modules."""
@@ -102,18 +99,12 @@ class Study:
         """Return the study as TOML with all defaults written out."""
         import tomli_w
 
-        whole: dict[str, Any] = {"name": self.name, "algorithms": list(self.algorithms), "seeds": list(self.seeds)}
-        if self.plugins:
-            whole["plugins"] = list(self.plugins)
+        whole = {"name": self.name, "algorithms": self.algorithms, "seeds": self.seeds}
+        plugins = {"plugins": self.plugins} if self.plugins else {}
         # Of the two ways to name a task, only the one in use is written.
-        unused = ("data", "model", "split") if self.tables["task"]["module"] else ("module",)
-        for table, keys in self.tables.items():
-            whole[table] = {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in keys.items()
-                if table != "task" or name not in unused
-            }
-        return tomli_w.dumps(whole)
+        unused = NAMED_TASK if self.tables["task"]["module"] else ("module",)
+        task = {name: value for name, value in self.tables["task"].items() if name not in unused}
+        return tomli_w.dumps({**whole, **plugins, **self.tables, "task": task})
 
 
 # Reading.
@@ -238,12 +229,10 @@ def _fill_task(task: dict[str, Any], folder: Path | None) -> None:
     modules = task.get("module", "")
     specs = [absolute_spec(spec, folder) if spec else "" for spec in _all(modules)]
     task["module"] = tuple(specs) if isinstance(modules, tuple) else specs[0]
-    if any(specs):
-        for item in dataclasses.fields(TaskSettings):
-            if item.name in ("data", "model", "split") and task.get(item.name, item.default) != item.default:
-                raise UserError(
-                    f"task.module makes the whole task, so task.{item.name} has no effect; remove one of the two"
-                )
+    for name in NAMED_TASK if any(specs) else ():
+        default = getattr(TaskSettings(), name)
+        if task.get(name, default) != default:
+            raise UserError(f"task.module makes the whole task, so task.{name} has no effect; remove one of the two")
 
 
 def _with_clients_of_task(made: Study, found: Mapping[str, Any]) -> Study:

@@ -103,9 +103,8 @@ def sampled_classes(
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     most = min(len(members), samples_per_client)
     if not 1 <= classes_per_client <= most:
-        raise UserError(
-            f"classes_per_client is {classes_per_client}; give 1 to {most} with these data and samples_per_client"
-        )
+        found = f"classes_per_client is {classes_per_client}"
+        raise UserError(f"{found}; give 1 to {most} with these data and samples_per_client")
     k = keyed.key(seed, "split.sampled-classes")
     return LazyPartition(num_clients, partial(_of_few_classes, k, members, classes_per_client, samples_per_client))
 

@@ -94,11 +94,8 @@ def least_squares(
     centres: ArrayLike | None = None,
 ) -> LeastSquares:
     """Return a task whose samples are c_i + noise * normal, c_i = heterogeneity * normal or the rows of ``centres``."""
-    for name, count in (
-        ("num_clients", num_clients),
-        ("dimension", dimension),
-        ("samples_per_client", samples_per_client),
-    ):
+    counts = {"num_clients": num_clients, "dimension": dimension, "samples_per_client": samples_per_client}
+    for name, count in counts.items():
         if count < 1:
             raise UserError(f"{name} is {count}; use at least 1")
     for name, scale in (("noise", noise), ("heterogeneity", heterogeneity)):
