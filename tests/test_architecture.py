@@ -114,6 +114,7 @@ def test_computing_needs_torch_and_numpy_only(module: str) -> None:
         "training.memory": {"psutil"},
         "training.kernels.triton_kernels": {"triton"},
         "tasks.datasets.hub": {"datasets"},
+        "tasks.datasets.download": {"filelock"},
     }
     assert packages_of(module) <= {"numpy", "torch"} | extra.get(module, set())
 

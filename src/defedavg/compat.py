@@ -1,8 +1,6 @@
 """Old names of modules, classes and hooks: they work for one more version, each with one warning that names the new.
 
-Everything here is a table. ``install`` adds a finder for old modules; a package that has renamed names sets
-``__getattr__ = renamed_names(__name__)``; a module that has taken the name of an old function calls
-``make_callable``. Delete this file, and the lines that use it, in the next version.
+Delete this file, and the lines that use it, in the next version.
 """
 
 from __future__ import annotations
@@ -12,10 +10,8 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any
 
 from .errors import UserError
 
@@ -47,6 +43,7 @@ NAMES = {
     "make_goal": "make_stopping_rule",
     "named_task": "build_task",
     "read_orders": "read_deploy_config",
+    "uncollected": "without_gc",
     "SPLITS": "PARTITIONS",
     "Drawn": "LazyPartition",
 }
@@ -56,18 +53,12 @@ HOOKS = {
     "rule": "policy",
     "client_rule": "client_policy",
     "_arrived": "on_update",
-    "_merge": "merge",
-    "_check_setup": "check_setup",
-    "_weight": "weight",
+    **{f"_{name}": name for name in ("merge", "check_setup", "weight", "invite", "accepts", "combine", "suspect")},
     "_opened": "after_merge",
-    "_invite": "invite",
-    "_accepts": "accepts",
-    "_combine": "combine",
     "_close": "close_round",
     "_open": "open_round",
     "_replacement": "with_replacement",
     "_arm": "start_timeout",
-    "_suspect": "suspect",
 }
 """Old name of what an algorithm overrides or calls -> its new name."""
 
@@ -82,90 +73,40 @@ def warn_renamed(old: str, new: str, stacklevel: int = 2) -> None:
     warnings.warn(text, RenamedWarning, stacklevel=stacklevel + 1)
 
 
-def show_renamed() -> None:
-    """Print renamed names as one plain line on standard error; all other warnings as before."""
-    show = warnings.showwarning
+class _OldModule(ModuleType):
+    """A stand-in for an old module; it resolves names in the modules that replace it."""
 
-    def plain(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if issubclass(category, RenamedWarning):
-            (file or sys.stderr).write(f"defedavg: {message}\n")
-        else:
-            show(message, category, filename, lineno, file, line)
-
-    warnings.showwarning = plain
-
-
-# Modules.
-
-
-class _OldModules(MetaPathFinder, Loader):
-    """Find an old module and make a stand-in for it, which resolves its names in the new modules."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002 (the signature is importlib's)
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> ModuleSpec | None:
-        """Return a spec for an old module of this package, and none for any other name."""
-        package, _, name = fullname.partition(".")
-        return ModuleSpec(fullname, self) if package == __package__ and name in MODULES else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:  # noqa: ARG002 (the signature is importlib's)
-        """Let importlib make an empty module."""
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Resolve the names of the module in those that replace it."""
-        targets = [f"{__package__}.{name}" for name in MODULES[module.__name__.partition(".")[2]]]
-        warn_renamed(module.__name__, " and ".join(targets))
-        module.__getattr__ = _resolve_in(module.__name__, targets)  # type: ignore[method-assign]
+    def __getattr__(self, name: str) -> Any:
+        return _resolve(self.__name__, name, MODULES[self.__name__.partition(".")[2]])
 
 
 def install() -> None:
-    """Add the finder of old modules, once."""
-    if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
-        sys.meta_path.append(_OldModules())
-
-
-# Names.
+    """Make the old modules importable."""
+    for old in MODULES:
+        name = f"{__package__}.{old}"
+        sys.modules.setdefault(name, _OldModule(name))
 
 
 def renamed_names(module: str) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a module: it resolves the old names of what the module holds."""
-    resolve = _resolve_in(module, [module])
-
-    def get(name: str) -> Any:
-        if name not in NAMES:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return resolve(name, stacklevel=3)
-
-    return get
+    return lambda name: _resolve(module, name, [module.partition(".")[2]] if name in NAMES else [])
 
 
-def _resolve_in(module: str, targets: Sequence[str]) -> Callable[..., Any]:
-    def get(name: str, stacklevel: int = 2) -> Any:
-        for target in () if name.startswith("__") else map(import_module, targets):
-            for new in (NAMES.get(name, name), name):
-                if (target.__name__, new) != (module, name) and hasattr(target, new):
-                    if new != name:
-                        warn_renamed(f"{module}.{name}", f"{target.__name__}.{new}", stacklevel)
-                    return _old_rule(getattr(target, new)) if name == "Rule" else getattr(target, new)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+def _resolve(module: str, name: str, targets: Sequence[str]) -> Any:
+    new = NAMES.get(name, name)
+    for target in () if name.startswith("__") else targets:
+        home = import_module(f"{__package__}.{target}")
+        if hasattr(home, new):
+            if new == name:
+                warn_renamed(module, home.__name__, stacklevel=3)
+            else:
+                warn_renamed(f"{module}.{name}", f"{home.__name__}.{new}", stacklevel=3)
+            value = getattr(home, new)
+            return _rule_of(value) if name == "Rule" else value
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
-    return get
 
-
-def _old_rule(policy: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that takes the old arguments of a client's policy."""
-
+def _rule_of(policy: Callable[..., Any]) -> Callable[..., Any]:
     def rule(holds: bool = False, rests: bool = False, interruptible: bool = False, repeats: bool = False) -> Any:
         return policy(holds, rests, interruptible, repeats)
 
@@ -173,29 +114,27 @@ def _old_rule(policy: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _CallableModule(ModuleType):
-    """A module that has taken the name of an old function, and can still be called as that function."""
-
     def __call__(self, *args: Any, **more: Any) -> Any:
-        """Call the function of the same name in the module."""
         name = self.__name__.rpartition(".")[2]
         warn_renamed(self.__name__, f"{self.__name__}.{name}")
         return vars(self)[name](*args, **more)
 
 
 def make_callable(module: str) -> None:
-    """Let a module be called as the function of the same name that it holds."""
+    """Let a module that has taken the name of an old function be called as that function."""
     sys.modules[module].__class__ = _CallableModule
-
-
-# Hooks of algorithms.
 
 
 def refuse_old_hooks(kind: type) -> None:
     """Raise ``UserError`` if a server machine defines or calls hooks under their old names."""
-    used = {name for name in HOOKS if name in vars(kind)}
-    for value in vars(kind).values():
+    called: set[str] = set()
+    for name, value in vars(kind).items():
         code = getattr(inspect.unwrap(value) if callable(value) else value, "__code__", None)
-        used |= {name for name in getattr(code, "co_names", ()) if name in HOOKS and name.startswith("_")}
+        called |= {*getattr(code, "co_names", ())} - {name}
+    # In a class with new hooks, an old hook's name that the class itself calls is a helper of its own.
+    migrated = not vars(kind).keys().isdisjoint(HOOKS.values())
+    helpers = {old for old in called if migrated and hasattr(kind, old)}
+    used = {old for old in HOOKS if old in vars(kind) or (old.startswith("_") and old in called)} - helpers
     if used:
         changes = ", ".join(f"{old} to {HOOKS[old]}" for old in HOOKS if old in used)
         raise UserError(f"{kind.__qualname__} uses old names of hooks; rename {changes}")

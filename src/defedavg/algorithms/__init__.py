@@ -1,21 +1,67 @@
-"""DECIDE: one file per algorithm. Each is a state machine without clock, socket, tensor or global randomness."""
+"""DECIDE: one file per algorithm. Each is a state machine without clock, socket, tensor or global randomness.
+
+An algorithm from outside the package is registered by an entry point of the group ``defedavg.algorithms``, by a plugin
+file (``plugins = ["my_algorithm.py"]`` in a study, or ``--plugin``), or by calling ``register``. Its class attributes
+are checked here; ``planning.rehearsal`` checks its decisions when a run starts.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 from ..compat import renamed_names
-from .algorithm_registry import ALGORITHMS, BUILT_IN, algorithm, register
-from .base import BufferedRound, NoSettings, SampledRound, ServerMachine, Setup
+from ..errors import UserError
+from ..registry import Registry
+from .asysg import AsySG
+from .base import BufferedRound, SampledRound, ServerMachine, Setup
+from .defedavg_iid import DeFedAvgIID
+from .defedavg_niid import DeFedAvgNIID
+from .favano import Favano
+from .fedavg import FedAvg
+from .fedbuff import FedBuff
+from .protocol import ClientPolicy
 
-__all__ = [
-    "ALGORITHMS",
-    "BUILT_IN",
-    "BufferedRound",
-    "NoSettings",
-    "SampledRound",
-    "ServerMachine",
-    "Setup",
-    "algorithm",
-    "register",
-]
-
+__all__ = ["ALGORITHMS", "BufferedRound", "SampledRound", "ServerMachine", "Setup", "algorithm", "register"]
 __getattr__ = renamed_names(__name__)
+
+RESERVED = frozenset({"task", "clients", "training", "stop", "deploy", "name", "algorithms", "seeds", "plugins"})
+"""Keys of a study: an algorithm's settings are a table of its own name beside them."""
+
+
+def _check(name: str, kind: type[ServerMachine]) -> None:
+    if not (isinstance(kind, type) and issubclass(kind, ServerMachine)):
+        raise UserError(f"algorithm {name!r} is {kind!r}; register a subclass of defedavg.algorithms.ServerMachine")
+    where = f"algorithm {name!r} ({kind.__qualname__})"
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,49}", name) or name in RESERVED:
+        raise UserError(f"{where}: the name must be lower-case letters, digits, '-' and '_', and not a key of a study")
+    for word in ("name", "summary", "citation", "equation"):
+        if not isinstance(getattr(kind, word, None), str):
+            raise UserError(f"{where} has no class attribute {word!r}; set it to a string")
+    if kind.name != name:
+        raise UserError(f"{where} calls itself {kind.name!r}; register it under that name")
+    if not isinstance(getattr(kind, "policy", None), ClientPolicy):
+        raise UserError(f"{where} has no class attribute 'policy'; set it to a ClientPolicy")
+    settings = kind.settings_type
+    if not (dataclasses.is_dataclass(settings) and isinstance(settings, type)):
+        raise UserError(f"{where}: settings_type must be a frozen dataclass")
+    for item in dataclasses.fields(settings):
+        if type(item.default) not in (int, float, str, bool):
+            raise UserError(f"{where}: setting {item.name!r} needs a default that is a number, a string or a bool")
+
+
+ALGORITHMS: Registry[type[ServerMachine]] = Registry("algorithm", "defedavg.algorithms", _check)
+
+BUILT_IN = tuple(
+    ALGORITHMS.register(kind.name, kind).name for kind in (FedAvg, FedBuff, Favano, AsySG, DeFedAvgIID, DeFedAvgNIID)
+)
+
+
+def algorithm(name: str) -> type[ServerMachine]:
+    """Return the server machine of that name."""
+    return ALGORITHMS.find(name)
+
+
+def register(kind: type[ServerMachine]) -> type[ServerMachine]:
+    """Register an algorithm under its ``name`` in this process; use it as a decorator of the class."""
+    return ALGORITHMS.register(getattr(kind, "name", getattr(kind, "__name__", repr(kind))), kind)

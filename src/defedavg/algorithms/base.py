@@ -8,7 +8,7 @@ does after a merge.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,9 +17,9 @@ from ..errors import UserError
 from ..rng import below, extend, key
 from .client_pool import ClientPool
 from .protocol import ClientPolicy, Discard, Merge, ProtocolError, Resample, ServerAction, SetTimer, Update
-from .state_record import STATE_FORMAT, decode, encode
 
 Actions = list[ServerAction]
+STATE_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,8 @@ class ServerMachine:
 
     def check_setup(self) -> None:
         """Raise ``UserError`` if the algorithm cannot run with this setup."""
-        for word, value in (
-            ("num_clients", self.setup.num_clients),
-            ("updates_per_round", self.setup.updates_per_round),
-            ("local_steps", self.setup.local_steps),
-        ):
-            if value < 1:
+        for word in ("num_clients", "updates_per_round", "local_steps"):
+            if (value := getattr(self.setup, word)) < 1:
                 raise UserError(f"{word} is {value}; it must be at least 1")
 
     def require_enough_clients(self, why: str) -> None:
@@ -144,7 +140,7 @@ class ServerMachine:
         if missing:
             raise UserError(f"{self.name}: {', '.join(missing)} would not be saved; add to state_attributes")
         try:
-            values = {name: encode(getattr(self, name)) for name in self.attributes()}
+            values = {name: _encode(getattr(self, name)) for name in self.attributes()}
         except TypeError as error:
             raise UserError(f"{self.name}: {error}; keep numbers, strings, updates and collections of them") from None
         return {"format": STATE_FORMAT, "algorithm": self.name, **values}
@@ -155,7 +151,7 @@ class ServerMachine:
         if found != (STATE_FORMAT, self.name, sorted(self.attributes())):
             raise UserError(f"the saved state is not one of {self.name!r} in format {STATE_FORMAT}; it cannot be used")
         for name in self.attributes():
-            setattr(self, name, decode(state[name]))
+            setattr(self, name, _decode(state[name]))
 
     # Helpers.
 
@@ -241,9 +237,8 @@ class SampledRound(ServerMachine):
 
     def draw_again(self, count: int) -> list[int]:
         """Draw substitutes; without replacement, from clients that have not answered, while there are any."""
-        answered = (
-            [] if self.with_replacement() else [client for client in sorted(self.received) if client in self.pool]
-        )
+        received = [] if self.with_replacement() else sorted(self.received)
+        answered = [client for client in received if client in self.pool]
         if len(answered) == len(self.pool):
             return self.draw(count)
         for client in answered:
@@ -330,3 +325,45 @@ class BufferedRound(ServerMachine):
         merge = self.merge([(update, -self.weight(update) / size) for update in self.buffer])
         self.buffer = []
         return [merge, *self.after_merge()]
+
+
+# The state of a machine as a JSON record. Values that JSON does not have are tagged: {"dict": [[key, value], …]},
+# {"set": […]}, and so on. The order of dictionaries is kept, because later decisions may depend on it.
+
+
+def _encode(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, list):
+        return [_encode(item) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(item) for item in value]}
+    if isinstance(value, set):
+        return {"set": sorted(value)}
+    if isinstance(value, dict):
+        kind = "counter" if isinstance(value, Counter) else "dict"
+        return {kind: [[_encode(name), _encode(item)] for name, item in value.items()]}
+    if isinstance(value, Update):
+        return {"update": [value.client, value.index, value.version, value.steps]}
+    if isinstance(value, ClientPool):
+        return {"pool": value.state()}
+    raise TypeError(f"a value of type {type(value).__name__} cannot be saved")
+
+
+_DECODERS: Mapping[str, Callable[[Any], Any]] = {
+    "tuple": lambda items: tuple(map(_decode, items)),
+    "set": set,
+    "dict": lambda items: {_decode(name): _decode(item) for name, item in items},
+    "counter": lambda items: Counter({_decode(name): _decode(item) for name, item in items}),
+    "update": lambda numbers: Update(*numbers),
+    "pool": ClientPool.restored,
+}
+
+
+def _decode(found: Any) -> Any:
+    if isinstance(found, list):
+        return [_decode(item) for item in found]
+    if isinstance(found, dict):
+        ((kind, inner),) = found.items()
+        return _DECODERS[kind](inner)
+    return found

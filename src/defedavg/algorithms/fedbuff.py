@@ -57,10 +57,9 @@ class FedBuff(BufferedRound):
     def check_setup(self) -> None:
         """Also refuse a concurrency above the number of clients."""
         super().check_setup()
-        if self.settings.concurrency > self.setup.num_clients:
-            raise UserError(
-                f"fedbuff: concurrency is {self.settings.concurrency} but there are {self.setup.num_clients} clients"
-            )
+        limit, total = self.settings.concurrency, self.setup.num_clients
+        if limit > total:
+            raise UserError(f"fedbuff: concurrency is {limit} but there are {total} clients")
 
     @property
     def concurrency(self) -> int:

@@ -152,16 +152,9 @@ class Phase(Enum):
     GONE = "gone"
 
 
-_PRESENT = frozenset({Phase.IDLE, Phase.TRAINING, Phase.SENDING})
-_LEGAL = {
-    "model": _PRESENT,
-    "go": _PRESENT,
-    "ended": frozenset({Phase.TRAINING}),
-    "sent": frozenset({Phase.SENDING}),
-    "request": _PRESENT,
-    "died": _PRESENT,
-    "returned": frozenset({Phase.GONE}),
-}
+_PRESENT = (Phase.IDLE, Phase.TRAINING, Phase.SENDING)
+_LEGAL = {"ended": (Phase.TRAINING,), "sent": (Phase.SENDING,), "returned": (Phase.GONE,)}
+"""Event -> the phases in which it may occur; any other event occurs while the client is present."""
 
 
 class ClientMachine:
@@ -180,7 +173,7 @@ class ClientMachine:
         self.jobs = 0
 
     def _check(self, event: str) -> None:
-        if self.phase not in _LEGAL[event]:
+        if self.phase not in _LEGAL.get(event, _PRESENT):
             raise ProtocolError(f"client {self.id} cannot handle {event!r} while {self.phase.value}")
 
     def model(self, version: int) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
 
 from ..algorithms import BUILT_IN, ServerMachine, Setup, algorithm
 from ..errors import UserError
@@ -23,48 +23,27 @@ if TYPE_CHECKING:
 def make_fleet(settings: Settings, seed: int) -> Fleet:
     """Return the simulated clients of a run."""
     c = settings.clients
-    return Fleet(
-        num_clients=c.num_clients,
-        seed=seed,
-        step_seconds=c.step_seconds,
-        slowness=Slowness.parse(c.slowness),
-        jitter=c.jitter,
-        uplink_mbps=c.uplink_mbps,
-        downlink_mbps=c.downlink_mbps,
-        latency_seconds=c.latency_seconds,
-        model_megabytes=c.model_megabytes,
-        availability=Windows.parse(c.availability),
-        failure_rate=c.failure_rate,
-        return_seconds=c.return_seconds,
-        trace=read_trace(c.trace) if c.trace else None,
-    )
+    values = {item.name: getattr(c, item.name) for item in fields(Fleet) if item.name != "seed"}
+    values["slowness"], values["availability"] = Slowness.parse(c.slowness), Windows.parse(c.availability)
+    values["trace"] = read_trace(c.trace) if c.trace else None
+    return Fleet(seed=seed, **values)
 
 
 def make_server(settings: Settings, seed: int, timeout_seconds: float | None) -> ServerMachine:
     """Return the server machine of a run; rehearse an algorithm that is not built in, once per settings."""
-    kind = algorithm(settings.algorithm)
-    setup = Setup(
-        num_clients=settings.clients.num_clients,
-        updates_per_round=settings.training.updates_per_round,
-        local_steps=settings.training.local_steps,
-        seed=seed,
-        timeout_seconds=timeout_seconds,
-    )
-    if kind.name not in BUILT_IN:
-        _rehearse_once(kind, setup, settings.algorithm_settings)
+    kind, training = algorithm(settings.algorithm), settings.training
+    sizes = settings.clients.num_clients, training.updates_per_round, training.local_steps
+    setup = Setup(*sizes, seed=seed, timeout_seconds=timeout_seconds)
+    tried = kind, replace(setup, seed=0), repr(settings.algorithm_settings)
+    if kind.name not in BUILT_IN and tried not in _rehearsed:
+        from ..planning.rehearsal import rehearse
+
+        rehearse(kind, setup, settings.algorithm_settings)
+        _rehearsed.add(tried)
     return kind(setup, settings.algorithm_settings)
 
 
 _rehearsed: set[tuple[type[ServerMachine], Setup, str]] = set()
-
-
-def _rehearse_once(kind: type[ServerMachine], setup: Setup, algorithm_settings: Any) -> None:
-    from ..planning.rehearsal import rehearse
-
-    key = kind, replace(setup, seed=0), repr(algorithm_settings)
-    if key not in _rehearsed:
-        rehearse(kind, setup, algorithm_settings)
-        _rehearsed.add(key)
 
 
 def make_simulator(settings: Settings, seed: int) -> Simulator:
@@ -93,18 +72,11 @@ def build_task(settings: Settings, seed: int) -> Task:
     if t.module:
         return task_from_module(t.module, {"algorithm": settings.algorithm, "seed": seed, **settings.flat()}, None)
     from ..tasks import classification_task
+    from ..tasks.partition import OPTIONS
 
+    options = {name: getattr(t, name) for name in OPTIONS}
     return classification_task(
-        t.data,
-        t.model,
-        t.split,
-        settings.clients.num_clients,
-        seed,
-        normalise=t.normalise,
-        classes_per_client=t.classes_per_client,
-        alpha=t.alpha,
-        shards_per_client=t.shards_per_client,
-        samples_per_client=t.samples_per_client,
+        t.data, t.model, t.split, settings.clients.num_clients, seed, normalise=t.normalise, **options
     )
 
 
@@ -117,16 +89,10 @@ def make_executor(settings: Settings, seed: int, task: Task) -> Reference:
             f"the task has {task.num_clients} clients but clients.num_clients is {settings.clients.num_clients}; "
             "remove that setting, or make them equal"
         )
-    kind = algorithm(settings.algorithm)
-    training = settings.training
-    local_training = LocalTraining(
-        seed=seed,
-        batch_size=training.batch_size,
-        global_lr=training.global_lr if kind.uses_global_lr else 1.0,
-        local_lr=training.local_lr if kind.uses_local_lr else 1.0,
-        sampling=training.sampling,
-    )
-    return Reference(task, local_training)
+    kind, training = algorithm(settings.algorithm), settings.training
+    global_lr = training.global_lr if kind.uses_global_lr else 1.0
+    local_lr = training.local_lr if kind.uses_local_lr else 1.0
+    return Reference(task, LocalTraining(seed, training.batch_size, global_lr, local_lr, training.sampling))
 
 
 def make_stopping_rule(settings: Settings) -> StoppingRule:

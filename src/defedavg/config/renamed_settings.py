@@ -27,31 +27,20 @@ def current_name(name: str, *, warn: bool = False) -> str:
     return new
 
 
-def current_names(found: Mapping[str, Any], *, warn: bool = False) -> dict[str, Any]:
+def current_names(found: Mapping[str, Any], *, warn: bool = False, table: str = "") -> dict[str, Any]:
     """Return a copy of a study or of flat settings with the present names; refuse both names of one setting.
 
     ``warn`` is for input that a user can edit. Stored runs are read without a warning.
     """
     renamed: dict[str, Any] = {}
     for name, value in found.items():
-        if isinstance(value, Mapping):
-            value = _table(name, value, warn)
-        _add(renamed, current_name(name, warn=warn), value, name, found)
+        old = f"{table}{name}"
+        new = current_name(old, warn=warn).removeprefix(table)
+        if new != name and new in found:
+            raise UserError(f"{RENAMED[old]} is set twice, once under its old name {old}; remove the old one")
+        inner = isinstance(value, Mapping) and not table
+        renamed[new] = current_names(value, warn=warn, table=f"{name}.") if inner else value
     return renamed
-
-
-def _table(table: str, found: Mapping[str, Any], warn: bool) -> dict[str, Any]:
-    renamed: dict[str, Any] = {}
-    for key, value in found.items():
-        new = current_name(f"{table}.{key}", warn=warn).removeprefix(f"{table}.")
-        _add(renamed, new, value, f"{table}.{key}", found)
-    return renamed
-
-
-def _add(renamed: dict[str, Any], new: str, value: Any, old: str, found: Mapping[str, Any]) -> None:
-    if old in RENAMED and new in found:
-        raise UserError(f"{RENAMED[old]} is set twice, once under its old name {old}; remove the old one")
-    renamed[new] = value
 
 
 def current_label(label: str) -> str:

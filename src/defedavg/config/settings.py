@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,22 +17,27 @@ DEFAULT_PROFILE = "paper-fashionmnist"
 
 
 def _setting(default: Any, text: str, **metadata: Any) -> Any:
-    """Declare a setting with its default and the line that explains it."""
     return field(default=default, metadata={"help": text, **metadata})
 
 
-def _require(condition: bool, name: str, value: object, rule: str) -> None:
-    if not condition:
-        raise UserError(f"{name} is {value}; {rule}")
+def _require(table: Any, valid: Callable[[Any], bool], rule: str, *names: str) -> None:
+    for name in names:
+        value = getattr(table, name.partition(".")[2])
+        if not valid(value):
+            raise UserError(f"{name} is {value}; {rule}")
+
+
+def _count(value: int) -> bool:
+    return value >= 1
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
     """[task]: the model, the data, and how the data are partitioned among clients."""
 
-    data: str = _setting("mnist5k", "data set, or hf:NAME from Hugging Face")
-    model: str = _setting("cnn", "model")
-    split: str = _setting("iid", "partition of the training samples")
+    data: str = _setting("mnist5k", "mnist5k, fashionmnist, cifar10, one of a plugin, or hf:NAME from Hugging Face")
+    model: str = _setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
+    split: str = _setting("iid", "iid, classes, dirichlet, shards, sampled, sampled-classes, or one of a plugin")
     classes_per_client: int = _setting(2, "classes of each client, for split = classes or sampled-classes")
     alpha: float = _setting(0.5, "Dirichlet parameter, for split = dirichlet: smaller is less even")
     shards_per_client: int = _setting(2, "shards of each client, for split = shards")
@@ -71,7 +76,7 @@ class ClientSettings:
     )
 
     def __post_init__(self) -> None:
-        _require(self.num_clients >= 1, "clients.num_clients", self.num_clients, "it must be at least 1")
+        _require(self, _count, "it must be at least 1", "clients.num_clients")
         if self.profile not in PAPER:
             raise unknown("profile", self.profile, PAPER)
         if self.plan_detail not in PLAN_DETAIL:
@@ -91,19 +96,17 @@ class TrainingSettings:
     local_lr: float = _setting(0.05, "local learning rate, η̄")
     sampling: str = _setting("replacement", "mini-batches: drawn with replacement, or shuffle (epoch by epoch)")
     timeout_seconds: float = _setting(
-        0.0,
-        "wait for a client before another is drawn; 0: ten times the longest round trip, if clients can fail",
+        0.0, "wait for a client before another is drawn; 0: ten times the longest round trip, if clients can fail"
     )
 
     def __post_init__(self) -> None:
-        for word in ("updates_per_round", "local_steps", "batch_size"):
-            _require(getattr(self, word) >= 1, f"training.{word}", getattr(self, word), "it must be at least 1")
-        for word in ("global_lr", "local_lr"):
-            value = getattr(self, word)
-            _require(0 < value < math.inf, f"training.{word}", value, "a learning rate must be above zero")
+        sizes = ("training.updates_per_round", "training.local_steps", "training.batch_size")
+        _require(self, _count, "it must be at least 1", *sizes)
+        rates = ("training.global_lr", "training.local_lr")
+        _require(self, lambda rate: 0 < rate < math.inf, "a learning rate must be above zero", *rates)
         if self.sampling not in ("replacement", "shuffle"):
             raise unknown("sampling", self.sampling, ("replacement", "shuffle"))
-        _require(self.timeout_seconds >= 0, "training.timeout_seconds", self.timeout_seconds, "it must be zero or more")
+        _require(self, lambda seconds: seconds >= 0, "it must be zero or more", "training.timeout_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +123,12 @@ class StopSettings:
     train_samples: int = _setting(0, "training samples on which the training loss is evaluated; 0: none")
 
     def __post_init__(self) -> None:
-        _require(0 <= self.target_accuracy <= 1, "stop.target_accuracy", self.target_accuracy, "give a share, like 0.8")
-        for word in ("consecutive_hits", "max_rounds", "eval_every_rounds"):
-            _require(getattr(self, word) >= 1, f"stop.{word}", getattr(self, word), "it must be at least 1")
-        _require(self.max_seconds > 0, "stop.max_seconds", self.max_seconds, "it must be above zero")
-        for word in ("eval_every_seconds", "train_samples"):
-            _require(getattr(self, word) >= 0, f"stop.{word}", getattr(self, word), "it must be zero or more")
+        _require(self, lambda share: 0 <= share <= 1, "give a share, like 0.8", "stop.target_accuracy")
+        counts = ("stop.consecutive_hits", "stop.max_rounds", "stop.eval_every_rounds")
+        _require(self, _count, "it must be at least 1", *counts)
+        _require(self, lambda seconds: seconds > 0, "it must be above zero", "stop.max_seconds")
+        amounts = ("stop.eval_every_seconds", "stop.train_samples")
+        _require(self, lambda amount: amount >= 0, "it must be zero or more", *amounts)
 
 
 TABLES: dict[str, type[Any]] = {
@@ -159,18 +162,3 @@ class Settings:
             for name, table in tables.items()
             for item in dataclasses.fields(table)
         }
-
-
-def setting_help(table: str, name: str) -> str:
-    """Return the line that explains a setting, with the registered names where a registry defines the choices."""
-    text: str = next(item.metadata["help"] for item in dataclasses.fields(TABLES[table]) if item.name == name)
-    names = registered_names(name) if table == "task" and name in ("data", "model", "split") else ()
-    return f"{text} ({', '.join(names)})" if names else text
-
-
-def registered_names(name: str) -> tuple[str, ...]:
-    """Return the names that ``task.data``, ``task.model`` or ``task.split`` can have in this process."""
-    from ..tasks import DATASETS, MODELS, PARTITIONS
-
-    registries: dict[str, Mapping[str, Any]] = {"data": DATASETS, "model": MODELS, "split": PARTITIONS}
-    return tuple(registries[name])

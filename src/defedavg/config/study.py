@@ -12,7 +12,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -23,37 +23,17 @@ from ..errors import UserError, first_line, unknown
 from ..planning.devices import PAPER
 from ..planning.traces import read_trace
 from ..plugins import load_plugins
-from .renamed_settings import current_label, current_name, current_names
-from .settings import (
-    DEFAULT_PROFILE,
-    TABLES,
-    ClientSettings,
-    Settings,
-    StopSettings,
-    TaskSettings,
-    TrainingSettings,
-)
-from .task_module import absolute_spec, file_of, is_file, task_from_module
+from .renamed_settings import current_name, current_names
+from .settings import DEFAULT_PROFILE, TABLES, ClientSettings, Settings, StopSettings, TaskSettings, TrainingSettings
+from .task_module import absolute_spec, file_of, task_from_module
 
 __all__ = [
-    "TABLES",
-    "ClientSettings",
-    "Settings",
-    "StopSettings",
-    "Study",
-    "SweepPoint",
-    "TaskSettings",
-    "TrainingSettings",
-    "current_label",
-    "current_names",
-    "load",
-    "override",
-    "single",
-    "stored_study",
-    "study",
-]
+    "TABLES", "ClientSettings", "Settings", "StopSettings", "Study", "SweepPoint", "TaskSettings", "TrainingSettings",
+    "load", "override", "single", "stored_study", "study",
+]  # fmt: skip
 
 TOP_KEYS = ("name", "algorithms", "seeds", "plugins", *TABLES)
+NAMED_TASK = ("data", "model", "split")  # keys of [task] without effect beside task.module
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,37 +85,26 @@ class Study:
 
     def _values(self, algorithm: str) -> dict[str, Any]:
         """Return every setting of an algorithm's runs by name, swept ones as tuples."""
-        table_of = self.tables.get(algorithm, {})
+        given, kind = self.tables.get(algorithm, {}), ALGORITHMS[algorithm].settings_type
         values = {f"{table}.{name}": value for table in TABLES for name, value in self.tables[table].items()}
-        for item in dataclasses.fields(TrainingSettings):
-            if item.name in table_of:
-                values[f"training.{item.name}"] = table_of[item.name]
-        for item in dataclasses.fields(ALGORITHMS[algorithm].settings_type):
-            values[f"{algorithm}.{item.name}"] = table_of.get(item.name, item.default)
-        return values
+        values |= {f"training.{name}": given[name] for name in self.tables["training"] if name in given}
+        return values | {f"{algorithm}.{i.name}": given.get(i.name, i.default) for i in dataclasses.fields(kind)}
 
     def python_files(self) -> tuple[str, ...]:
         """Return the paths of all Python files that a run of this study executes: plugins and task modules."""
-        modules = self.tables["task"]["module"]
-        specs = modules if isinstance(modules, tuple) else (modules,)
-        return tuple(dict.fromkeys([*self.plugins, *(file_of(spec) for spec in specs if is_file(spec))]))
+        task_files = filter(None, map(file_of, _all(self.tables["task"]["module"])))
+        return tuple(dict.fromkeys([*self.plugins, *task_files]))
 
     def to_toml(self) -> str:
         """Return the study as TOML with all defaults written out."""
         import tomli_w
 
-        whole: dict[str, Any] = {"name": self.name, "algorithms": list(self.algorithms), "seeds": list(self.seeds)}
-        if self.plugins:
-            whole["plugins"] = list(self.plugins)
+        whole = {"name": self.name, "algorithms": self.algorithms, "seeds": self.seeds}
+        plugins = {"plugins": self.plugins} if self.plugins else {}
         # Of the two ways to name a task, only the one in use is written.
-        unused = ("data", "model", "split") if self.tables["task"]["module"] else ("module",)
-        for table, keys in self.tables.items():
-            whole[table] = {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in keys.items()
-                if table != "task" or name not in unused
-            }
-        return tomli_w.dumps(whole)
+        unused = NAMED_TASK if self.tables["task"]["module"] else ("module",)
+        task = {name: value for name, value in self.tables["task"].items() if name not in unused}
+        return tomli_w.dumps({**whole, **plugins, **self.tables, "task": task})
 
 
 # Reading.
@@ -207,8 +176,7 @@ def study(
             raise unknown("key", name, known)
     made = _complete({**found, "plugins": files}, folder, fallback_name)
     for name in made.algorithms:
-        if name not in ALGORITHMS:
-            raise unknown("algorithm", name, ALGORITHMS)
+        ALGORITHMS.find(name)
     made = _with_clients_of_task(made, found)
     made.points()  # every combination is checked before the first run starts
     return made
@@ -235,23 +203,16 @@ def _complete(found: Mapping[str, Any], folder: Path | None, fallback_name: str)
         raise UserError(f"name is {name!r}; use letters, digits, '.', '_' and '-', since a folder is named after it")
     algorithms = _several("algorithms", found.get("algorithms", ["defedavg-iid"]), str)
     seeds = _several("seeds", found.get("seeds", [0]), int)
-    tables: dict[str, dict[str, Any]] = {
-        table: _table(table, found.get(table, {}), {table: kind}) for table, kind in TABLES.items()
-    }
+    tables = {table: _table(table, found.get(table, {}), kind) for table, kind in TABLES.items()}
     _fill_task(tables["task"], folder)
     _fill_clients(tables["clients"], folder)
     for table, kind in TABLES.items():
         tables[table] = {item.name: tables[table].get(item.name, item.default) for item in dataclasses.fields(kind)}
-    for algorithm in dict.fromkeys([*ALGORITHMS, *found]):
+    for algorithm in [*ALGORITHMS, *(name for name in found if name not in ALGORITHMS)]:
         if algorithm in found and algorithm not in TOP_KEYS:
-            tables[algorithm] = _algorithm_table(algorithm, found[algorithm])
+            kinds = (ALGORITHMS[algorithm].settings_type, TrainingSettings) if algorithm in ALGORITHMS else None
+            tables[algorithm] = _table(algorithm, found[algorithm], *kinds) if kinds else dict(found[algorithm])
     return Study(name, algorithms, seeds, tables, _plugin_paths(found, folder))
-
-
-def _algorithm_table(algorithm: str, found: Any) -> dict[str, Any]:
-    if algorithm not in ALGORITHMS:
-        return dict(found)
-    return _table(algorithm, found, {algorithm: ALGORITHMS[algorithm].settings_type, "training": TrainingSettings})
 
 
 def _plugin_paths(found: Mapping[str, Any], folder: Path | None) -> tuple[str, ...]:
@@ -268,12 +229,10 @@ def _fill_task(task: dict[str, Any], folder: Path | None) -> None:
     modules = task.get("module", "")
     specs = [absolute_spec(spec, folder) if spec else "" for spec in _all(modules)]
     task["module"] = tuple(specs) if isinstance(modules, tuple) else specs[0]
-    if any(specs):
-        for item in dataclasses.fields(TaskSettings):
-            if item.name in ("data", "model", "split") and task.get(item.name, item.default) != item.default:
-                raise UserError(
-                    f"task.module makes the whole task, so task.{item.name} has no effect; remove one of the two"
-                )
+    for name in NAMED_TASK if any(specs) else ():
+        default = getattr(TaskSettings(), name)
+        if task.get(name, default) != default:
+            raise UserError(f"task.module makes the whole task, so task.{name} has no effect; remove one of the two")
 
 
 def _with_clients_of_task(made: Study, found: Mapping[str, Any]) -> Study:
@@ -297,18 +256,15 @@ def _fill_clients(clients: dict[str, Any], folder: Path | None) -> None:
     """Add the values of the profile and the number of clients of the trace, where the file does not set them."""
     profile = clients.get("profile", DEFAULT_PROFILE)
     if isinstance(profile, str) and profile in PAPER:
-        for name, value in PAPER[profile].items():
-            clients.setdefault(name, value)
+        clients.update({**PAPER[profile], **clients})
     elif isinstance(profile, tuple) and not set(PAPER[DEFAULT_PROFILE]) <= set(clients):
         raise UserError("clients.profile cannot be swept; write one file per profile, or sweep step_seconds")
     traces = clients.get("trace", "")
-    paths = []
-    for trace in _all(traces):
-        path = (folder or Path()) / trace if trace else None
-        if path is not None:
-            clients.setdefault("num_clients", len(read_trace(path).step_seconds))
-        paths.append("" if path is None else str(path.resolve()))
-    clients["trace"] = tuple(paths) if isinstance(traces, tuple) else paths[0]
+    paths = [(folder or Path()) / trace if trace else None for trace in _all(traces)]
+    for path in filter(None, paths):
+        clients.setdefault("num_clients", len(read_trace(path).step_seconds))
+    names = tuple("" if path is None else str(path.resolve()) for path in paths)
+    clients["trace"] = names if isinstance(traces, tuple) else names[0]
 
 
 # Values.
@@ -324,17 +280,15 @@ def _several(name: str, value: Any, kind: type[Any]) -> tuple[Any, ...]:
     return read
 
 
-def _table(table: str, found: Any, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
+def _table(table: str, found: Any, *kinds: type[Any]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{table} must be a table: write [{table}] and its keys below it")
-    known = {item.name: item for kind in kinds.values() for item in dataclasses.fields(kind)}
+    known = {item.name: item for kind in kinds for item in dataclasses.fields(kind)}
     read = {}
     for name, value in found.items():
         if name not in known:
             raise unknown(f"key in [{table}]", name, known)
-        default = known[name].default
-        assert default is not MISSING
-        kind, word = type(default), f"{table}.{name}"
+        kind, word = type(known[name].default), f"{table}.{name}"
         read[name] = _several(word, value, kind) if isinstance(value, list) else single(word, value, kind)
     return read
 
@@ -344,19 +298,14 @@ _TYPE_NAMES = {int: "a whole number", float: "a number", str: "text in quotes", 
 
 def single(name: str, value: Any, kind: type[Any]) -> Any:
     """Return a value of that type, or raise ``UserError`` with the name of the setting."""
-    wrong = UserError(f"{name} is {repr(value)[:80]}; it must be {_TYPE_NAMES[kind]}")
-    if kind in (int, float) and not isinstance(value, bool):
-        numbers = Integral if kind is int else Real  # NumPy's numbers too, from Python
-        try:
-            number = kind(value) if isinstance(value, numbers) else None
-        except OverflowError:
-            raise wrong from None
-        if number is None or number != number:
-            raise wrong
-        return number
-    if type(value) is not kind:
-        raise wrong
-    return value
+    numbers = {int: Integral, float: Real}.get(kind)  # NumPy's numbers too, from Python
+    try:
+        read = kind(value) if numbers and isinstance(value, numbers) and not isinstance(value, bool) else value
+    except OverflowError:
+        read = None
+    if type(read) is not kind or read != read:
+        raise UserError(f"{name} is {repr(value)[:80]}; it must be {_TYPE_NAMES[kind]}")
+    return read
 
 
 make_callable(__name__)  # ``config.study(…)``, from when ``defedavg.config`` was a module

@@ -32,19 +32,15 @@ def absolute_spec(spec: str, folder: Path | None) -> str:
     if not colon or not place or not name.isidentifier():
         raise UserError(f"task.module is {spec!r}; write it as my_task.py:make, the file and the function")
     try:
-        return f"{((folder or Path()) / place).resolve()}:{name}" if is_file(spec) else spec
+        return f"{((folder or Path()) / place).resolve()}:{name}" if file_of(spec) else spec
     except (OSError, ValueError) as error:
         raise UserError(f"task.module is {spec!r}; its path cannot be used: {first_line(error)}") from None
 
 
-def is_file(spec: str) -> bool:
-    """Return whether a task is in a Python file, and not in an installed module."""
-    return spec.rpartition(":")[0].endswith(".py")
-
-
 def file_of(spec: str) -> str:
-    """Return the path of the Python file of ``FILE.py:function``."""
-    return spec.rpartition(":")[0]
+    """Return the path of the Python file of ``FILE.py:function``; empty for an installed module."""
+    place = spec.rpartition(":")[0]
+    return place if place.endswith(".py") else ""
 
 
 def task_from_module(spec: str | MakeTask, config: Mapping[str, Any], client: int | None) -> Task:
@@ -62,14 +58,13 @@ def task_from_module(spec: str | MakeTask, config: Mapping[str, Any], client: in
 def _find(spec: str) -> tuple[MakeTask, str]:
     """Import the function, and return it with the path of its file."""
     place, _, name = absolute_spec(spec, None).rpartition(":")
-    if is_file(spec):
-        module, where = import_file(place), place
-    else:
-        try:
-            module = importlib.import_module(place)
-        except Exception as error:  # whatever the module raises when it is imported
-            raise UserError(f"task.module {spec!r} cannot be imported: {first_line(error)}") from None
-        where = module.__file__ or place
+    try:
+        module = import_file(place) if file_of(spec) else importlib.import_module(place)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the module raises when it is imported
+        raise UserError(f"task.module {spec!r} cannot be imported: {first_line(error)}") from None
+    where = module.__file__ or place
     make = getattr(module, name, None)
     if not callable(make):
         raise UserError(f"{where} has no function {name!r}; task.module names it as FILE.py:function")

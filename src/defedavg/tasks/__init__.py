@@ -10,48 +10,19 @@ from __future__ import annotations
 from ..compat import renamed_names
 from .datasets.catalog import classification_task, load
 from .datasets.dataset import DATASETS, DataSet, Download, PublishedFile, register_dataset
-from .datasets.locations import data_dir, set_data_dir
+from .datasets.dataset_files import data_dir, set_data_dir
 from .lazy_partition import LazyPartition, sampled, sampled_classes
 from .least_squares import LeastSquares, Scale, least_squares
 from .models import MODELS, build, register_model, seeded
 from .partition import PARTITIONS, by_classes, by_shards, class_counts, dirichlet, iid, register_partition, split
-from .task import Clients, Data, Loss, Task, cross_entropy, make_task, squared_error
+from .task import Clients, Data, Task, cross_entropy, make_task, squared_error
 
 __all__ = [
-    "DATASETS",
-    "MODELS",
-    "PARTITIONS",
-    "Clients",
-    "Data",
-    "DataSet",
-    "Download",
-    "LazyPartition",
-    "LeastSquares",
-    "Loss",
-    "PublishedFile",
-    "Scale",
-    "Task",
-    "build",
-    "by_classes",
-    "by_shards",
-    "class_counts",
-    "classification_task",
-    "cross_entropy",
-    "data_dir",
-    "dirichlet",
-    "iid",
-    "least_squares",
-    "load",
-    "make_task",
-    "register_dataset",
-    "register_model",
-    "register_partition",
-    "sampled",
-    "sampled_classes",
-    "seeded",
-    "set_data_dir",
-    "split",
+    "DATASETS", "MODELS", "PARTITIONS", "Clients", "Data", "DataSet", "Download", "LazyPartition", "LeastSquares",
+    "PublishedFile", "Scale", "Task", "build", "by_classes", "by_shards", "class_counts", "classification_task",
+    "cross_entropy", "data_dir", "dirichlet", "iid", "least_squares", "load", "make_task", "register_dataset",
+    "register_model", "register_partition", "sampled", "sampled_classes", "seeded", "set_data_dir", "split",
     "squared_error",
-]
+]  # fmt: skip
 
 __getattr__ = renamed_names(__name__)

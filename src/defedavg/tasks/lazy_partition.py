@@ -7,6 +7,7 @@ may be more clients than samples, so clients may share samples; no client has a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -18,8 +19,7 @@ from ..errors import UserError
 Labels = NDArray[np.integer[Any]]
 Indices = NDArray[np.int64]
 
-CACHE_SIZE = 4096
-"""Clients whose samples are kept in memory, since a client trains more than once."""
+CACHE_SIZE = 4096  # clients whose samples are kept in memory, since a client trains more than once
 
 
 class LazyPartition(Sequence[Indices]):
@@ -70,47 +70,29 @@ def distinct(k: int, total: int, count: int) -> Indices:
             return np.sort(values[np.sort(first)[:count]]).astype(np.int64)
 
 
-def _check(labels: Labels, num_clients: int, samples_per_client: int) -> None:
-    if num_clients < 1:
-        raise UserError(f"the number of clients is {num_clients}; use at least 1")
+def check_labels(labels: Labels, num_clients: int) -> None:
+    """Refuse labels that are not one per sample, and a partition without clients."""
     if labels.ndim != 1:
         raise UserError(f"labels have shape {labels.shape}; pass one label per sample")
+    if num_clients < 1:
+        raise UserError(f"the number of clients is {num_clients}; use at least 1")
+
+
+def _check(labels: Labels, num_clients: int, samples_per_client: int) -> None:
+    check_labels(labels, num_clients)
     if not 1 <= samples_per_client <= len(labels):
         raise UserError(f"samples_per_client is {samples_per_client}; give 1 to {len(labels)}, the number of samples")
-
-
-class _AllClasses:
-    """Draws samples of all classes."""
-
-    def __init__(self, seed: int, total: int, count: int) -> None:
-        self._key = keyed.key(seed, "split.sampled")
-        self._total, self._count = total, count
-
-    def __call__(self, client: int) -> Indices:
-        return distinct(keyed.extend(self._key, client), self._total, self._count)
-
-
-class _FewClasses:
-    """Draws samples of a few classes, the same number of each where the class has enough."""
-
-    def __init__(self, seed: int, members: list[NDArray[np.intp]], classes: int, count: int) -> None:
-        self._key = keyed.key(seed, "split.sampled-classes")
-        self._members, self._classes, self._count = members, classes, count
-
-    def __call__(self, client: int) -> Indices:
-        client_key = keyed.extend(self._key, client)
-        parts = []
-        for position, label in enumerate(keyed.permutation(client_key, len(self._members))[: self._classes].tolist()):
-            members = self._members[label]
-            count = self._count // self._classes + (position < self._count % self._classes)
-            parts.append(members[distinct(keyed.extend(client_key, ~label), len(members), min(count, len(members)))])
-        return np.sort(np.concatenate(parts)).astype(np.int64)
 
 
 def sampled(labels: Labels, num_clients: int, seed: int, samples_per_client: int = 100) -> LazyPartition:
     """Give every client ``samples_per_client`` samples of the whole set, drawn when they are needed."""
     _check(labels, num_clients, samples_per_client)
-    return LazyPartition(num_clients, _AllClasses(seed, len(labels), samples_per_client))
+    draw = partial(_of_all_classes, keyed.key(seed, "split.sampled"), len(labels), samples_per_client)
+    return LazyPartition(num_clients, draw)
+
+
+def _of_all_classes(k: int, total: int, count: int, client: int) -> Indices:
+    return distinct(keyed.extend(k, client), total, count)
 
 
 def sampled_classes(
@@ -121,7 +103,17 @@ def sampled_classes(
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     most = min(len(members), samples_per_client)
     if not 1 <= classes_per_client <= most:
-        raise UserError(
-            f"classes_per_client is {classes_per_client}; give 1 to {most} with these data and samples_per_client"
-        )
-    return LazyPartition(num_clients, _FewClasses(seed, members, classes_per_client, samples_per_client))
+        found = f"classes_per_client is {classes_per_client}"
+        raise UserError(f"{found}; give 1 to {most} with these data and samples_per_client")
+    k = keyed.key(seed, "split.sampled-classes")
+    return LazyPartition(num_clients, partial(_of_few_classes, k, members, classes_per_client, samples_per_client))
+
+
+def _of_few_classes(k: int, members: list[NDArray[np.intp]], classes: int, samples: int, client: int) -> Indices:
+    client_key = keyed.extend(k, client)
+    parts = []
+    for position, label in enumerate(keyed.permutation(client_key, len(members))[:classes].tolist()):
+        count = samples // classes + (position < samples % classes)  # the same of each where the class has enough
+        size = len(members[label])
+        parts.append(members[label][distinct(keyed.extend(client_key, ~label), size, min(count, size))])
+    return np.sort(np.concatenate(parts)).astype(np.int64)

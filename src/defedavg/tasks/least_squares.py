@@ -94,8 +94,16 @@ def least_squares(
     centres: ArrayLike | None = None,
 ) -> LeastSquares:
     """Return a task whose samples are c_i + noise * normal, c_i = heterogeneity * normal or the rows of ``centres``."""
+    counts = {"num_clients": num_clients, "dimension": dimension, "samples_per_client": samples_per_client}
+    for name, count in counts.items():
+        if count < 1:
+            raise UserError(f"{name} is {count}; use at least 1")
+    for name, scale in (("noise", noise), ("heterogeneity", heterogeneity)):
+        if not scale >= 0:
+            raise UserError(f"{name} is {scale}; use 0 or more")
     low, high = curvature
-    _check(num_clients, dimension, samples_per_client, noise, heterogeneity, low, high)
+    if not 0 < low <= high:
+        raise UserError(f"curvature is ({low}, {high}); give 0 < low <= high")
     # Keys are (client, sample, coordinate), so adding clients does not change the data of the others.
     clients, coordinates = np.arange(num_clients)[:, None], np.arange(dimension)
     if centres is None:
@@ -117,14 +125,3 @@ def least_squares(
     parts = tuple(np.arange(len(targets), dtype=np.int64).reshape(num_clients, samples_per_client))
     task = Task("least_squares", partial(Scale, dimension, start), squared_error, data, data, parts, None)
     return LeastSquares(task, d, z.mean(axis=1), z.var(axis=1))
-
-
-def _check(clients: int, dimension: int, samples: int, noise: float, spread: float, low: float, high: float) -> None:
-    for name, count in (("num_clients", clients), ("dimension", dimension), ("samples_per_client", samples)):
-        if count < 1:
-            raise UserError(f"{name} is {count}; use at least 1")
-    for name, scale in (("noise", noise), ("heterogeneity", spread)):
-        if not scale >= 0:
-            raise UserError(f"{name} is {scale}; use 0 or more")
-    if not 0 < low <= high:
-        raise UserError(f"curvature is ({low}, {high}); give 0 < low <= high")

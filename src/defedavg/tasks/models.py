@@ -8,6 +8,7 @@ model with ``seeded``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Final
 
@@ -26,25 +27,21 @@ WIDTH: Final = 64  # dimension of the transformer's tokens
 
 def cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
     """Build two 5x5 convolutions (32, 64 channels) with pooling, then 512 hidden units; for images (C, H, W)."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < MIN_SIDE:
+    _require_images("cnn", input_shape, MIN_SIDE)
+    pixels = prod(((side - 4) // 2 - 4) // 2 for side in input_shape[1:])
+    return nn.Sequential(
+        *(nn.Conv2d(input_shape[0], 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * pixels, 512), nn.ReLU(), nn.Linear(512, classes)),
+    )
+
+
+def _require_images(model: str, input_shape: Sequence[int], side: int) -> None:
+    if len(input_shape) != 3 or min(input_shape[1:]) < side:
         raise UserError(
-            f"the cnn needs inputs (channels, height, width) of at least {MIN_SIDE}x{MIN_SIDE} pixels, "
+            f"the {model} needs inputs (channels, height, width) of at least {side}x{side} pixels, "
             f"not {tuple(input_shape)}; use 'mlp' or 'softmax'"
         )
-    channels, height, width = input_shape
-    rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * rows * columns, 512),
-        nn.ReLU(),
-        nn.Linear(512, classes),
-    )
 
 
 def mlp(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -71,9 +68,8 @@ class Residual(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(GROUPS, outputs)
-            )
+            project = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(project, nn.GroupNorm(GROUPS, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images to images."""
@@ -82,21 +78,11 @@ class Residual(nn.Module):
 
 def resnet(input_shape: Sequence[int], classes: int) -> nn.Module:
     """Build eight layers: a 3x3 convolution, blocks of 16, 32 and 64 channels, a linear layer; for images (C, H, W)."""
-    if len(input_shape) != 3 or min(input_shape[1:]) < MIN_SIDE // 2:
-        raise UserError(
-            f"the resnet needs inputs (channels, height, width) of at least {MIN_SIDE // 2}x{MIN_SIDE // 2} pixels, "
-            f"not {tuple(input_shape)}; use 'mlp' or 'softmax'"
-        )
+    _require_images("resnet", input_shape, MIN_SIDE // 2)
     return nn.Sequential(
-        nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False),
-        nn.GroupNorm(GROUPS, 16),
-        nn.ReLU(),
-        Residual(16, 16, stride=1),
-        Residual(16, 32, stride=2),
-        Residual(32, 64, stride=2),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(64, classes),
+        *(nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False), nn.GroupNorm(GROUPS, 16), nn.ReLU()),
+        *(Residual(16, 16, stride=1), Residual(16, 32, stride=2), Residual(32, 64, stride=2)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes)),
     )
 
 
@@ -131,16 +117,11 @@ def transformer(input_shape: Sequence[int], classes: int) -> nn.Module:
             f"the transformer needs inputs (channels, height, width) that squares of 2 to {PATCH} pixels can tile, "
             f"not {tuple(input_shape)}; pad the images, or use 'mlp' or 'softmax'"
         )
-    blocks = [
-        nn.TransformerEncoderLayer(
-            WIDTH, 4, 2 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-        )
-        for _ in range(2)
-    ]
+    block = partial(nn.TransformerEncoderLayer, WIDTH, 4, 2 * WIDTH, dropout=0.0, activation="gelu")
+    blocks = [block(batch_first=True, norm_first=True) for _ in range(2)]
     channels, height, width = input_shape
-    return nn.Sequential(
-        Patches(channels, height, width, patch), *blocks, nn.LayerNorm(WIDTH), Mean(), nn.Linear(WIDTH, classes)
-    )
+    patches = Patches(channels, height, width, patch)
+    return nn.Sequential(patches, *blocks, nn.LayerNorm(WIDTH), Mean(), nn.Linear(WIDTH, classes))
 
 
 ModelBuilder = Callable[[Sequence[int], int], nn.Module]

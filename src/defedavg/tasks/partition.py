@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from inspect import Parameter, signature
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,10 @@ from numpy.typing import NDArray
 from .. import rng as keyed
 from ..errors import UserError, unknown
 from ..registry import Registry
-from .lazy_partition import sampled, sampled_classes
+from .lazy_partition import Labels, check_labels, sampled, sampled_classes
 from .task import Clients
 
 MAX_DRAWS: Final = 100
-
-Labels = NDArray[np.integer[Any]]
 
 
 def iid(labels: Labels, num_clients: int, seed: int) -> Clients:
@@ -57,10 +55,8 @@ def by_classes(labels: Labels, num_clients: int, seed: int, classes_per_client: 
         holders = [i for i, client_classes in enumerate(assigned) if c in client_classes]
         members = np.flatnonzero(labels == label)
         if len(members) < len(holders):
-            raise UserError(
-                f"class {label} has {len(members)} samples for {len(holders)} clients; "
-                "use fewer clients, or fewer classes per client"
-            )
+            found = f"class {label} has {len(members)} samples for {len(holders)} clients"
+            raise UserError(f"{found}; use fewer clients, or fewer classes per client")
         if holders:  # with few clients a class may have none, and its samples stay unused
             members = members[keyed.permutation(keyed.key(seed, "split.classes", c), len(members))]
             for i, part in zip(holders, np.array_split(members, len(holders)), strict=True):
@@ -105,10 +101,8 @@ def dirichlet(labels: Labels, num_clients: int, seed: int, alpha: float = 0.5) -
             owner[members[order]] = np.searchsorted(cuts[:-1], np.arange(len(members)), side="right")
         if len(np.unique(owner)) == num_clients:
             return tuple(np.flatnonzero(owner == i) for i in range(num_clients))
-    raise UserError(
-        f"{MAX_DRAWS} Dirichlet draws all left some of the {num_clients} clients empty; "
-        f"use fewer clients, or an alpha above {alpha}"
-    )
+    what = f"{MAX_DRAWS} Dirichlet draws all left some of the {num_clients} clients empty"
+    raise UserError(f"{what}; use fewer clients, or an alpha above {alpha}")
 
 
 def by_shards(labels: Labels, num_clients: int, seed: int, shards_per_client: int = 2) -> Clients:
@@ -127,12 +121,7 @@ def by_shards(labels: Labels, num_clients: int, seed: int, shards_per_client: in
     return _sorted(list(assigned.reshape(num_clients, shards_per_client * size)))
 
 
-OPTIONS: Final[dict[str, int | float]] = {
-    "classes_per_client": 2,
-    "alpha": 0.5,
-    "shards_per_client": 2,
-    "samples_per_client": 100,
-}
+OPTIONS: Final = {"classes_per_client": 2, "alpha": 0.5, "shards_per_client": 2, "samples_per_client": 100}
 """Settings of [task] that a partition can declare as parameters, with their defaults."""
 
 Partition = Callable[..., Clients]
@@ -145,12 +134,10 @@ def _check_signature(name: str, partition: Partition) -> None:
     parameters = list(signature(partition).parameters.values())
     if len(parameters) < 3:
         raise UserError(f"split {name!r} takes too few parameters; it receives (labels, num_clients, seed)")
-    for parameter in parameters[3:]:
-        if parameter.name not in OPTIONS and parameter.default is Parameter.empty:
-            raise UserError(
-                f"split {name!r} needs {parameter.name!r}, which is not a task setting; "
-                f"give it a default, or use {', '.join(OPTIONS)}"
-            )
+    for other in parameters[3:]:
+        if other.name not in OPTIONS and other.default is Parameter.empty:
+            remedy = f"give it a default, or use {', '.join(OPTIONS)}"
+            raise UserError(f"split {name!r} needs {other.name!r}, which is not a task setting; {remedy}")
 
 
 PARTITIONS: Registry[Partition] = Registry("split", "defedavg.partitions", _check_signature)
@@ -161,12 +148,8 @@ def register_partition(name: str, partition: Partition) -> Partition:
     return PARTITIONS.register(name, partition)
 
 
-register_partition("iid", iid)
-register_partition("classes", by_classes)
-register_partition("dirichlet", dirichlet)
-register_partition("shards", by_shards)
-register_partition("sampled", sampled)
-register_partition("sampled-classes", sampled_classes)
+for _partition in (iid, by_classes, dirichlet, by_shards, sampled, sampled_classes):
+    register_partition(_partition.__name__.removeprefix("by_").replace("_", "-"), _partition)
 
 
 def split(kind: str, labels: Labels, num_clients: int, seed: int, **options: int | float) -> Clients:
@@ -190,10 +173,7 @@ def class_counts(clients: Clients, labels: Labels, classes: int) -> NDArray[np.i
 
 
 def _check(labels: Labels, num_clients: int) -> None:
-    if labels.ndim != 1:
-        raise UserError(f"labels have shape {labels.shape}; pass one label per sample")
-    if num_clients < 1:
-        raise UserError(f"the number of clients is {num_clients}; use at least 1")
+    check_labels(labels, num_clients)
     if num_clients > len(labels):
         raise UserError(
             f"cannot split {len(labels)} samples among {num_clients} clients; "

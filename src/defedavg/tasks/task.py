@@ -39,10 +39,8 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return half the squared distance between output and target, for every sample."""
     # Without this check, (n, 1) and (n,) would broadcast to (n, n).
     if outputs.shape != targets.shape:
-        raise UserError(
-            f"squared_error needs equal shapes, not outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}; "
-            "reshape the targets"
-        )
+        shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+        raise UserError(f"squared_error needs equal shapes, not {shapes}; reshape the targets")
     return 0.5 * (outputs - targets).square().unsqueeze(-1).flatten(1).sum(1)
 
 
@@ -118,10 +116,8 @@ def _check_targets(which: str, targets: Tensor, classes: int) -> None:
     if not _is_integer(targets):
         raise UserError(f"the {which} targets are {targets.dtype}, not integers; pass class numbers, or classes=None")
     if len(targets) and not (int(targets.min()) >= 0 and int(targets.max()) < classes):
-        raise UserError(
-            f"the {which} targets go from {int(targets.min())} to {int(targets.max())}, outside 0..{classes - 1}; "
-            "renumber the classes, or pass classes=None"
-        )
+        found = f"the {which} targets go from {int(targets.min())} to {int(targets.max())}, outside 0..{classes - 1}"
+        raise UserError(f"{found}; renumber the classes, or pass classes=None")
 
 
 def _is_integer(values: Tensor) -> bool:
@@ -175,7 +171,7 @@ def _to_data(which: str, source: Data | Dataset[Any] | tuple[Any, Any], keep_dty
     else:
         raise UserError(f"{which} is {type(source).__name__}; pass a pair (inputs, targets) or a map-style Dataset")
     if not keep_dtype:
-        inputs, targets = _to_single(inputs), _to_single(targets)
+        inputs, targets = (part.float() if part.dtype == torch.float64 else part for part in (inputs, targets))
     if _is_integer(targets) or targets.dtype == torch.bool:
         targets = targets.long()  # the only integer type that torch's cross-entropy accepts
     return Data(inputs, targets)
@@ -201,10 +197,6 @@ def _to_tensor(which: str, values: Any) -> Tensor:
         return torch.from_numpy(np.array(values))
     except (TypeError, ValueError):
         raise UserError(f"{which} holds values that are not numbers of one shape; pass tensors or arrays") from None
-
-
-def _to_single(values: Tensor) -> Tensor:
-    return values.float() if values.dtype == torch.float64 else values
 
 
 def _to_indices(client: int, part: Any) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from defedavg.cli import main as cli
@@ -24,9 +25,9 @@ from defedavg.tasks.datasets import download as fetch
 from defedavg.tasks.datasets.catalog import load_pixels
 from defedavg.tasks.datasets.cifar10 import CIFAR10
 from defedavg.tasks.datasets.dataset import DataSet, Download, PublishedFile
+from defedavg.tasks.datasets.dataset_files import md5
 from defedavg.tasks.datasets.download import unpack
 from defedavg.tasks.datasets.fashionmnist import FASHIONMNIST
-from defedavg.tasks.datasets.file_checks import md5
 from helpers.command_line import call
 from helpers.data_files import write_cifar, write_fashion
 from helpers.user_errors import line_of
@@ -263,12 +264,11 @@ def test_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None
 
 
 def test_two_processes_do_not_download_the_same_file(server: Server, tmp_path: Path) -> None:
-    fcntl = pytest.importorskip("fcntl")
     (tmp_path / "own").mkdir()
-    with (tmp_path / "own/one.gz.part").open("wb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with FileLock(tmp_path / "own/one.gz.part.lock"):
         assert "is being downloaded by another process" in line_of(lambda: get(server, tmp_path))
     get(server, tmp_path)
+    assert names(tmp_path) == ["one.gz"]
 
 
 def test_unknown_names_and_addresses(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ from defedavg.tasks import DATASETS, data_dir, load, set_data_dir
 from defedavg.tasks.datasets.catalog import Loaded, find, load_pixels
 from defedavg.tasks.datasets.cifar10 import CIFAR10, read_binary, read_pickled
 from defedavg.tasks.datasets.dataset import PublishedFile
+from defedavg.tasks.datasets.dataset_files import intact, locate, md5
 from defedavg.tasks.datasets.fashionmnist import FASHIONMNIST, read_idx
-from defedavg.tasks.datasets.file_checks import intact, md5
-from defedavg.tasks.datasets.locations import locate
 from helpers.data_files import binary_batch, idx, python2_batch, python3_batch, write_cifar, write_fashion
 from helpers.user_errors import line_of
 

@@ -6,11 +6,14 @@ Hugging Face's ``datasets``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ...errors import UserError, unknown
 from .. import models
@@ -19,16 +22,20 @@ from ..task import Data, Task, cross_entropy
 from . import hub
 from .cifar10 import CIFAR10
 from .dataset import DATASETS, DataSet, register_dataset
+from .dataset_files import data_dir, how_to_get, locate
 from .fashionmnist import FASHIONMNIST
-from .locations import data_dir, how_to_get, locate
 from .mnist5k import MNIST5K
-from .normalise import NORMALISERS
 
 for _dataset in (MNIST5K, FASHIONMNIST, CIFAR10):
     register_dataset(_dataset)
 
 Loaded = tuple[Data, Data, int]
 """Training data, test data, and the number of classes."""
+
+Scaling = Callable[[Tensor], Tensor]
+
+CHUNK: Final = 256
+"""Images at a time, so that large sets of bytes are never held whole in a wider type."""
 
 
 def load_pixels(name: str) -> Loaded:
@@ -72,23 +79,15 @@ def dataset_rows() -> list[dict[str, Any]]:
 
 
 def _row(dataset: DataSet) -> dict[str, Any]:
-    folder, problem = None, None
+    row: dict[str, Any] = {"name": dataset.name, "image": list(dataset.image)}
+    row |= {"train": dataset.train_samples, "test": dataset.test_samples, "folder": None, "problem": None}
     try:
         folder = find(dataset.name)
+        row["folder"] = None if folder is None else str(folder)
     except UserError as error:
-        problem = str(error)
-    return {
-        "name": dataset.name,
-        "image": list(dataset.image),
-        "train": dataset.train_samples,
-        "test": dataset.test_samples,
-        "folder": None if folder is None else str(folder),
-        "problem": problem,
-        "get": how_to_get(dataset),
-        "classes": dataset.classes,
-        "summary": dataset.summary,
-        "credit": dataset.credit,
-    }
+        row["problem"] = str(error)
+    row["get"] = how_to_get(dataset)
+    return row | {word: getattr(dataset, word) for word in ("classes", "summary", "credit")}
 
 
 def classification_task(
@@ -108,3 +107,46 @@ def classification_task(
         builder()
     clients = split(split_kind, train.targets.numpy(), num_clients, seed, **split_options)
     return Task(f"{data}/{model}/{split_kind}", builder, cross_entropy, train, test, clients, classes)
+
+
+# Normalisation.
+
+
+def _standard(train: Tensor) -> Scaling:
+    if train.dtype == torch.uint8:
+        return partial(_look_up, _standard_table(train))
+    others = [d for d in range(train.ndim) if d != 1]
+    std, mean = torch.std_mean(train.double(), dim=others, correction=0, keepdim=True)
+    return lambda values: ((values - mean) / torch.where(std > 0, std, 1.0)).float()
+
+
+def _standard_table(train: Tensor) -> Tensor:
+    """Return the normalised value of every byte, per channel; counting bytes gives exact mean and deviation."""
+    counts = torch.zeros(train.shape[1], 256, dtype=torch.int64)
+    for start in range(0, len(train), CHUNK):
+        for channel, channel_counts in enumerate(counts):
+            channel_counts += torch.bincount(train[start : start + CHUNK, channel].flatten(), minlength=256)
+    values = torch.arange(256)
+    number, total, squares = (int(counts[0].sum()), (counts * values).sum(1), (counts * values.square()).sum(1))
+    mean = total.double() / number
+    variance = [(number * int(q) - int(t) ** 2) / number**2 for t, q in zip(total, squares, strict=True)]
+    std = torch.tensor(variance, dtype=torch.float64).sqrt()
+    return ((values.double() - mean[:, None]) / torch.where(std > 0, std, 1.0)[:, None]).float()
+
+
+def _look_up(table: Tensor, pixels: Tensor) -> Tensor:
+    """Return ``table[channel, pixel]`` for every pixel."""
+    scaled = np.empty(tuple(pixels.shape), np.float32)
+    source, rows = pixels.numpy(), table.numpy()
+    for start in range(0, len(source), CHUNK):
+        chunk = slice(start, start + CHUNK)
+        for channel, row in enumerate(rows):
+            scaled[chunk, channel] = row.take(source[chunk, channel], mode="clip")  # unchecked: a byte is below 256
+    return torch.from_numpy(scaled)
+
+
+NORMALISERS: Final[dict[str, Callable[[Tensor], Scaling]]] = {
+    "standard": _standard,
+    "unit": lambda _: lambda values: values / 255,
+}
+"""By name: training inputs -> the function that scales any inputs."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import pickle_reader
 from .dataset import DataSet, Download, Part, PublishedFile
-from .file_checks import MAX_IMAGES, check_classes, check_published, damaged, reading
+from .dataset_files import MAX_IMAGES, check_classes, check_published, damaged, reading
 
 _SHAPE: Final = (3, 32, 32)
 _PIXELS: Final = prod(_SHAPE)
@@ -77,8 +77,8 @@ def _batch(value: object) -> Part:
         raise pickle_reader.UnreadablePickleError(f"it has {len(labels):,} labels for {len(inputs):,} images")
     for position, label in enumerate(labels):
         if not 0 <= label < CIFAR10.classes:
-            shown = f"label {position} is {str(label)[:20]}, outside 0..{CIFAR10.classes - 1}"
-            raise pickle_reader.UnreadablePickleError(shown)
+            outside = f"outside 0..{CIFAR10.classes - 1}"
+            raise pickle_reader.UnreadablePickleError(f"label {position} is {str(label)[:20]}, {outside}")
     return inputs, np.array(labels, np.int64)
 
 
@@ -116,12 +116,7 @@ CIFAR10 = DataSet(
     test_samples=10_000,
     classes=10,
     read=_read,
-    layouts=(
-        ("cifar-10-batches-bin", _BINARY),
-        ("", _BINARY),
-        ("cifar-10-batches-py", _PICKLED),
-        ("", _PICKLED),
-    ),
+    layouts=(("cifar-10-batches-bin", _BINARY), ("", _BINARY), ("cifar-10-batches-py", _PICKLED), ("", _PICKLED)),
     published=_PUBLISHED,
     download=Download(
         folder="cifar-10-batches-bin",

@@ -13,16 +13,17 @@ import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from typing import Final
 
+from filelock import FileLock, Timeout
+
 from ...errors import UserError
 from ...fileio import write_whole, writing
-from .dataset import DATASETS, DataSet, PublishedFile
-from .file_checks import DECOMPRESSION_ERRORS, intact, md5
-from .locations import locate
+from .dataset import DATASETS, DataSet, Download, PublishedFile
+from .dataset_files import DECOMPRESSION_ERRORS, intact, locate, md5
 
 Stream = BufferedReader | BufferedRandom
 ProgressCallback = Callable[[str, int, int], None]
@@ -37,12 +38,8 @@ class _MirrorError(Exception):
     """A mirror did not deliver a file; the message says why."""
 
 
-def _no_progress(name: str, received: int, size: int) -> None:
-    pass
-
-
 def fetch(
-    dataset: str | DataSet, root: Path, *, url: str | None = None, watch: ProgressCallback = _no_progress
+    dataset: str | DataSet, root: Path, *, url: str | None = None, watch: ProgressCallback = lambda *_: None
 ) -> Path:
     """Download a data set into the data folder and return its own folder there; leave one alone that is complete.
 
@@ -56,7 +53,7 @@ def fetch(
         raise UserError(f"the data set {dataset.name!r} {source}; there is nothing to fetch")
     if url is not None and not url.startswith(("http://", "https://", "file://")):
         raise UserError(f"--url {url!r} is not an address; write it as https://…")
-    complete = _complete_folder(dataset, root)
+    complete = _complete_folder(dataset, download, root)
     if complete is not None:
         return complete
     folder = root / download.folder
@@ -73,17 +70,13 @@ def fetch(
     return folder
 
 
-def _complete_folder(dataset: DataSet, root: Path) -> Path | None:
+def _complete_folder(dataset: DataSet, download: Download, root: Path) -> Path | None:
     """Return the folder that has all published files already."""
-    try:
+    with suppress(UserError):
         found = locate(dataset, root)
-    except UserError:
-        found = ()
-    if found and intact(dataset, found):
-        return found[0].parent
-    assert dataset.download is not None
-    folder = root / dataset.download.folder
-    members = dataset.download.members
+        if found and intact(dataset, found):
+            return found[0].parent
+    folder, members = root / download.folder, download.members
     return folder if members and all(_matches(folder / member.name, member) for member in members) else None
 
 
@@ -114,28 +107,32 @@ def _matches(path: Path, file: PublishedFile) -> bool:
 
 def _download(file: PublishedFile, urls: list[str], folder: Path, watch: ProgressCallback) -> None:
     """Download a file from the first mirror that delivers it."""
-    path = folder / file.name
-    if _matches(path, file):
-        return
-    part = folder / f"{file.name}.part"
-    with _saving(part):
-        with _locked(part) as stream:
-            # A complete file is never written to again: another process may be renaming it at this moment.
+    path, part = folder / file.name, folder / f"{file.name}.part"
+    with _locked(part):
+        if _matches(path, file):
+            return
+        part.touch()
+        with part.open("r+b") as stream:
             if not _whole(stream, file):
                 _from_any(file, urls, stream, watch)
             stream.flush()
             os.fsync(stream.fileno())
-        try:
-            part.replace(path)
-        except FileNotFoundError:  # renamed by another process
-            if not _matches(path, file):
-                raise
+        part.replace(path)
 
 
 @contextmanager
-def _saving(part: Path) -> Iterator[None]:
+def _locked(part: Path) -> Iterator[None]:
+    """Reserve an unfinished file for this process; turn a failure to write it into one line."""
+    lock = part.with_name(f"{part.name}.lock")
     try:
-        yield
+        with FileLock(lock, timeout=0):
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # Windows removes it when it is unlocked
+                    lock.unlink()
+    except Timeout:
+        raise UserError(f"{part} is being downloaded by another process; wait for it, or stop it") from None
     except OSError as error:
         raise UserError(
             f"{part} cannot be written: {error.strerror or error}; "
@@ -143,50 +140,32 @@ def _saving(part: Path) -> Iterator[None]:
         ) from None
 
 
-@contextmanager
-def _locked(part: Path) -> Iterator[Stream]:
-    """Open the unfinished file for this process alone, where the system can lock files."""
-    part.touch()
-    with part.open("r+b") as stream:
-        try:
-            import fcntl
-
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # no such locks on this system; the checksum still protects
-        except BlockingIOError:
-            raise UserError(f"{part} is being downloaded by another process; wait for it, or stop it") from None
-        yield stream
-
-
 def _from_any(file: PublishedFile, urls: list[str], stream: Stream, watch: ProgressCallback) -> None:
-    failures: dict[str, None] = {}
+    failures: list[str] = []
     for url in urls:
         try:
             if _receive(file, url, stream, watch) and not _whole(stream, file):
                 _cut(stream, 0)  # the part belonged to another file: download all of it
                 _receive(file, url, stream, watch)
         except _MirrorError as failure:
-            failures[str(failure)] = None
+            failures.append(str(failure))
             continue
         if _whole(stream, file):
             return
         wrong = f"{url} has the MD5 {_digest(stream)}, not the published {file.md5}; try another mirror with --url"
-        failures[wrong] = None
+        failures.append(wrong)
         _cut(stream, 0)
-    raise UserError(" | ".join(failures))
+    raise UserError(" | ".join(dict.fromkeys(failures)))
 
 
 def _receive(file: PublishedFile, url: str, stream: Stream, watch: ProgressCallback) -> bool:
     """Receive what is missing, or everything if the server cannot resume; return whether it resumed."""
     have = stream.seek(0, os.SEEK_END)
     have = have if have < file.size else 0
-    # The scheme was checked: only http, https and file are accepted.
-    request = urllib.request.Request(  # noqa: S310
-        url, headers={"User-Agent": "defedavg", "Accept-Encoding": "identity"}
-    )
+    headers = {"User-Agent": "defedavg", "Accept-Encoding": "identity"}
     if have:
-        request.add_header("Range", f"bytes={have}-")
+        headers["Range"] = f"bytes={have}-"
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 (the scheme was checked: http, https or file)
     with _network(url):
         response = urllib.request.urlopen(request, timeout=TIMEOUT)  # noqa: S310 (the scheme was checked)
     with closing(response):
@@ -196,18 +175,16 @@ def _receive(file: PublishedFile, url: str, stream: Stream, watch: ProgressCallb
             raise _MirrorError(f"{url} did not send the requested part; try another mirror with --url")
         length = response.headers.get("Content-Length", "")
         if length.isdecimal() and have + int(length) != file.size:
-            raise _MirrorError(
-                f"{url} has {have + int(length):,} bytes, not the published {file.size:,}; use another --url"
-            )
+            found = f"{have + int(length):,} bytes"
+            raise _MirrorError(f"{url} has {found}, not the published {file.size:,}; use another --url")
         _cut(stream, have)
         watch(file.name, have, file.size)
         while block := _block(url, response):
             have += len(block)
             if have > file.size:
                 _cut(stream, 0)
-                raise _MirrorError(
-                    f"{url} has more than the published {file.size:,} bytes; try another mirror with --url"
-                )
+                found = f"more than the published {file.size:,} bytes"
+                raise _MirrorError(f"{url} has {found}; try another mirror with --url")
             stream.write(block)
             watch(file.name, have, file.size)
     if have < file.size:

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from .dataset import DataSet, Download, Part, PublishedFile
-from .file_checks import MAX_IMAGES, Pixels, check_classes, check_published, damaged, open_file, reading
+from .dataset_files import MAX_IMAGES, Pixels, check_classes, check_published, damaged, open_file, reading
 
 _NAMES: Final = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 _FILES: Final = tuple((name, f"{name}.gz") for name in _NAMES)

@@ -75,32 +75,26 @@ def _column(name: str, part: Any, what: str, candidates: tuple[str, ...]) -> str
     for column in candidates:
         if column in part.column_names:
             return column
-    raise UserError(
-        f"{PREFIX}{name} has the columns {_listed(part.column_names)}; the {what} must be in {' or '.join(candidates)}"
-    )
+    found = f"{PREFIX}{name} has the columns {_listed(part.column_names)}"
+    raise UserError(f"{found}; the {what} must be in {' or '.join(candidates)}")
 
 
-def _data(name: str, part: Any, image: str, label: str) -> Data:
+def _data(name: str, part: Any, image_column: str, label: str) -> Data:
     try:
-        read = [_pixels(value) for value in part[image]]
+        read = [_pixels(value) for value in part[image_column]]
         targets = np.array(list(part[label]))
     except Exception as error:  # whatever the package raises when it decodes
         raise UserError(f"{PREFIX}{name} cannot be decoded: {first_line(error)[:300]}") from None
-    images = _stacked(name, read)
-    if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer) or targets.min() < 0:
-        raise UserError(f"{PREFIX}{name} has labels in {label} that are not class numbers 0, 1, …; renumber them")
-    return Data(torch.from_numpy(images), torch.from_numpy(targets.astype(np.int64)))
-
-
-def _stacked(name: str, read: list[NDArray[np.uint8] | None]) -> NDArray[np.uint8]:
-    """Return images as one array; grey ones get the channels of the others."""
-    images = [one for one in read if one is not None]
+    images = [image for image in read if image is not None]
     if len(images) < len(read):
         raise UserError(f"{PREFIX}{name} has images that are not 8-bit grey or colour; convert them, and use make_task")
-    if len({one.shape[1:] for one in images}) > 1:
+    if len({image.shape[1:] for image in images}) > 1:
         raise UserError(f"{PREFIX}{name} has images of several sizes; resize them to one, and use make_task")
-    channels = max(len(one) for one in images)
-    return np.stack([one if len(one) == channels else one.repeat(channels, 0) for one in images])
+    channels = max(map(len, images))  # grey images get the channels of the others
+    inputs = np.stack([image if len(image) == channels else image.repeat(channels, 0) for image in images])
+    if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer) or targets.min() < 0:
+        raise UserError(f"{PREFIX}{name} has labels in {label} that are not class numbers 0, 1, …; renumber them")
+    return Data(torch.from_numpy(inputs), torch.from_numpy(targets.astype(np.int64)))
 
 
 def _pixels(value: Any) -> NDArray[np.uint8] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,21 +28,16 @@ class _Name:
 
 
 @dataclass(slots=True)
-class _DType:
-    """A NumPy data type, by its code."""
+class _Made:
+    """An array or a data type that unpickling would make: from which arguments, and with which state."""
 
-    code: object
-
-
-@dataclass(slots=True)
-class PickledArray:
-    """A NumPy array as a pickle holds it: (version, shape, type, column order, bytes)."""
-
-    state: object = None
+    maker: str
+    arguments: tuple[Any, ...]
+    state: Any = None
 
 
-_MAKERS: Final = {"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"}
-_NAMES: Final = {*_MAKERS, "numpy.ndarray", "numpy.dtype"}
+_ARRAY: Final = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
+_DTYPE: Final = "numpy.dtype"
 _VALUES: Final = {
     "INT", "BININT", "BININT1", "BININT2", "LONG1", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE",
     "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES",
@@ -50,11 +46,8 @@ _CONSTANTS: Final[dict[str, Callable[[], object]]] = {
     "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
     "EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple,
 }  # fmt: skip
-_PUTS: Final = {"PUT", "BINPUT", "LONG_BINPUT"}
-_GETS: Final = {"GET", "BINGET", "LONG_BINGET"}
-_MEMO_OPCODES: Final = {*_PUTS, *_GETS, "MEMOIZE"}
-_SINGLE_ITEMS: Final = {"APPEND": 1, "SETITEM": 2}
-_SHORT_TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_FROM_MARK: Final = ("TUPLE", "LIST", "APPENDS", "SETITEMS", "DICT")
+_FROM_TOP: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}  # opcode -> number of values
 
 
 def read(data: bytes) -> object:
@@ -72,8 +65,6 @@ def read(data: bytes) -> object:
 
 
 class _Reader:
-    """The stack on which a pickle builds its value."""
-
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # the stacks below the marks
@@ -81,118 +72,82 @@ class _Reader:
 
     def execute(self, name: str, argument: Any) -> None:
         """Interpret one opcode."""
-        stack = self.stack
         if name in _VALUES:
-            stack.append(argument)
+            self.stack.append(argument)
         elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name]())
-        elif name in _MEMO_OPCODES:
-            self._memo(name, argument)
+            self.stack.append(_CONSTANTS[name]())
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            self.stack.append(self.memo[argument])
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self.stack[-1]
         elif name == "MARK":
-            self.below.append(stack)
+            self.below.append(self.stack)
             self.stack = []
-        elif name in _SHORT_TUPLES:
-            values = [stack.pop() for _ in range(_SHORT_TUPLES[name])]
-            stack.append(tuple(reversed(values)))
-        elif name in ("TUPLE", "LIST", "APPENDS", "SETITEMS", "DICT"):
-            self._collect(name, self._unmark())
-        elif name in _SINGLE_ITEMS:
-            items = [stack.pop() for _ in range(_SINGLE_ITEMS[name])]
-            self._collect(f"{name}S", items[::-1])
+        elif name in _FROM_MARK:
+            values, self.stack = self.stack, self.below.pop()
+            self._collect(name, values)
+        elif name in _FROM_TOP:
+            values = [self.stack.pop() for _ in range(_FROM_TOP[name])]
+            self._collect(name, values[::-1])
         elif name in ("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"):
             self._object(name, argument)
         elif name not in ("PROTO", "FRAME"):
-            raise UnreadablePickleError(f"it holds more than numbers and text ({name})")
-
-    def _memo(self, name: str, argument: Any) -> None:
-        if name in _GETS:
-            self.stack.append(self.memo[argument])
-        else:
-            self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self.stack[-1]
-
-    def _object(self, name: str, argument: Any) -> None:
-        """Recognise the parts of a NumPy array; refuse every other object."""
-        stack = self.stack
-        if name == "GLOBAL":
-            stack.append(_known(argument.replace(" ", ".", 1)))
-        elif name == "STACK_GLOBAL":
-            last, first = stack.pop(), stack.pop()
-            stack.append(_known(f"{first}.{last}" if isinstance(first, str) and isinstance(last, str) else "?"))
-        elif name == "REDUCE":
-            arguments, called = stack.pop(), stack.pop()
-            stack.append(_recognise(called, arguments))
-        else:
-            self._build(stack.pop())
-
-    def _unmark(self) -> list[Any]:
-        values, self.stack = self.stack, self.below.pop()
-        return values
+            raise _more(name)
 
     def _collect(self, name: str, values: list[Any]) -> None:
         """Make a container of values, or add them to the container on top of the stack."""
-        if name in ("TUPLE", "LIST"):
-            self.stack.append(tuple(values) if name == "TUPLE" else values)
+        if name == "LIST" or name.startswith("TUPLE"):
+            self.stack.append(values if name == "LIST" else tuple(values))
             return
         if name == "DICT":
             self.stack.append({})
-        container = self.stack[-1]
-        if name == "APPENDS" and type(container) is list:
+        container: Any = self.stack[-1]
+        if name.startswith("APPEND") and type(container) is list:
             container.extend(values)
-        elif name != "APPENDS" and type(container) is dict:
-            for key, value in zip(values[::2], values[1::2], strict=True):
-                if not isinstance(key, str | bytes):
-                    raise UnreadablePickleError("it has keys that are not text")
-                container[key] = value
-        else:
+            return
+        if name.startswith("APPEND") or type(container) is not dict:
             raise TypeError(name)
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            if not isinstance(key, str | bytes):
+                raise UnreadablePickleError("it has keys that are not text")
+            container[key] = value
 
-    def _build(self, state: object) -> None:
-        made = self.stack[-1]
-        if isinstance(made, PickledArray):
-            made.state = state
-        elif not isinstance(made, _DType):  # its state is the byte order, which does not matter for bytes
-            raise UnreadablePickleError("it holds more than numbers and text (BUILD)")
+    def _object(self, name: str, argument: Any) -> None:
+        """Recognise the parts of a NumPy array; refuse every other object."""
+        top: Any = self.stack.pop() if name != "GLOBAL" else None
+        if name == "BUILD":
+            if not isinstance(self.stack[-1], _Made):
+                raise _more(name)
+            self.stack[-1].state = top
+        elif name == "REDUCE":
+            called = self.stack.pop()
+            if not isinstance(called, _Name) or called.text not in (*_ARRAY, _DTYPE) or not isinstance(top, tuple):
+                raise _more(name)
+            self.stack.append(_Made(called.text, top))
+        else:
+            text = ".".join([self.stack.pop(), top]) if name == "STACK_GLOBAL" else argument.replace(" ", ".", 1)
+            if text not in (*_ARRAY, _DTYPE, "numpy.ndarray"):
+                raise UnreadablePickleError(f"it asks to run {text[:60]!r}, which was refused")
+            self.stack.append(_Name(text))
 
 
-def _known(text: str) -> _Name:
-    if text not in _NAMES:
-        raise UnreadablePickleError(f"it asks to run {text[:60]!r}, which was refused")
-    return _Name(text)
-
-
-def _recognise(called: object, arguments: object) -> PickledArray | _DType:
-    if isinstance(called, _Name) and isinstance(arguments, tuple):
-        if called.text in _MAKERS:
-            return PickledArray()
-        if called.text == "numpy.dtype" and arguments:
-            return _DType(arguments[0])
-    raise UnreadablePickleError("it holds more than numbers and text (REDUCE)")
+def _more(opcode: str) -> UnreadablePickleError:
+    return UnreadablePickleError(f"it holds more than numbers and text ({opcode})")
 
 
 def rows_of_bytes(value: object, width: int) -> NDArray[np.uint8]:
     """Return the rows of a pickled array of bytes."""
-    if not isinstance(value, PickledArray) or not isinstance(value.state, tuple) or len(value.state) != 5:
+    if not isinstance(value, _Made) or type(value.state) is not tuple or len(value.state) != 5:
         raise UnreadablePickleError("its pixels are not an array")
     _, shape, kind, by_column, content = value.state
-    if not isinstance(kind, _DType) or kind.code not in ("u1", "|u1", b"u1", b"|u1"):
+    if getattr(kind, "arguments", ())[:1] not in (("u1",), ("|u1",), (b"u1",), (b"|u1",)):
         raise UnreadablePickleError("its pixels are not bytes")
-    rows, data = _row_count(shape, width), _to_bytes(content)
-    if data is None or len(data) != rows * width:
-        raise UnreadablePickleError(f"its pixels are not {rows} rows of {width} bytes")
-    flat = np.frombuffer(data, dtype=np.uint8)
-    return flat.reshape(width, rows).T if by_column is True else flat.reshape(rows, width)
-
-
-def _row_count(shape: object, width: int) -> int:
-    if type(shape) is tuple and len(shape) == 2 and type(shape[0]) is int and shape[0] > 0 and shape[1] == width:
-        return shape[0]
-    raise UnreadablePickleError(f"its pixels are not rows of {width} bytes")
-
-
-def _to_bytes(content: object) -> bytes | None:
+    if type(shape) is not tuple or shape[1:] != (width,) or type(shape[0]) is not int or shape[0] < 1:
+        raise UnreadablePickleError(f"its pixels are not rows of {width} bytes")
     if isinstance(content, str):  # Python 2 wrote bytes as text
-        try:
-            return content.encode("latin-1")
-        except UnicodeEncodeError:
-            return None
-    return content if isinstance(content, bytes) else None
+        with suppress(UnicodeEncodeError):
+            content = content.encode("latin-1")
+    if not isinstance(content, bytes) or len(content) != shape[0] * width:
+        raise UnreadablePickleError(f"its pixels are not {shape[0]} rows of {width} bytes")
+    flat = np.frombuffer(content, dtype=np.uint8)
+    return flat.reshape(width, shape[0]).T if by_column is True else flat.reshape(shape[0], width)
