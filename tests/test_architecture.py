@@ -109,7 +109,11 @@ def test_planning_needs_numpy_only(module: str) -> None:
 @pytest.mark.parametrize("module", in_area("training", "tasks"), ids=name_of)
 def test_computing_needs_torch_and_numpy_only(module: str) -> None:
     # Triton comes with PyTorch on CUDA machines; datasets is an extra that one module imports where it is used.
-    extra = {"training.kernels.triton_kernels": {"triton"}, "tasks.datasets.hub": {"datasets"}}
+    extra = {
+        "training.kernels.triton_kernels": {"triton"},
+        "training.memory": {"psutil"},
+        "tasks.datasets.hub": {"datasets"},
+    }
     assert packages_of(module) <= {"numpy", "torch"} | extra.get(module, set())
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -39,19 +40,12 @@ def free(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    lines = _read("/proc/meminfo").splitlines()
-    limits = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        limits.append(max(0, int(limit) - int(used)))
-    return min(limits, default=4 << 30)
-
-
-def _read(path: str) -> str:
+    available = int(psutil.virtual_memory().available)
     try:
-        return Path(path).read_text(encoding="ascii")
-    except OSError:
-        return ""
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii") for name in ("max", "current"))
+        return max(0, min(available, int(limit) - int(used)))
+    except (OSError, ValueError):  # not in a container, or in one without a limit
+        return available
 
 
 @dataclass(frozen=True, slots=True)

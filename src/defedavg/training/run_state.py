@@ -7,7 +7,7 @@ and contains those that would not be bit-identical if they were trained again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -16,21 +16,14 @@ from ..algorithms.protocol import Update
 from ..errors import UserError
 from ..planning.records import Record, Round
 from .batched import BatchedRun
-from .eval_schedule import EvalCounters, EvalSchedule
+from .evaluation import EvalCounters, EvalSchedule
 from .reference import Reference
 from .stopping import Evaluation, RunProgress
 from .trainer import Trainer
 
 VERSION, UPDATE = "version", "update"
-COUNTER_KEYS = {
-    "staleness": "staleness",
-    "updates": "updates",
-    "consecutive_hits": "hits",
-    "hits_since": "since",
-    "newest": "newest",
-    "evaluated": "measured",
-    "wall_seconds": "wall_seconds",
-}
+RENAMED = {"consecutive_hits": "hits", "hits_since": "since", "evaluated": "measured"}
+COUNTER_KEYS = {each.name: RENAMED.get(each.name, each.name) for each in fields(EvalCounters)}
 """Field of ``EvalCounters`` -> its key in the ``tally`` of a checkpoint, which is a file format."""
 
 
@@ -130,8 +123,8 @@ class RunState:
 def _counters(stored: Mapping[str, Any]) -> EvalCounters:
     if set(stored) != set(COUNTER_KEYS.values()):
         raise ValueError("wrong fields")
-    fields = {name: stored[key] for name, key in COUNTER_KEYS.items()}
+    counters = {name: stored[key] for name, key in COUNTER_KEYS.items()}
     for name in ("newest", "evaluated"):
-        number, seconds = fields[name]
-        fields[name] = (int(number), float(seconds))
-    return EvalCounters(**fields)
+        number, seconds = counters[name]
+        counters[name] = (int(number), float(seconds))
+    return EvalCounters(**counters)

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..tasks import Data, Task
-from .device_minibatches import DeviceMinibatches, host_minibatches
 from .kernels.cuda_graph import StepGraph
 from .kernels.plain import CpuLayerKernels, LayerKernels
-from .local_training import TrainingJob
+from .local_training import DeviceMinibatches, TrainingJob, host_minibatches
 from .memory import JobMemory, allowed, step_bytes
 from .module_state import same_constants
 from .precision import DEFAULT, check_precision
@@ -55,9 +54,7 @@ class Trainer:
             max_batch_jobs = DEFAULT_MAX_BATCH_JOBS[task.train.inputs.device.type]
         if max_batch_jobs < 1:
             raise UserError(f"max_batch_jobs is {max_batch_jobs}; it must be at least 1")
-        self._task = task
-        self._module = module
-        self._data = task.train
+        self._task, self._module = task, module
         self._shapes = [(name, p.shape, p.numel()) for name, p in module.named_parameters()]
         self._trainable = [name for name, p in module.named_parameters() if p.requires_grad]
         self._device = task.train.inputs.device
@@ -90,9 +87,8 @@ class Trainer:
         """Run one step on copies of the weights."""
         vector = torch.cat([p.detach().reshape(1, -1) for p in self._module.parameters()], dim=1)
         zeros = torch.zeros((clients, batch_size), dtype=torch.int64, device=self._device)
-        self.step(
-            self.split(vector.expand(clients, -1)), zeros, torch.ones_like(vector[0, :1]).expand(clients), zeros[:, 0]
-        )
+        rates = torch.ones_like(vector[0, :1]).expand(clients)
+        self.step(self.split(vector.expand(clients, -1)), zeros, rates, zeros[:, 0])
 
     def accepts(self, module: nn.Module) -> bool:
         """Return whether a model has the same parameters and constants as the one of this trainer."""
@@ -107,15 +103,14 @@ class Trainer:
             try:
                 deltas.extend(self._train(batch))
                 continue
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not _out_of_memory(error):
+            except RuntimeError as error:
+                if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
                     raise
             # Outside the handler, because the error keeps the tensors of its frames alive.
             self._shrink(len(batch))
         return deltas
 
     def _shrink(self, tried: int) -> None:
-        """Halve the number of jobs in a batch from now on."""
         if min(self.max_batch_jobs, tried) == 1:
             raise UserError("there is not enough memory to train even one client; use a smaller model or batch_size")
         self.max_batch_jobs = min(self.max_batch_jobs, tried) // 2
@@ -129,10 +124,8 @@ class Trainer:
         order = sorted(range(len(jobs)), key=lambda i: -jobs[i].update.steps)  # jobs with fewer steps end first
         ordered = [jobs[i] for i in order]
         deltas = self._train_on_device(ordered) if self.asynchronous else self._train_in_threads(ordered)
-        by_job: list[Tensor] = [deltas[0]] * len(jobs)
-        for i, delta in zip(order, deltas, strict=True):
-            by_job[i] = delta
-        return by_job
+        by_job = dict(zip(order, deltas, strict=True))
+        return [by_job[i] for i in range(len(jobs))]
 
     def _train_in_threads(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         """Train groups of jobs, one thread for each core: no product is large enough for several threads."""
@@ -189,9 +182,8 @@ class Trainer:
     def _train_on_device(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
         size, longest = jobs[0].local_training.batch_size, jobs[0].update.steps
-        steps, keys = self._minibatches.send(
-            [[job.update.steps, signed(job.local_training.layer_key(job.update))] for job in jobs]
-        ).unbind(1)
+        rows = [[job.update.steps, signed(job.local_training.layer_key(job.update))] for job in jobs]
+        steps, keys = self._minibatches.send(rows).unbind(1)
         rates = self._minibatches.send([job.local_training.local_lr for job in jobs], starts.dtype)
         samples = self._minibatches.draw(jobs, longest)
         graph = self._graph(len(jobs), size, longest, starts[:1])
@@ -212,12 +204,12 @@ class Trainer:
         """Do one SGD step for every client, in place: (C, …) weights, (C, B) samples, (C,) rates and keys."""
         clients, size = samples.shape
         flat = samples.reshape(-1)
-        targets = self._data.targets[flat]
+        targets = self._task.train.targets[flat]
 
         def loss(outputs: Tensor) -> Tensor:
             return sample_losses(self._task, outputs, targets).view(clients, size).mean(dim=1).sum()
 
-        self._stacked.sgd_step(weights, self._trainable, rates, keys, self._data.inputs[flat], loss)
+        self._stacked.sgd_step(weights, self._trainable, rates, keys, self._task.train.inputs[flat], loss)
 
     def evaluate(self, versions: Sequence[Tensor], data: Data) -> Tensor:
         """Return mean loss and accuracy of every version, (V, 2) in float64; the accuracy is NaN without classes."""
@@ -231,8 +223,7 @@ class Trainer:
         losses = torch.zeros(count, dtype=torch.float64, device=vectors.device)
         correct = torch.zeros_like(losses)
         chunk = max(1, self._samples_at_once // count)
-        for first in range(0, len(data), chunk):
-            inputs, targets = data.inputs[first : first + chunk], data.targets[first : first + chunk]
+        for inputs, targets in zip(data.inputs.split(chunk), data.targets.split(chunk), strict=True):
             all_inputs = inputs.expand(count, *inputs.shape).flatten(0, 1)
             all_targets = targets.expand(count, *targets.shape).flatten(0, 1)
             outputs = self._stacked.run(context, all_inputs)
@@ -245,11 +236,9 @@ class Trainer:
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return the parameters in vectors (C, …) as views, with the dimensions in the order of the stacked layers."""
         slices = torch.split(vectors, [count for *_, count in self._shapes], dim=1)
-        shaped = (
-            (name, part.view(len(vectors), *shape)) for (name, shape, _), part in zip(self._shapes, slices, strict=True)
-        )
-        channels_last = self._stacked.channels_last
-        return {name: part.permute(CHANNELS_LAST) if name in channels_last else part for name, part in shaped}
+        entries = zip(self._shapes, slices, strict=True)
+        views = {name: part.view(len(vectors), *shape) for (name, shape, _), part in entries}
+        return views | {name: views[name].permute(CHANNELS_LAST) for name in self._stacked.channels_last}
 
     def split(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return contiguous copies of the parameters in vectors."""
@@ -277,7 +266,3 @@ def _kernels(device: torch.device, dtype: torch.dtype, precision: str | None) ->
         except ImportError:  # without Triton, plain operations give the same results up to rounding
             pass
     return LayerKernels(half=precision == "bf16")
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)

@@ -1,15 +1,17 @@
-"""Composed models: a module's own ``forward`` runs over the samples of all clients, with its layers replaced.
+"""Models of registered layers: chains, and modules with a ``forward`` of their own.
 
-That is correct as long as ``forward`` treats every sample by itself between its layers. The equivalence check
-(``equivalence_check.py``) tests whether it does, because the code does not tell.
+A chain is a sequence of layers, stacked one by one. In a composed model, the module's own ``forward`` runs over the
+samples of all clients, with its layers replaced. That is correct as long as ``forward`` treats every sample by itself
+between its layers. The equivalence check (``equivalence_check.py``) tests whether it does.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -18,14 +20,57 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from ..kernels.plain import LayerKernels
-from .chain import NamedLayer, is_sequence, stack_first
-from .layer_registry import LayerSite
+from . import attention, dropout  # noqa: F401  these modules register layers
+from .layer_registry import LayerSite, build_layer
 from .layers import embedding
 from .stacked_types import StackedLayer, StackedModel, StackedPass, StackingError
 
 UNARY = {"exp", "log", "sigmoid", "tanh", "relu", "softplus", "neg", "abs", "sqrt", "rsqrt", "square", "clamp", "to"}
 BINARY = {"add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "maximum", "minimum"}
 ELEMENTWISE = UNARY | BINARY
+
+NamedLayer = tuple[nn.Module, str]
+"""A layer and the prefix of its parameters' names."""
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not _hooked(module)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _leaves(module: nn.Module, name: str) -> Iterator[NamedLayer]:
+    if not _is_sequence(module):
+        yield module, name
+        return
+    for child, inner in module._modules.items():  # a layer that occurs twice counts twice
+        assert inner is not None
+        yield from _leaves(inner, f"{name}{child}.")
+
+
+def _stack_first(leaves: Sequence[NamedLayer], kernels: LayerKernels) -> StackedLayer:
+    (first, name), *rest = leaves
+    if _hooked(first):
+        raise StackingError(f"{name}: a layer with hooks")
+    following = tuple(takewhile(lambda inner: not _hooked(inner), (inner for inner, _ in rest)))
+    return build_layer(first, LayerSite(name, kernels, following))
+
+
+def chain(module: nn.Module, kernels: LayerKernels) -> StackedModel:
+    """Stack a sequence of registered layers."""
+    leaves, stacked = list(_leaves(module, "")), list[StackedLayer]()
+    while leaves:
+        stacked.append(_stack_first(leaves, kernels))
+        leaves = leaves[1 + stacked[-1].absorbs :]
+
+    def run(context: StackedPass, x: Tensor) -> Tensor:
+        for layer in stacked:
+            x = layer.run(context, x)
+        return x
+
+    return StackedModel.of(run, stacked)
 
 
 class _Reshaping(TorchFunctionMode):
@@ -75,8 +120,6 @@ def _for_samples(values: Tensor, rows: int) -> Tensor:
 
 @dataclass(slots=True)
 class _CurrentPass:
-    """The forward pass in progress."""
-
     context: StackedPass | None = None
     rows: int = 0
     used: set[int] = field(default_factory=set)
@@ -93,7 +136,6 @@ class _LayerSlot(nn.Module):
         return getattr(self.like, name)  # sizes and the like; a use of its parameters fails the equivalence check
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """Compute the stacked layer."""
         if self.stacked.self_updating:  # a second backward pass through it would use updated weights
             if id(self) in self.now.used:
                 raise StackingError(f"{type(self.like).__name__} is used twice in one pass")
@@ -103,12 +145,6 @@ class _LayerSlot(nn.Module):
         plain = {id(x): x.as_subclass(Tensor) for x in given if isinstance(x, _SampleParameter)}
         args = tuple(plain.get(id(x), x) for x in args)
         return self.stacked.run(self.now.context, *args, **{name: plain.get(id(x), x) for name, x in options.items()})
-
-
-def _shared_table(module: nn.Embedding, site: LayerSite, now: _CurrentPass) -> StackedLayer:
-    """Stack an embedding whose indices are the same for all samples."""
-    embedding(module, site)  # raises StackingError for options that cannot be stacked
-    return StackedLayer(lambda context, x: _for_samples(context.weights[f"{site.name}weight"][:, x], now.rows))
 
 
 def shared_tables(module: nn.Module, sample: Tensor) -> frozenset[str]:
@@ -152,7 +188,7 @@ class _Builder:
                 setattr(module, child, self.done[id(inner)])
             else:
                 try:
-                    stacked = self._stack(named[i:] if is_sequence(module) else named[i : i + 1])
+                    stacked = self._stack(named[i:] if _is_sequence(module) else named[i : i + 1])
                 except StackingError:
                     self.replace(inner, f"{name}{child}.")
                     continue
@@ -163,9 +199,10 @@ class _Builder:
 
     def _stack(self, group: list[NamedLayer]) -> StackedLayer:
         inner, name = group[0]
-        if name in self.shared and isinstance(inner, nn.Embedding):
-            return _shared_table(inner, LayerSite(name, self.kernels), self.now)
-        return stack_first(group, self.kernels)
+        if name in self.shared and isinstance(inner, nn.Embedding):  # its indices are the same for all samples
+            embedding(inner, LayerSite(name, self.kernels))  # raises StackingError for options that cannot be stacked
+            return StackedLayer(lambda context, x: _for_samples(context.weights[f"{name}weight"][:, x], self.now.rows))
+        return _stack_first(group, self.kernels)
 
 
 def composed(module: nn.Module, kernels: LayerKernels, shared: frozenset[str], reshape: bool) -> StackedModel:

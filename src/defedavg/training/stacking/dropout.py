@@ -6,6 +6,7 @@ position of an element in the batch. A layer that is used twice in one pass uses
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Final
 
@@ -40,6 +41,7 @@ class KeyedDropout(nn.modules.dropout._DropoutNd):
 
     number: int
     draws: Draws
+    drawn_dimensions: Callable[[int], int] = staticmethod(lambda rank: rank)  # leading ones with independent draws
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop elements of one client's samples in training mode."""
@@ -54,25 +56,17 @@ class KeyedDropout(nn.modules.dropout._DropoutNd):
         mask = factors(keys, self.number, self.p, shape, x.dtype)
         return x.mul_(mask) if self.inplace else x * mask
 
-    def drawn_dimensions(self, rank: int) -> int:
-        """Return the number of leading dimensions whose entries have independent draws."""
-        return rank
-
 
 class KeyedDropout1d(KeyedDropout):
     """Dropout of whole channels; as in PyTorch, the first of two dimensions is that of the channels."""
 
-    def drawn_dimensions(self, rank: int) -> int:
-        """Return the number of leading dimensions whose entries have independent draws."""
-        return 1 if rank == 2 else 2
+    drawn_dimensions = staticmethod(lambda rank: 1 if rank == 2 else 2)
 
 
 class KeyedDropout2d(KeyedDropout):
     """Dropout of whole channels."""
 
-    def drawn_dimensions(self, rank: int) -> int:  # noqa: ARG002  the rank matters to other kinds of dropout
-        """Return the number of leading dimensions whose entries have independent draws."""
-        return 2
+    drawn_dimensions = staticmethod(lambda _: 2)
 
 
 KEYED: Final[dict[type[nn.Module], type[KeyedDropout]]] = {
