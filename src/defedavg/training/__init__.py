@@ -5,8 +5,7 @@ from .evaluation import EvalCounters, EvalResult, EvalSchedule, PendingEval
 from .local_training import LocalTraining, TrainingJob, positions
 from .reference import CheckpointHook, Reference, evaluate_version, run_reference
 from .run_state import RunState
-from .stacking.layer_registry import LayerSite, samplewise, stacked_layer
-from .stacking.stacked_types import StackedLayer, StackedPass, StackingError
+from .stacking.layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, samplewise, stacked_layer
 from .stopping import Evaluation, RunProgress, Status, StoppingRule
 from .trainer import Trainer
 

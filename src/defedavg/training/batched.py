@@ -83,7 +83,9 @@ class BatchedRun:
     def advance(self) -> Iterator[PendingEval]:
         """Merge every round whose jobs are trained, and yield the new versions."""
         for _ in range(MAX_PENDING_EVALS):
-            if self.ended or self.held or not (self.rounds or self._read()) or not self._is_trained(self.rounds[0]):
+            if self.ended or self.held or not (self.rounds or self._read()):
+                break
+            if any(update.steps and update not in self.deltas for update, _ in self.rounds[0].merge.updates):
                 break
             yield self._merge(self.rounds.popleft())
         if self.final_record is not None and not self.rounds and not self.ended and not self.held:
@@ -104,9 +106,6 @@ class BatchedRun:
             self.deltas.clear()
         return evaluation
 
-    def _is_trained(self, record: Round) -> bool:
-        return not any(update.steps and update not in self.deltas for update, _ in record.merge.updates)
-
     def _merge(self, record: Round) -> PendingEval:
         trained = {update: self.deltas.pop(update) for update, _ in record.merge.updates if update.steps}
         self.newest = record.merge.version
@@ -115,11 +114,8 @@ class BatchedRun:
         return pending
 
     def _untrained(self, record: Round) -> list[Update]:
-        return [
-            update
-            for update, _ in record.merge.updates
-            if update.steps and update.version <= self.newest and update not in self.deltas
-        ]
+        updates = (update for update, _ in record.merge.updates if update.steps and update.version <= self.newest)
+        return [update for update in updates if update not in self.deltas]
 
     def _read(self) -> bool:
         """Read one more round, and return False where the run ends."""
@@ -136,49 +132,43 @@ class BatchedRun:
 
 Batch = list[tuple[BatchedRun, Update]]
 PendingEvals = list[tuple[BatchedRun, PendingEval]]
+RunEvaluation = tuple[BatchedRun, Evaluation | None]
 
 
-class _Evaluator:
-    """Evaluates versions one after the other on the CPU, and stacked on a CUDA device without waiting for it."""
+def _start_evaluation(pending: PendingEvals, trainer: Trainer) -> Callable[[], list[EvalResult]]:
+    """Start to evaluate versions, on a CUDA device without waiting for it; the returned call waits for the results."""
+    if not pending or not trainer.asynchronous:
+        return lambda: [evaluate_version(run.reference, run.schedule, one) for run, one in pending]
+    finite = [torch.isfinite(one.weights).all().double() for _, one in pending]
+    chosen = [(i, run.schedule, one.weights) for i, (run, one) in enumerate(pending) if one.evaluate]
+    test = _evaluate([(i, schedule.test, weights) for i, schedule, weights in chosen], trainer)
+    train = _evaluate([(i, schedule.train_subset, weights) for i, schedule, weights in chosen], trainer)
+    none = torch.full((2,), math.nan, dtype=torch.float64, device=finite[0].device)
+    rows = [torch.stack([seen, *test.get(i, none).unbind(), train.get(i, none)[0]]) for i, seen in enumerate(finite)]
+    host = torch.empty((len(rows), 4), dtype=torch.float64, pin_memory=True)
+    host.copy_(torch.stack(rows), non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-
-    def start(self, pending: PendingEvals) -> Callable[[], list[EvalResult]]:
-        """Start to evaluate versions; the returned call waits for the results."""
-        if not pending or not self._trainer.asynchronous:
-            return lambda: [evaluate_version(run.reference, run.schedule, one) for run, one in pending]
-        finite = [torch.isfinite(one.weights).all().double() for _, one in pending]
-        chosen = [(i, run.schedule, one.weights) for i, (run, one) in enumerate(pending) if one.evaluate]
-        test = self._evaluate([(i, schedule.test, weights) for i, schedule, weights in chosen])
-        train = self._evaluate([(i, schedule.train_subset, weights) for i, schedule, weights in chosen])
-        none = torch.full((2,), math.nan, dtype=torch.float64, device=finite[0].device)
-        rows = [
-            torch.stack([seen, *test.get(i, none).unbind(), train.get(i, none)[0]]) for i, seen in enumerate(finite)
-        ]
-        host = torch.empty((len(rows), 4), dtype=torch.float64, pin_memory=True)
-        host.copy_(torch.stack(rows), non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-
-        def results() -> list[EvalResult]:
-            done.synchronize()
-            return [_result(*row, run) for row, (run, _) in zip(host.tolist(), pending, strict=True)]
-
-        return results
-
-    def _evaluate(self, entries: Sequence[tuple[int, Data | None, Tensor]]) -> dict[int, Tensor]:
-        """Return loss and accuracy by number of the entry; versions with the same data are evaluated together."""
-        values: dict[int, Tensor] = {}
-        for data in {id(data): data for _, data, _ in entries if data is not None}.values():
-            group = {i: weights for i, other, weights in entries if other is data}
-            values.update(zip(group, self._trainer.evaluate(list(group.values()), data), strict=True))
+    def results() -> list[EvalResult]:
+        done.synchronize()
+        values = []
+        for (finite, loss, accuracy, train_loss), (run, _) in zip(host.tolist(), pending, strict=True):
+            classes, subset = run.reference.task.classes, run.schedule.train_subset
+            seen = loss, None if classes is None else accuracy, train_loss if subset else None
+            values.append(EvalResult(bool(finite), *seen))
         return values
 
+    return results
 
-def _result(finite: float, loss: float, accuracy: float, train_loss: float, run: BatchedRun) -> EvalResult:
-    classes, subset = run.reference.task.classes, run.schedule.train_subset
-    return EvalResult(bool(finite), loss, None if classes is None else accuracy, train_loss if subset else None)
+
+def _evaluate(entries: Sequence[tuple[int, Data | None, Tensor]], trainer: Trainer) -> dict[int, Tensor]:
+    """Return loss and accuracy by number of the entry; versions with the same data are evaluated together."""
+    values: dict[int, Tensor] = {}
+    for data in {id(data): data for _, data, _ in entries if data is not None}.values():
+        group = {i: weights for i, other, weights in entries if other is data}
+        values.update(zip(group, trainer.evaluate(list(group.values()), data), strict=True))
+    return values
 
 
 class _ActiveRuns:
@@ -217,19 +207,16 @@ def _version_0(runs: Sequence[BatchedRun]) -> PendingEvals:
 
 
 def run_batched(
-    runs: Iterable[BatchedRun],
-    trainer: Trainer,
-    resumed: Sequence[BatchedRun] = (),
+    runs: Iterable[BatchedRun], trainer: Trainer, resumed: Sequence[BatchedRun] = (),
     checkpoint_hook: CheckpointHook = lambda: None,
-) -> Iterator[tuple[BatchedRun, Evaluation | None]]:
+) -> Iterator[RunEvaluation]:  # fmt: skip
     """Compute many runs together until the rule of each stops it, and yield every evaluation with its run.
 
-    A run whose weights are no longer finite ends without an evaluation, and is yielded with None.
-
-    A run is started when those before it cannot fill a batch, so that a long sweep needs no more memory than a short
-    one. ``resumed`` are the runs that were in progress when an earlier call was checkpointed, in their order.
+    A run whose weights are no longer finite ends without an evaluation, and is yielded with None. A run is started
+    when those before it cannot fill a batch, so that a long sweep needs no more memory than a short one. ``resumed``
+    are the runs that were in progress when an earlier call was checkpointed, in their order.
     """
-    evaluator, active = _Evaluator(trainer), _ActiveRuns(trainer, iter(runs), resumed)
+    active = _ActiveRuns(trainer, iter(runs), resumed)
     batch: Batch | None = None
     while True:
         checkpoint_hook()
@@ -239,30 +226,26 @@ def run_batched(
         pending = active.advance()
         if batch == [] and not pending:
             return
-        results = evaluator.start(pending)
+        results = _start_evaluation(pending, trainer)
         if not trainer.asynchronous:
             yield from _record(pending, results())
-            pending, results = [], evaluator.start([])
+            pending, results = [], list
         batch = active.next_batch()
         # A CUDA device trains this batch while the host waits for the results of the last one.
-        _train(batch, trainer)
+        deltas = trainer.train([run.job(update) for run, update in batch])
+        for (run, update), delta in zip(batch, deltas, strict=True):
+            run.deltas[update] = delta
+            run.reference.updates_trained += 1
         yield from _record(pending, results())
 
 
-def _train(batch: Batch, trainer: Trainer) -> None:
-    deltas = trainer.train([run.job(update) for run, update in batch])
-    for (run, update), delta in zip(batch, deltas, strict=True):
-        run.deltas[update] = delta
-        run.reference.updates_trained += 1
-
-
-def _record(pending: PendingEvals, results: Sequence[EvalResult]) -> Iterator[tuple[BatchedRun, Evaluation | None]]:
+def _record(pending: PendingEvals, results: Sequence[EvalResult]) -> Iterator[RunEvaluation]:
     for (run, one), result in zip(pending, results, strict=True):
         run.unreported.append((one, result))
         yield from _report(run)
 
 
-def _report(run: BatchedRun) -> Iterator[tuple[BatchedRun, Evaluation | None]]:
+def _report(run: BatchedRun) -> Iterator[RunEvaluation]:
     """Record the unreported results of a run, and yield its evaluations."""
     while run.unreported and run.running and not (run.held and run.defer_results):
         evaluation = run.record(*run.unreported.popleft())

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from ..algorithms.protocol import Update
 from ..errors import UserError, first_line
@@ -39,11 +40,10 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, constants: Collection[str] = ()) -> None:
         # A copy, because this class writes to it, and a model builder may return the same module each time.
-        module, self.draws = keyed_copy(module)
-        self.module = module
-        averaged = [b for name, b in module.named_buffers() if b.is_floating_point() and name not in constants]
-        tensors = [*module.parameters(), *averaged]
-        self.trainable = [p for p in module.parameters() if p.requires_grad]
+        self.module, self.draws = keyed_copy(module)
+        averaged = [b for name, b in self.module.named_buffers() if b.is_floating_point() and name not in constants]
+        tensors = [*self.module.parameters(), *averaged]
+        self.trainable = [p for p in self.module.parameters() if p.requires_grad]
         if not tensors:
             raise UserError("the model has no parameters; use a model that has some")
         if len({tensor.dtype for tensor in tensors}) > 1:
@@ -51,12 +51,9 @@ class FlatModel:
         if not self.trainable:
             raise UserError("every parameter of the model is frozen; use a model that can be trained")
         self.vector = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        offset = 0
-        for tensor in tensors:
-            tensor.data = self.vector[offset : offset + tensor.numel()].view_as(tensor)
-            offset += tensor.numel()
-        ids = {id(b) for b in averaged}
-        self._constants = [(b, b.clone()) for b in module.buffers() if id(b) not in ids]
+        vector_to_parameters(self.vector, tensors)
+        ids = set(map(id, averaged))
+        self._constants = [(b, b.clone()) for b in self.module.buffers() if id(b) not in ids]
 
     def load(self, weights: Tensor) -> None:
         """Load a version, and reset the constants and counters, which no merge averages, to their initial values."""
@@ -80,23 +77,20 @@ class Reference:
     """Computes the rounds of one plan, in order."""
 
     def __init__(self, task: Task, local_training: LocalTraining) -> None:
-        self.task = task
-        self.local_training = local_training
+        self.task, self.local_training = task, local_training
         self.updates_trained = 0
-        device = task.train.inputs.device
-        module = seeded(task.model, key(local_training.seed, "init")).to(device)
+        module = seeded(task.model, key(local_training.seed, "init")).to(task.train.inputs.device)
         buffers = {name for name, _ in module.named_buffers()}
         samples = torch.from_numpy(task.clients[0][: local_training.batch_size])
-        constants = buffers - updated_buffers(module, task.train.inputs[samples])
-        self._flat = FlatModel(module, constants)
+        self._flat = FlatModel(module, constants=buffers - updated_buffers(module, task.train.inputs[samples]))
         self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
         try:  # so that a model that does not fit its data is refused at once
             with torch.random.fork_rng(devices=[]):
                 self._flat.module.eval()
                 self._gradients(samples)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            reason = first_line(error)
-            raise UserError(f"the model cannot be trained on these data with this loss: {reason}") from error
+            message = f"the model cannot be trained on these data with this loss: {first_line(error)}"
+            raise UserError(message) from error
 
     def _gradients(self, samples: Tensor) -> tuple[Tensor | None, ...]:
         data = self.task.train
@@ -136,12 +130,9 @@ class Reference:
         return self.train(update, self.versions[update.version])[0]
 
     def train(
-        self,
-        update: Update,
-        start: Tensor,
-        client_samples: NDArray[np.int64] | None = None,
+        self, update: Update, start: Tensor, client_samples: NDArray[np.int64] | None = None,
         may_continue: Callable[[int], bool] = lambda _: True,
-    ) -> tuple[Tensor, int]:
+    ) -> tuple[Tensor, int]:  # fmt: skip
         """Return Δ = start − end of a job that starts from ``start``, and the number of steps done.
 
         ``may_continue`` is called with the step number before each step, and ends the job by returning False.
@@ -174,13 +165,12 @@ class Reference:
         self._flat.module.eval()
         losses, correct = [], 0
         with torch.no_grad():
-            for inputs, targets in zip(data.inputs.split(CHUNK), data.targets.split(CHUNK), strict=True):
+            for inputs, targets in zip(torch.split(data.inputs, CHUNK), torch.split(data.targets, CHUNK), strict=True):
                 outputs = self._flat.module(inputs)
                 losses.append(sample_losses(self.task, outputs, targets).double())
                 if self.task.classes is not None:
                     correct += _count_correct(outputs, targets, self.task.classes)
-        accuracy = correct / len(data) if self.task.classes is not None else None
-        return float(torch.cat(losses).mean()), accuracy
+        return float(torch.cat(losses).mean()), None if self.task.classes is None else correct / len(data)
 
 
 def _count_correct(outputs: Tensor, targets: Tensor, classes: int) -> int:
@@ -203,12 +193,9 @@ def evaluate_version(executor: Reference, schedule: EvalSchedule, pending: Pendi
 
 
 def run_reference(
-    records: Iterable[Record],
-    executor: Reference,
-    rule: StoppingRule,
-    schedule: EvalSchedule,
+    records: Iterable[Record], executor: Reference, rule: StoppingRule, schedule: EvalSchedule,
     checkpoint_hook: CheckpointHook = lambda: None,
-) -> Iterator[Evaluation]:
+) -> Iterator[Evaluation]:  # fmt: skip
     """Compute rounds one after the other until the rule stops the run, and yield every evaluation."""
     for pending in _pending_evaluations(records, executor, rule, schedule):
         evaluation = schedule.record(pending, evaluate_version(executor, schedule, pending))

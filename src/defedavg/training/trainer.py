@@ -16,12 +16,12 @@ from ..tasks import Data, Task
 from .kernels.cuda_graph import StepGraph
 from .kernels.plain import CpuLayerKernels, LayerKernels
 from .local_training import DeviceMinibatches, TrainingJob, host_minibatches
-from .memory import JobMemory, allowed, step_bytes
+from .memory import allowed, batch_limits, step_bytes
 from .module_state import same_constants
 from .precision import DEFAULT, check_precision
 from .reference import sample_losses
+from .stacking.layer_registry import CHANNELS_LAST, StackedPass
 from .stacking.stacked_model import stack
-from .stacking.stacked_types import CHANNELS_LAST, StackedPass
 from .tensor_rng import extend_all, signed
 from .threads import threads
 
@@ -41,21 +41,16 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        task: Task,
-        module: nn.Module,
-        *,
-        batch_size: int = 10,
-        max_batch_jobs: int | None = None,
-        memory: int | None = None,
-        precision: str | None = None,
-    ) -> None:
+        self, task: Task, module: nn.Module, *, batch_size: int = 10, max_batch_jobs: int | None = None,
+        memory: int | None = None, precision: str | None = None,
+    ) -> None:  # fmt: skip
         if max_batch_jobs is None:
             max_batch_jobs = DEFAULT_MAX_BATCH_JOBS[task.train.inputs.device.type]
         if max_batch_jobs < 1:
             raise UserError(f"max_batch_jobs is {max_batch_jobs}; it must be at least 1")
         self._task, self._module = task, module
-        self._shapes = [(name, p.shape, p.numel()) for name, p in module.named_parameters()]
+        self._shapes = _shapes(module)
+        self._size = sum(shape.numel() for shape in self._shapes.values())
         self._trainable = [name for name, p in module.named_parameters() if p.requires_grad]
         self._device = task.train.inputs.device
         dtype = next(module.parameters()).dtype
@@ -73,11 +68,11 @@ class Trainer:
         self.batch_invariant = not self.asynchronous or (same_in_any_batch and fully_fused)
 
     def _set_limits(self, itemsize: int, batch_size: int, max_batch_jobs: int, memory: int | None) -> None:
-        size = sum(count for *_, count in self._shapes) * itemsize
+        size = self._size * itemsize
         group = max(1, min(32, GROUP_BYTES // size))
         concurrent = max_batch_jobs if self.asynchronous else group * torch.get_num_threads()
-        one = JobMemory(size, step_bytes(partial(self._discarded_step, batch_size), self._device), batch_size)
-        limits = one.limits(max_batch_jobs, concurrent, allowed(memory, self._device))
+        step = step_bytes(partial(self._discarded_step, batch_size), self._device)
+        limits = batch_limits(size, step, batch_size, max_batch_jobs, concurrent, allowed(memory, self._device))
         self.max_batch_jobs, self.max_pending_updates = limits.max_batch_jobs, limits.max_pending_updates
         self._group_jobs = min(group, limits.concurrent_jobs)
         self._concurrent_groups = max(1, limits.concurrent_jobs // self._group_jobs)
@@ -92,8 +87,7 @@ class Trainer:
 
     def accepts(self, module: nn.Module) -> bool:
         """Return whether a model has the same parameters and constants as the one of this trainer."""
-        shapes = [(name, p.shape, p.numel()) for name, p in module.named_parameters()]
-        return self._shapes == shapes and same_constants(self._module, module)
+        return list(self._shapes.items()) == list(_shapes(module).items()) and same_constants(self._module, module)
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         """Return Δ of every job, in their order; after running out of memory, continue with smaller batches."""
@@ -213,17 +207,16 @@ class Trainer:
 
     def evaluate(self, versions: Sequence[Tensor], data: Data) -> Tensor:
         """Return mean loss and accuracy of every version, (V, 2) in float64; the accuracy is NaN without classes."""
-        rows = [self._evaluate(torch.stack(list(versions[i : i + 32])), data) for i in range(0, len(versions), 32)]
-        return torch.cat(rows)
+        batches = (versions[i : i + 32] for i in range(0, len(versions), 32))
+        return torch.cat([self._evaluate(torch.stack(list(batch)), data) for batch in batches])
 
     @torch.no_grad()
     def _evaluate(self, vectors: Tensor, data: Data) -> Tensor:
-        count = len(vectors)
-        context = StackedPass(self.split(vectors))
+        count, context = len(vectors), StackedPass(self.split(vectors))
         losses = torch.zeros(count, dtype=torch.float64, device=vectors.device)
         correct = torch.zeros_like(losses)
         chunk = max(1, self._samples_at_once // count)
-        for inputs, targets in zip(data.inputs.split(chunk), data.targets.split(chunk), strict=True):
+        for inputs, targets in zip(torch.split(data.inputs, chunk), torch.split(data.targets, chunk), strict=True):
             all_inputs = inputs.expand(count, *inputs.shape).flatten(0, 1)
             all_targets = targets.expand(count, *targets.shape).flatten(0, 1)
             outputs = self._stacked.run(context, all_inputs)
@@ -235,9 +228,9 @@ class Trainer:
 
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return the parameters in vectors (C, …) as views, with the dimensions in the order of the stacked layers."""
-        slices = torch.split(vectors, [count for *_, count in self._shapes], dim=1)
-        entries = zip(self._shapes, slices, strict=True)
-        views = {name: part.view(len(vectors), *shape) for (name, shape, _), part in entries}
+        parts = torch.split(vectors, [shape.numel() for shape in self._shapes.values()], dim=1)
+        shaped = zip(self._shapes.items(), parts, strict=True)
+        views = {name: part.view(len(vectors), *shape) for (name, shape), part in shaped}
         return views | {name: views[name].permute(CHANNELS_LAST) for name in self._stacked.channels_last}
 
     def split(self, vectors: Tensor) -> dict[str, Tensor]:
@@ -247,10 +240,14 @@ class Trainer:
     def join(self, weights: dict[str, Tensor]) -> Tensor:
         """Return the vectors of parameters, (C, …)."""
         first = next(iter(weights.values()))
-        vectors = first.new_empty((len(first), sum(count for *_, count in self._shapes)))
+        vectors = first.new_empty((len(first), self._size))
         for name, view in self.views(vectors).items():
             view.copy_(weights[name])
         return vectors
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in module.named_parameters()}
 
 
 def _kernels(device: torch.device, dtype: torch.dtype, precision: str | None) -> LayerKernels:

@@ -8,7 +8,7 @@ between its layers. The equivalence check (``equivalence_check.py``) tests wheth
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -21,9 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..kernels.plain import LayerKernels
 from . import attention, dropout  # noqa: F401  these modules register layers
-from .layer_registry import LayerSite, build_layer
+from .layer_registry import LayerSite, StackedLayer, StackedModel, StackedPass, StackingError, build_layer
 from .layers import embedding
-from .stacked_types import StackedLayer, StackedModel, StackedPass, StackingError
 
 UNARY = {"exp", "log", "sigmoid", "tanh", "relu", "softplus", "neg", "abs", "sqrt", "rsqrt", "square", "clamp", "to"}
 BINARY = {"add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "maximum", "minimum"}
@@ -76,9 +75,7 @@ def chain(module: nn.Module, kernels: LayerKernels) -> StackedModel:
 class _Reshaping(TorchFunctionMode):
     """Replaces ``view`` by ``reshape``: the images that a stacked convolution returns are stored channels last."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.view and not isinstance(args[-1], torch.dtype):
             func = Tensor.reshape
         return func(*args, **(kwargs or {}))
@@ -91,15 +88,13 @@ class _SampleParameter(Tensor):
     """
 
     @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").strip("_")
         tensors = [value for value in args if isinstance(value, Tensor)]
-        if name in BINARY and len(tensors) == 2:
-            rank = max(value.ndim for value in tensors)
-            args = tuple(_with_rank(value, rank) if isinstance(value, cls) else value for value in args)
         with torch._C.DisableTorchFunctionSubclass():
+            if name in BINARY and len(tensors) == 2:
+                rank = max(value.ndim for value in tensors)
+                args = tuple(_with_rank(value, rank) if isinstance(value, cls) else value for value in args)
             result = func(*args, **(kwargs or {}))
             still_parameter = name in ELEMENTWISE and all(isinstance(value, cls) for value in tensors)
             return result.as_subclass(cls) if still_parameter else result
@@ -107,8 +102,7 @@ class _SampleParameter(Tensor):
 
 def _with_rank(parameter: Tensor, rank: int) -> Tensor:
     """Insert dimensions of size one behind the samples."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return parameter.reshape(len(parameter), *(1,) * (rank - parameter.ndim), *parameter.shape[1:])
+    return parameter.reshape(len(parameter), *(1,) * (rank - parameter.ndim), *parameter.shape[1:])
 
 
 def _for_samples(values: Tensor, rows: int) -> Tensor:
@@ -118,17 +112,10 @@ def _for_samples(values: Tensor, rows: int) -> Tensor:
     return values.repeat_interleave(rows // len(values), dim=0).as_subclass(_SampleParameter)
 
 
-@dataclass(slots=True)
-class _CurrentPass:
-    context: StackedPass | None = None
-    rows: int = 0
-    used: set[int] = field(default_factory=set)
-
-
 class _LayerSlot(nn.Module):
     """Replaces a layer of the module."""
 
-    def __init__(self, stacked: StackedLayer, like: nn.Module, now: _CurrentPass) -> None:
+    def __init__(self, stacked: StackedLayer, like: nn.Module, now: _Composition) -> None:
         super().__init__()
         self.__dict__.update(stacked=stacked, like=like, now=now)  # not as a child, whose parameters would be unused
 
@@ -167,14 +154,16 @@ def shared_tables(module: nn.Module, sample: Tensor) -> frozenset[str]:
 
 
 @dataclass(slots=True)
-class _Builder:
-    """Replaces the layers of a module, each once, wherever it occurs."""
+class _Composition:
+    """Replaces the layers of a module, each once, wherever it occurs; holds the forward pass in progress."""
 
     kernels: LayerKernels
     shared: frozenset[str]
-    now: _CurrentPass = field(default_factory=_CurrentPass)
     done: dict[int, nn.Module] = field(default_factory=dict)
     layers: list[StackedLayer] = field(default_factory=list)
+    context: StackedPass | None = None
+    rows: int = 0  # of the pass
+    used: set[int] = field(default_factory=set)  # in the pass
 
     def replace(self, module: nn.Module, name: str) -> None:
         children = [(child, inner) for child, inner in module._modules.items() if inner is not None]
@@ -194,14 +183,14 @@ class _Builder:
                     continue
                 absorbed = stacked.absorbs
                 self.layers.append(stacked)
-                self.done[id(inner)] = _LayerSlot(stacked, inner, self.now)
+                self.done[id(inner)] = _LayerSlot(stacked, inner, self)
                 setattr(module, child, self.done[id(inner)])
 
     def _stack(self, group: list[NamedLayer]) -> StackedLayer:
         inner, name = group[0]
         if name in self.shared and isinstance(inner, nn.Embedding):  # its indices are the same for all samples
             embedding(inner, LayerSite(name, self.kernels))  # raises StackingError for options that cannot be stacked
-            return StackedLayer(lambda context, x: _for_samples(context.weights[f"{name}weight"][:, x], self.now.rows))
+            return StackedLayer(lambda context, x: _for_samples(context.weights[f"{name}weight"][:, x], self.rows))
         return _stack_first(group, self.kernels)
 
 
@@ -210,12 +199,11 @@ def composed(module: nn.Module, kernels: LayerKernels, shared: frozenset[str], r
 
     The result holds the pass in progress: two threads must not run it at the same time.
     """
-    builder = _Builder(kernels, shared)
-    module, now = copy.deepcopy(module), builder.now
+    now, module = _Composition(kernels, shared), copy.deepcopy(module)
     for inner in module.modules():
         if isinstance(inner, nn.TransformerEncoderLayer):
             inner.activation_relu_or_gelu = 0  # otherwise it bypasses its layers in evaluation mode
-    builder.replace(module, "")
+    now.replace(module, "")
     direct = [name for name, _ in module.named_parameters()]
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
@@ -230,4 +218,4 @@ def composed(module: nn.Module, kernels: LayerKernels, shared: frozenset[str], r
             now.context = None
         return out
 
-    return StackedModel.of(run, builder.layers)
+    return StackedModel.of(run, now.layers)

@@ -16,7 +16,7 @@ from ...errors import first_line
 from ...rng import generator, key
 from ..kernels.plain import LayerKernels
 from ..module_state import keyed_copy
-from .stacked_types import CHANNELS_FIRST, CHANNELS_LAST, StackedModel, StackedPass, StackingError
+from .layer_registry import CHANNELS_FIRST, CHANNELS_LAST, StackedModel, StackedPass, StackingError
 
 CLIENTS, SAMPLES = 3, 2
 READS_VALUES = {
@@ -44,9 +44,7 @@ class _DataFlow(TorchFunctionMode):
         self.values_read = False
         self._derived = {id(tensor): tensor for tensor in starts}  # kept alive, so that no id is reused
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         if any(id(value) in self._derived for value in given):
@@ -86,8 +84,7 @@ class EquivalenceCheck:
         self._sample = sample.cpu().to(dtype) if sample.is_floating_point() else sample.cpu()
         self._weights = {name: _noisy(p.detach(), random) for name, p in self._module.named_parameters()}
         self._trainable = [name for name, p in self._module.named_parameters() if p.requires_grad]
-        rows = (torch.arange(CLIENTS)[:, None] + torch.arange(SAMPLES)) % len(sample)
-        self._inputs = self._sample[rows]
+        self._inputs = self._sample[(torch.arange(CLIENTS)[:, None] + torch.arange(SAMPLES)) % len(sample)]
         if sample.is_floating_point():  # all inputs differ, and none is outside the range of the data
             shrink = torch.from_numpy(random.uniform(0.5, 1.0, tuple(self._inputs.shape))).to(dtype)
             self._inputs = torch.where(self._inputs == 0, shrink, self._inputs * shrink)
@@ -103,8 +100,8 @@ class EquivalenceCheck:
             evaluated = [self._call(self._weights_of(c), c) for c in range(CLIENTS)]
         if not all(isinstance(out, Tensor) and len(out) == SAMPLES for out in evaluated):
             raise StackingError("its output is not a tensor with one row per sample")
-        slopes = self._random.normal(size=(CLIENTS, *evaluated[0].shape))
-        self._slopes = torch.from_numpy(slopes).to(evaluated[0].dtype)
+        slopes = torch.from_numpy(self._random.normal(size=(CLIENTS, *evaluated[0].shape)))
+        self._slopes = slopes.to(evaluated[0].dtype)
         self._module.train()
         for c in range(CLIENTS):
             weights = self._weights_of(c)
@@ -161,10 +158,8 @@ class EquivalenceCheck:
         return bool(((found - expected).abs() <= limit).all())
 
     def _stacked(self, model: StackedModel) -> StepResult:
-        before = {
-            name: (weights.permute(CHANNELS_LAST) if name in model.channels_last else weights).contiguous()
-            for name, weights in self._weights.items()
-        }
+        reordered = {name: self._weights[name].permute(CHANNELS_LAST).contiguous() for name in model.channels_last}
+        before = self._weights | reordered
         inputs = self._inputs.flatten(0, 1)
         with torch.no_grad():
             evaluated = model.run(StackedPass(before), inputs.clone())

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels.plain import LayerWeights, Window
-from .layer_registry import LayerSite, samplewise, stacked_layer
-from .stacked_types import StackedLayer, StackedPass, StackingError
+from .layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, samplewise, stacked_layer
 
 stacked_layer(
     nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.ReLU6, nn.SELU, nn.Mish, nn.Hardswish,

@@ -16,8 +16,7 @@ from ..module_state import keyed_copy, updated_buffers
 from .attention import PlainAttention
 from .composed import chain, composed, shared_tables
 from .equivalence_check import DisagreementError, EquivalenceCheck
-from .layer_registry import plugin_layers
-from .stacked_types import StackedModel, StackedPass, StackingError
+from .layer_registry import StackedModel, StackedPass, StackingError, plugin_layers
 
 
 def stack(module: nn.Module, kernels: LayerKernels | None = None, sample: Tensor | None = None) -> StackedModel:
