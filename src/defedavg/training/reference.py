@@ -163,23 +163,21 @@ class Reference:
         """Return the mean loss of a version and, for a task with classes, its accuracy."""
         self._flat.load(weights)
         self._flat.module.eval()
-        losses, correct = [], 0
+        classes, losses, correct = self.task.classes, [], 0
         with torch.no_grad():
             for inputs, targets in zip(torch.split(data.inputs, CHUNK), torch.split(data.targets, CHUNK), strict=True):
                 outputs = self._flat.module(inputs)
                 losses.append(sample_losses(self.task, outputs, targets).double())
-                if self.task.classes is not None:
-                    correct += _count_correct(outputs, targets, self.task.classes)
-        return float(torch.cat(losses).mean()), None if self.task.classes is None else correct / len(data)
-
-
-def _count_correct(outputs: Tensor, targets: Tensor, classes: int) -> int:
-    if outputs.ndim != 2 or outputs.shape[1] < classes or targets.ndim != 1:
-        raise UserError(
-            f"accuracy needs outputs of shape (samples, {classes}) and one target per sample, not "
-            f"{tuple(outputs.shape)} and {tuple(targets.shape)}; change the model, or make the task with classes=None"
-        )
-    return int((outputs.argmax(dim=1) == targets).sum())
+                if classes is None:
+                    continue
+                if outputs.ndim != 2 or outputs.shape[1] < classes or targets.ndim != 1:
+                    raise UserError(
+                        f"accuracy needs outputs of shape (samples, {classes}) and one target per sample, not "
+                        f"{tuple(outputs.shape)} and {tuple(targets.shape)}; change the model, or make the task with "
+                        "classes=None"
+                    )
+                correct += int((outputs.argmax(dim=1) == targets).sum())
+        return float(torch.cat(losses).mean()), None if classes is None else correct / len(data)
 
 
 def evaluate_version(executor: Reference, schedule: EvalSchedule, pending: PendingEval) -> EvalResult:

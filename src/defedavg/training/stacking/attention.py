@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,8 +14,7 @@ from .dropout import Draws, factors
 from .layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, stacked_layer
 from .layers import linear
 
-Three = tuple[Tensor, Tensor, Tensor]
-Projection = Callable[[Tensor, Tensor, Tensor], Three]  # of queries, keys and values, each (N, L, E)
+Projection = Callable[[Tensor, Tensor, Tensor], Iterable[Tensor]]  # of queries, keys and values, each (N, L, E)
 TensorMap = Callable[[Tensor], Tensor]
 
 
@@ -96,12 +95,11 @@ class KeyedAttention(nn.MultiheadAttention):
         """Drop attention weights of the clients with these keys."""
         return weights * factors(keys, self.number, self.dropout, tuple(weights.shape), weights.dtype)
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Three:
+    def _project(self, *inputs: Tensor) -> list[Tensor]:
         assert self.in_proj_weight is not None
         weights = self.in_proj_weight.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = (F.linear(x, *params) for x, *params in zip((query, key, value), weights, biases, strict=True))
-        return q, k, v
+        return [F.linear(*params) for params in zip(inputs, weights, biases, strict=True)]
 
 
 def is_standard(module: nn.MultiheadAttention) -> bool:
@@ -122,7 +120,7 @@ def attention(module: nn.MultiheadAttention, site: LayerSite) -> StackedLayer:
     last = linear(module.out_proj, LayerSite(f"{site.name}out_proj.", site.kernels))
 
     def run(context: StackedPass, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        def project_in(*inputs: Tensor) -> Three:
+        def project_in(*inputs: Tensor) -> list[Tensor]:
             # One product for all inputs, because the SGD update is fused into its backward pass: each input is
             # projected to queries, keys and values, and only what is needed of these is used.
             distinct = {id(x): x for x in inputs}
@@ -130,8 +128,7 @@ def attention(module: nn.MultiheadAttention, site: LayerSite) -> StackedLayer:
             joined = inputs[0] if len(distinct) == 1 else torch.cat(list(distinct.values()), dim=1)
             projected = zip(first.run(context, joined).chunk(3, dim=-1), inputs, strict=True)
             lengths = [x.shape[1] for x in distinct.values()]
-            q, k, v = (part.split(lengths, dim=1)[slots[id(x)]] for part, x in projected)
-            return q, k, v
+            return [part.split(lengths, dim=1)[slots[id(x)]] for part, x in projected]
 
         def drop(weights: Tensor) -> Tensor:
             if not context.training or not isinstance(module, KeyedAttention):
