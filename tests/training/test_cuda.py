@@ -18,7 +18,7 @@ from defedavg.errors import UserError
 from defedavg.experiments.simulation import Simulation
 from defedavg.tasks import Task, build, make_task
 from defedavg.training import BatchedRun, RunState, Trainer, TrainingJob, run_batched
-from defedavg.training.device_minibatches import DeviceMinibatches
+from defedavg.training.local_training import DeviceMinibatches
 from defedavg.training.precision import computing_in
 from helpers.modules import named
 from helpers.settings_tables import settings

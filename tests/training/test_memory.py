@@ -16,7 +16,7 @@ from defedavg.config.build import make_executor, make_simulator
 from defedavg.errors import UserError
 from defedavg.tasks import make_task
 from defedavg.training import BatchedRun, RunProgress, StoppingRule, Trainer, TrainingJob, run_batched
-from defedavg.training.memory import VECTORS, JobMemory, free, parse_memory, readable
+from defedavg.training.memory import VECTORS, batch_limits, free, parse_memory, readable
 from helpers.settings_tables import settings
 from helpers.small_runs import batched_run, final_versions, how, task_of
 
@@ -52,18 +52,17 @@ def test_some_memory_is_free() -> None:
     allowed=st.integers(1, 10**13),
 )
 def test_a_batch_fits_the_allowed_memory(vector: int, step: int, jobs: int, concurrent: int, allowed: int) -> None:
-    one = JobMemory(vector, step, 10)
     if allowed < 2 * (step + VECTORS * vector):
         with pytest.raises(UserError, match="--memory"):
-            one.limits(jobs, concurrent, allowed)
+            batch_limits(vector, step, 10, jobs, concurrent, allowed)
         return
-    limits = one.limits(jobs, concurrent, allowed)
+    limits = batch_limits(vector, step, 10, jobs, concurrent, allowed)
     assert 1 <= limits.concurrent_jobs <= max(1, min(concurrent, jobs))
     assert 1 <= limits.max_batch_jobs <= jobs
     waiting = limits.max_batch_jobs - limits.concurrent_jobs
     batch = limits.concurrent_jobs * (step + VECTORS * vector) + waiting * VECTORS * vector
     assert batch + limits.max_pending_updates * vector <= allowed or limits.max_pending_updates == 1
-    more = one.limits(jobs, concurrent, 2 * allowed)
+    more = batch_limits(vector, step, 10, jobs, concurrent, 2 * allowed)
     assert more.concurrent_jobs >= limits.concurrent_jobs
     assert more.max_pending_updates >= limits.max_pending_updates
 

@@ -8,20 +8,22 @@ evaluated in batches, while the device trains the next jobs.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, zip_longest
 
+import torch
 from torch import Tensor
 
 from ..algorithms.protocol import Update
 from ..errors import UserError
 from ..planning.records import Record, Round
-from .eval_schedule import EvalCounters, EvalResult, EvalSchedule, PendingEval
-from .evaluation import Evaluator
+from ..tasks import Data
+from .evaluation import EvalCounters, EvalResult, EvalSchedule, PendingEval
 from .local_training import TrainingJob
-from .reference import Reference
-from .reference_run import CheckpointHook
+from .reference import CheckpointHook, Reference, evaluate_version
 from .stopping import Evaluation, RunProgress, StoppingRule
 from .trainer import Trainer
 
@@ -81,7 +83,9 @@ class BatchedRun:
     def advance(self) -> Iterator[PendingEval]:
         """Merge every round whose jobs are trained, and yield the new versions."""
         for _ in range(MAX_PENDING_EVALS):
-            if self.ended or self.held or not (self.rounds or self._read()) or not self._is_trained(self.rounds[0]):
+            if self.ended or self.held or not (self.rounds or self._read()):
+                break
+            if any(update.steps and update not in self.deltas for update, _ in self.rounds[0].merge.updates):
                 break
             yield self._merge(self.rounds.popleft())
         if self.final_record is not None and not self.rounds and not self.ended and not self.held:
@@ -102,9 +106,6 @@ class BatchedRun:
             self.deltas.clear()
         return evaluation
 
-    def _is_trained(self, record: Round) -> bool:
-        return not any(update.steps and update not in self.deltas for update, _ in record.merge.updates)
-
     def _merge(self, record: Round) -> PendingEval:
         trained = {update: self.deltas.pop(update) for update, _ in record.merge.updates if update.steps}
         self.newest = record.merge.version
@@ -113,11 +114,8 @@ class BatchedRun:
         return pending
 
     def _untrained(self, record: Round) -> list[Update]:
-        return [
-            update
-            for update, _ in record.merge.updates
-            if update.steps and update.version <= self.newest and update not in self.deltas
-        ]
+        updates = (update for update, _ in record.merge.updates if update.steps and update.version <= self.newest)
+        return [update for update in updates if update not in self.deltas]
 
     def _read(self) -> bool:
         """Read one more round, and return False where the run ends."""
@@ -133,6 +131,44 @@ class BatchedRun:
 
 
 Batch = list[tuple[BatchedRun, Update]]
+PendingEvals = list[tuple[BatchedRun, PendingEval]]
+RunEvaluation = tuple[BatchedRun, Evaluation | None]
+
+
+def _start_evaluation(pending: PendingEvals, trainer: Trainer) -> Callable[[], list[EvalResult]]:
+    """Start to evaluate versions, on a CUDA device without waiting for it; the returned call waits for the results."""
+    if not pending or not trainer.asynchronous:
+        return lambda: [evaluate_version(run.reference, run.schedule, one) for run, one in pending]
+    finite = [torch.isfinite(one.weights).all().double() for _, one in pending]
+    chosen = [(i, run.schedule, one.weights) for i, (run, one) in enumerate(pending) if one.evaluate]
+    test = _evaluate([(i, schedule.test, weights) for i, schedule, weights in chosen], trainer)
+    train = _evaluate([(i, schedule.train_subset, weights) for i, schedule, weights in chosen], trainer)
+    none = torch.full((2,), math.nan, dtype=torch.float64, device=finite[0].device)
+    rows = [torch.stack([seen, *test.get(i, none).unbind(), train.get(i, none)[0]]) for i, seen in enumerate(finite)]
+    host = torch.empty((len(rows), 4), dtype=torch.float64, pin_memory=True)
+    host.copy_(torch.stack(rows), non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+
+    def results() -> list[EvalResult]:
+        done.synchronize()
+        values = []
+        for (finite, loss, accuracy, train_loss), (run, _) in zip(host.tolist(), pending, strict=True):
+            classes, subset = run.reference.task.classes, run.schedule.train_subset
+            seen = loss, None if classes is None else accuracy, train_loss if subset else None
+            values.append(EvalResult(bool(finite), *seen))
+        return values
+
+    return results
+
+
+def _evaluate(entries: Sequence[tuple[int, Data | None, Tensor]], trainer: Trainer) -> dict[int, Tensor]:
+    """Return loss and accuracy by number of the entry; versions with the same data are evaluated together."""
+    values: dict[int, Tensor] = {}
+    for data in {id(data): data for _, data, _ in entries if data is not None}.values():
+        group = {i: weights for i, other, weights in entries if other is data}
+        values.update(zip(group, trainer.evaluate(list(group.values()), data), strict=True))
+    return values
 
 
 class _ActiveRuns:
@@ -141,88 +177,75 @@ class _ActiveRuns:
     def __init__(self, trainer: Trainer, queued: Iterator[BatchedRun], resumed: Sequence[BatchedRun]) -> None:
         self._trainer = trainer
         self._queued = queued
-        self._runs = list(resumed)
-        self._started = self._version_0(self._runs)
+        self.runs = list(resumed)
+        self._started = _version_0(self.runs)
 
-    def released(self) -> list[BatchedRun]:
-        """Return the runs whose deferred results can be reported now."""
-        return [run for run in self._runs if run.unreported and not run.held]
-
-    def advance(self) -> list[tuple[BatchedRun, PendingEval]]:
+    def advance(self) -> PendingEvals:
         """Merge what can be merged, and return all new versions, those of started runs first."""
-        return self._started + [(run, pending) for run in self._runs if run.running for pending in run.advance()]
+        return self._started + [(run, pending) for run in self.runs if run.running for pending in run.advance()]
 
     def next_batch(self) -> Batch:
         """Return the jobs to train next; drops ended runs, and starts queued ones while the batch has free slots."""
         trainer = self._trainer
-        self._runs = [run for run in self._runs if run.running]
+        self.runs = [run for run in self.runs if run.running]
         self._started = []
-        batch = _gather(self._runs, trainer.max_batch_jobs, trainer.max_pending_updates)
+        batch = _gather(self.runs, trainer.max_batch_jobs, trainer.max_pending_updates)
         while len(batch) < trainer.max_batch_jobs and (run := next(self._queued, None)) is not None:
             if not trainer.accepts(run.reference.module):
                 raise UserError(
                     "the model differs each time it is built; only its initial weights may differ, so build the same "
                     "layers and constants for every seed"
                 )
-            self._runs.append(run)
-            self._started += self._version_0([run])
+            self.runs.append(run)
+            self._started += _version_0([run])
             batch += _gather([run], trainer.max_batch_jobs - len(batch), trainer.max_pending_updates)
         return batch
 
-    @staticmethod
-    def _version_0(runs: Sequence[BatchedRun]) -> list[tuple[BatchedRun, PendingEval]]:
-        return [(run, run.schedule.start(run.reference.versions[0])) for run in runs if not run.schedule.started]
+
+def _version_0(runs: Sequence[BatchedRun]) -> PendingEvals:
+    return [(run, run.schedule.start(run.reference.versions[0])) for run in runs if not run.schedule.started]
 
 
 def run_batched(
-    runs: Iterable[BatchedRun],
-    trainer: Trainer,
-    resumed: Sequence[BatchedRun] = (),
+    runs: Iterable[BatchedRun], trainer: Trainer, resumed: Sequence[BatchedRun] = (),
     checkpoint_hook: CheckpointHook = lambda: None,
-) -> Iterator[tuple[BatchedRun, Evaluation | None]]:
+) -> Iterator[RunEvaluation]:  # fmt: skip
     """Compute many runs together until the rule of each stops it, and yield every evaluation with its run.
 
-    A run whose weights are no longer finite ends without an evaluation, and is yielded with None.
-
-    A run is started when those before it cannot fill a batch, so that a long sweep needs no more memory than a short
-    one. ``resumed`` are the runs that were in progress when an earlier call was checkpointed, in their order.
+    A run whose weights are no longer finite ends without an evaluation, and is yielded with None. A run is started
+    when those before it cannot fill a batch, so that a long sweep needs no more memory than a short one. ``resumed``
+    are the runs that were in progress when an earlier call was checkpointed, in their order.
     """
-    evaluator, active = Evaluator(trainer), _ActiveRuns(trainer, iter(runs), resumed)
+    active = _ActiveRuns(trainer, iter(runs), resumed)
     batch: Batch | None = None
     while True:
         checkpoint_hook()
-        for run in active.released():
+        for run in [run for run in active.runs if run.unreported and not run.held]:
             batch = None  # the caller may release further runs when it receives these results
             yield from _report(run)
         pending = active.advance()
         if batch == [] and not pending:
             return
-        results = evaluator.start(pending)
+        results = _start_evaluation(pending, trainer)
         if not trainer.asynchronous:
             yield from _record(pending, results())
-            pending, results = [], evaluator.start([])
+            pending, results = [], list
         batch = active.next_batch()
         # A CUDA device trains this batch while the host waits for the results of the last one.
-        _train(batch, trainer)
+        deltas = trainer.train([run.job(update) for run, update in batch])
+        for (run, update), delta in zip(batch, deltas, strict=True):
+            run.deltas[update] = delta
+            run.reference.updates_trained += 1
         yield from _record(pending, results())
 
 
-def _train(batch: Batch, trainer: Trainer) -> None:
-    deltas = trainer.train([run.job(update) for run, update in batch])
-    for (run, update), delta in zip(batch, deltas, strict=True):
-        run.deltas[update] = delta
-        run.reference.updates_trained += 1
-
-
-def _record(
-    pending: Sequence[tuple[BatchedRun, PendingEval]], results: Sequence[EvalResult]
-) -> Iterator[tuple[BatchedRun, Evaluation | None]]:
+def _record(pending: PendingEvals, results: Sequence[EvalResult]) -> Iterator[RunEvaluation]:
     for (run, one), result in zip(pending, results, strict=True):
         run.unreported.append((one, result))
         yield from _report(run)
 
 
-def _report(run: BatchedRun) -> Iterator[tuple[BatchedRun, Evaluation | None]]:
+def _report(run: BatchedRun) -> Iterator[RunEvaluation]:
     """Record the unreported results of a run, and yield its evaluations."""
     while run.unreported and run.running and not (run.held and run.defer_results):
         evaluation = run.record(*run.unreported.popleft())
@@ -233,11 +256,6 @@ def _report(run: BatchedRun) -> Iterator[tuple[BatchedRun, Evaluation | None]]:
 def _gather(runs: Sequence[BatchedRun], max_batch_jobs: int, max_pending_updates: int) -> Batch:
     """Return ready jobs of all runs, with an equal share of the batch for each; unused shares go to other runs."""
     share = max(1, max_pending_updates // max(1, len(runs)))
-    queues = deque((run, deque(run.ready(max_batch_jobs, share))) for run in runs)
-    batch: Batch = []
-    while queues and len(batch) < max_batch_jobs:
-        run, queue = queues.popleft()
-        if queue:
-            batch.append((run, queue.popleft()))
-            queues.append((run, queue))
-    return batch
+    queues = [[(run, update) for update in run.ready(max_batch_jobs, share)] for run in runs]
+    in_turn = (entry for entries in zip_longest(*queues) for entry in entries if entry is not None)
+    return list(islice(in_turn, max_batch_jobs))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -39,23 +40,12 @@ def free(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
+    available = int(psutil.virtual_memory().available)
     try:
-        from psutil import virtual_memory
-
-        limits = [int(virtual_memory().available)]
-    except ImportError:  # PyTorch and NumPy are enough to train
-        limits = []
-    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        limits.append(max(0, int(limit) - int(used)))
-    return min(limits, default=4 << 30)
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii")
-    except OSError:
-        return ""
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii") for name in ("max", "current"))
+        return max(0, min(available, int(limit) - int(used)))
+    except (OSError, ValueError):  # not in a container, or in one without a limit
+        return available
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +58,28 @@ class BatchLimits:
     eval_samples: int  # samples of all versions together in one evaluation step
 
 
-@dataclass(frozen=True, slots=True)
-class JobMemory:
-    """The bytes that one job needs: its vector of parameters, and the temporary tensors of a step."""
+def batch_limits(
+    vector: int, step: int, samples: int, max_batch_jobs: int, concurrent_jobs: int, allowed: int
+) -> BatchLimits:
+    """Return the largest limits up to those given; half of ``allowed`` is for versions and pending updates.
 
-    vector: int
-    step: int
-    samples: int  # in a step
-
-    def limits(self, max_batch_jobs: int, concurrent_jobs: int, allowed: int) -> BatchLimits:
-        """Return the largest limits up to those given; half of ``allowed`` is for versions and pending updates."""
-        one = self.step + VECTORS * self.vector
-        if allowed < 2 * one:
-            raise UserError(
-                f"training one client takes about {readable(2 * one)}, but only {readable(allowed)} may be used; "
-                "give more with --memory, or use a smaller model or batch_size"
-            )
-        half = allowed // 2
-        concurrent_jobs = max(1, min(concurrent_jobs, max_batch_jobs, half // one))
-        waiting = (half - concurrent_jobs * one) // (VECTORS * self.vector)
-        return BatchLimits(
-            max_batch_jobs=max(1, min(max_batch_jobs, concurrent_jobs + waiting)),
-            max_pending_updates=max(1, min(MAX_PENDING_UPDATES, half // (2 * self.vector))),
-            concurrent_jobs=concurrent_jobs,
-            eval_samples=max(1, half // 4 * self.samples // max(1, self.step)),
+    A job needs ``vector`` bytes for its parameters, and ``step`` bytes for the tensors of a step with ``samples``.
+    """
+    one = step + VECTORS * vector
+    if allowed < 2 * one:
+        raise UserError(
+            f"training one client takes about {readable(2 * one)}, but only {readable(allowed)} may be used; "
+            "give more with --memory, or use a smaller model or batch_size"
         )
+    half = allowed // 2
+    concurrent_jobs = max(1, min(concurrent_jobs, max_batch_jobs, half // one))
+    waiting = (half - concurrent_jobs * one) // (VECTORS * vector)
+    return BatchLimits(
+        max_batch_jobs=max(1, min(max_batch_jobs, concurrent_jobs + waiting)),
+        max_pending_updates=max(1, min(MAX_PENDING_UPDATES, half // (2 * vector))),
+        concurrent_jobs=concurrent_jobs,
+        eval_samples=max(1, half // 4 * samples // max(1, step)),
+    )
 
 
 def allowed(memory: int | None, device: torch.device) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .stacking.attention import KeyedAttention, is_standard
-from .stacking.dropout import KEYED, Draws, KeyedDropout
+from .stacking.dropout import DRAWN_DIMENSIONS, Draws, KeyedDropout
 
 
 def keyed_copy(module: nn.Module) -> tuple[nn.Module, Draws]:
@@ -17,11 +17,12 @@ def keyed_copy(module: nn.Module) -> tuple[nn.Module, Draws]:
     module, draws = copy.deepcopy(module), Draws()
     number = 0
     for inner in module.modules():
-        kind: type[nn.Module] | None = KEYED.get(type(inner))
-        if type(inner) is nn.MultiheadAttention and inner.dropout > 0 and is_standard(inner):
-            kind = KeyedAttention
-        if kind is not None:
-            inner.__class__ = kind  # in place, because several modules may hold this one
+        # The class changes in place, because several modules may hold this one.
+        if drawn := DRAWN_DIMENSIONS.get(type(inner)):
+            inner.__class__ = KeyedDropout
+            vars(inner)["drawn_dimensions"] = drawn
+        elif type(inner) is nn.MultiheadAttention and inner.dropout > 0 and is_standard(inner):
+            inner.__class__ = KeyedAttention
         if isinstance(inner, KeyedDropout | KeyedAttention):
             inner.number, inner.draws = number, draws
             number += 1

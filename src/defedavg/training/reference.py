@@ -3,27 +3,33 @@
 For each merge it trains the jobs that the merge uses, one after the other, and applies
 
     w[t+1] = Σ a·w[v] + global_lr · Σ b·Δ
-
-It never trains a job that no merge uses, and deletes a version as soon as the plan frees it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from ..algorithms.protocol import Update
 from ..errors import UserError, first_line
-from ..planning.records import Round
+from ..planning.records import Record, Round
 from ..rng import extend, key
 from ..tasks import Data, Task, seeded
+from .evaluation import EvalResult, EvalSchedule, PendingEval
 from .local_training import LocalTraining
 from .module_state import keyed_copy, updated_buffers
+from .stopping import Evaluation, StoppingRule
 from .tensor_rng import signed
+
+CHUNK = 1000  # samples in one step of an evaluation
+
+CheckpointHook = Callable[[], None]
+"""Called whenever all computed versions are evaluated and reported: here a run can be checkpointed."""
 
 
 class FlatModel:
@@ -34,27 +40,20 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, constants: Collection[str] = ()) -> None:
         # A copy, because this class writes to it, and a model builder may return the same module each time.
-        module, self.draws = keyed_copy(module)
-        self.module = module
-        averaged = [b for name, b in module.named_buffers() if b.is_floating_point() and name not in constants]
-        tensors = [*module.parameters(), *averaged]
-        self.trainable = [p for p in module.parameters() if p.requires_grad]
-        self._check(tensors)
-        self.vector = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        offset = 0
-        for tensor in tensors:
-            tensor.data = self.vector[offset : offset + tensor.numel()].view_as(tensor)
-            offset += tensor.numel()
-        ids = {id(b) for b in averaged}
-        self._constants = [(b, b.clone()) for b in module.buffers() if id(b) not in ids]
-
-    def _check(self, tensors: Collection[Tensor]) -> None:
+        self.module, self.draws = keyed_copy(module)
+        averaged = [b for name, b in self.module.named_buffers() if b.is_floating_point() and name not in constants]
+        tensors = [*self.module.parameters(), *averaged]
+        self.trainable = [p for p in self.module.parameters() if p.requires_grad]
         if not tensors:
             raise UserError("the model has no parameters; use a model that has some")
         if len({tensor.dtype for tensor in tensors}) > 1:
             raise UserError("the model mixes number types; give all its parameters and buffers the same dtype")
         if not self.trainable:
             raise UserError("every parameter of the model is frozen; use a model that can be trained")
+        self.vector = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        vector_to_parameters(self.vector, tensors)
+        ids = set(map(id, averaged))
+        self._constants = [(b, b.clone()) for b in self.module.buffers() if id(b) not in ids]
 
     def load(self, weights: Tensor) -> None:
         """Load a version, and reset the constants and counters, which no merge averages, to their initial values."""
@@ -78,29 +77,25 @@ class Reference:
     """Computes the rounds of one plan, in order."""
 
     def __init__(self, task: Task, local_training: LocalTraining) -> None:
-        self.task = task
-        self.local_training = local_training
+        self.task, self.local_training = task, local_training
         self.updates_trained = 0
-        device = task.train.inputs.device
-        module = seeded(task.model, key(local_training.seed, "init")).to(device)
+        module = seeded(task.model, key(local_training.seed, "init")).to(task.train.inputs.device)
         buffers = {name for name, _ in module.named_buffers()}
-        first = task.train.inputs[torch.from_numpy(task.clients[0][: local_training.batch_size])]
-        self._flat = FlatModel(module, constants=buffers - updated_buffers(module, first))
+        samples = torch.from_numpy(task.clients[0][: local_training.batch_size])
+        self._flat = FlatModel(module, constants=buffers - updated_buffers(module, task.train.inputs[samples]))
         self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
-        self._check_model()
-
-    def _check_model(self) -> None:
-        """Compute one gradient and discard it, so that a model that does not fit its data is refused at once."""
-        samples = torch.from_numpy(self.task.clients[0][: self.local_training.batch_size])
-        try:
+        try:  # so that a model that does not fit its data is refused at once
             with torch.random.fork_rng(devices=[]):
                 self._flat.module.eval()
-                outputs = self._flat.module(self.task.train.inputs[samples])
-                loss = sample_losses(self.task, outputs, self.task.train.targets[samples]).mean()
-                torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
+                self._gradients(samples)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            reason = first_line(error)
-            raise UserError(f"the model cannot be trained on these data with this loss: {reason}") from error
+            message = f"the model cannot be trained on these data with this loss: {first_line(error)}"
+            raise UserError(message) from error
+
+    def _gradients(self, samples: Tensor) -> tuple[Tensor | None, ...]:
+        data = self.task.train
+        loss = sample_losses(self.task, self._flat.module(data.inputs[samples]), data.targets[samples]).mean()
+        return torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
 
     @property
     def module(self) -> nn.Module:
@@ -131,18 +126,14 @@ class Reference:
         return merged
 
     def _train(self, update: Update) -> Tensor:
-        """Return Δ = w_start − w_end of one job."""
         self.updates_trained += 1
         return self.train(update, self.versions[update.version])[0]
 
     def train(
-        self,
-        update: Update,
-        start: Tensor,
-        client_samples: NDArray[np.int64] | None = None,
+        self, update: Update, start: Tensor, client_samples: NDArray[np.int64] | None = None,
         may_continue: Callable[[int], bool] = lambda _: True,
-    ) -> tuple[Tensor, int]:
-        """Return Δ of a job that starts from ``start``, and the number of steps done.
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        """Return Δ = start − end of a job that starts from ``start``, and the number of steps done.
 
         ``may_continue`` is called with the step number before each step, and ends the job by returning False.
         """
@@ -160,9 +151,7 @@ class Reference:
                     break
                 if flat.draws.used:
                     flat.draws.key = torch.tensor(signed(extend(layer_key, step)), device=flat.vector.device)
-                outputs = flat.module(self.task.train.inputs[samples])
-                loss = sample_losses(self.task, outputs, self.task.train.targets[samples]).mean()
-                gradients = torch.autograd.grad(loss, flat.trainable, allow_unused=True)
+                gradients = self._gradients(samples)
                 with torch.no_grad():
                     for parameter, gradient in zip(flat.trainable, gradients, strict=True):
                         if gradient is not None:
@@ -170,27 +159,60 @@ class Reference:
                 done += 1
         return start - flat.vector, done
 
-    def evaluate(self, weights: Tensor, data: Data, chunk: int = 1000) -> tuple[float, float | None]:
+    def evaluate(self, weights: Tensor, data: Data) -> tuple[float, float | None]:
         """Return the mean loss of a version and, for a task with classes, its accuracy."""
         self._flat.load(weights)
         self._flat.module.eval()
-        losses, correct = [], 0
+        classes, losses, correct = self.task.classes, [], 0
         with torch.no_grad():
-            for first in range(0, len(data), chunk):
-                inputs, targets = data.inputs[first : first + chunk], data.targets[first : first + chunk]
+            for inputs, targets in zip(torch.split(data.inputs, CHUNK), torch.split(data.targets, CHUNK), strict=True):
                 outputs = self._flat.module(inputs)
                 losses.append(sample_losses(self.task, outputs, targets).double())
-                if self.task.classes is not None:
-                    correct += _count_correct(outputs, targets, self.task.classes)
-        accuracy = correct / len(data) if self.task.classes is not None else None
-        return float(torch.cat(losses).mean()), accuracy
+                if classes is None:
+                    continue
+                if outputs.ndim != 2 or outputs.shape[1] < classes or targets.ndim != 1:
+                    raise UserError(
+                        f"accuracy needs outputs of shape (samples, {classes}) and one target per sample, not "
+                        f"{tuple(outputs.shape)} and {tuple(targets.shape)}; change the model, or make the task with "
+                        "classes=None"
+                    )
+                correct += int((outputs.argmax(dim=1) == targets).sum())
+        return float(torch.cat(losses).mean()), None if classes is None else correct / len(data)
 
 
-def _count_correct(outputs: Tensor, targets: Tensor, classes: int) -> int:
-    """Count the samples whose largest output is at their target."""
-    if outputs.ndim != 2 or outputs.shape[1] < classes or targets.ndim != 1:
-        raise UserError(
-            f"accuracy needs outputs of shape (samples, {classes}) and one target per sample, not "
-            f"{tuple(outputs.shape)} and {tuple(targets.shape)}; change the model, or make the task with classes=None"
-        )
-    return int((outputs.argmax(dim=1) == targets).sum())
+def evaluate_version(executor: Reference, schedule: EvalSchedule, pending: PendingEval) -> EvalResult:
+    """Evaluate a version now: whether it is finite and, if it is to be evaluated, its loss and accuracy."""
+    finite = bool(torch.isfinite(pending.weights).all())
+    if not finite or not pending.evaluate:
+        return EvalResult(finite)
+    loss, accuracy = executor.evaluate(pending.weights, schedule.test)
+    train_loss = executor.evaluate(pending.weights, schedule.train_subset)[0] if schedule.train_subset else None
+    return EvalResult(True, loss, accuracy, train_loss)
+
+
+def run_reference(
+    records: Iterable[Record], executor: Reference, rule: StoppingRule, schedule: EvalSchedule,
+    checkpoint_hook: CheckpointHook = lambda: None,
+) -> Iterator[Evaluation]:  # fmt: skip
+    """Compute rounds one after the other until the rule stops the run, and yield every evaluation."""
+    for pending in _pending_evaluations(records, executor, rule, schedule):
+        evaluation = schedule.record(pending, evaluate_version(executor, schedule, pending))
+        if evaluation is not None:
+            yield evaluation
+        if not schedule.running:
+            return
+        checkpoint_hook()
+
+
+def _pending_evaluations(
+    records: Iterable[Record], executor: Reference, rule: StoppingRule, schedule: EvalSchedule
+) -> Iterator[PendingEval]:
+    newest = executor.versions[schedule.counters.newest[0]]
+    if not schedule.started:
+        yield schedule.start(newest)
+    for record in records:
+        if rule.ended_by(record):
+            yield schedule.ended(record, newest)
+        elif isinstance(record, Round):
+            newest = executor.apply(record)
+            yield schedule.round(record, newest)

@@ -7,7 +7,8 @@ and contains those that would not be bit-identical if they were trained again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -16,21 +17,13 @@ from ..algorithms.protocol import Update
 from ..errors import UserError
 from ..planning.records import Record, Round
 from .batched import BatchedRun
-from .eval_schedule import EvalCounters, EvalSchedule
+from .evaluation import EvalCounters, EvalSchedule
 from .reference import Reference
 from .stopping import Evaluation, RunProgress
 from .trainer import Trainer
 
-VERSION, UPDATE = "version", "update"
-COUNTER_KEYS = {
-    "staleness": "staleness",
-    "updates": "updates",
-    "consecutive_hits": "hits",
-    "hits_since": "since",
-    "newest": "newest",
-    "evaluated": "measured",
-    "wall_seconds": "wall_seconds",
-}
+RENAMED = {"consecutive_hits": "hits", "hits_since": "since", "evaluated": "measured"}
+COUNTER_KEYS = {each.name: RENAMED.get(each.name, each.name) for each in fields(EvalCounters)}
 """Field of ``EvalCounters`` -> its key in the ``tally`` of a checkpoint, which is a file format."""
 
 
@@ -49,10 +42,10 @@ class RunState:
     @classmethod
     def of(cls, reference: Reference, schedule: EvalSchedule, progress: RunProgress) -> RunState:
         """Return the state of a run of the reference executor."""
-        counters = schedule.counters
-        copied = replace(counters, staleness=list(counters.staleness), wall_seconds=schedule.wall_seconds)
+        staleness = list(schedule.counters.staleness)
+        counters = replace(schedule.counters, staleness=staleness, wall_seconds=schedule.wall_seconds)
         hits = progress.first_hit_seconds, progress.sustained_seconds
-        return cls(copied, reference.updates_trained, *hits, dict(reference.versions))
+        return cls(counters, reference.updates_trained, *hits, dict(reference.versions))
 
     @classmethod
     def of_batched_run(cls, run: BatchedRun, trainer: Trainer) -> RunState:
@@ -75,22 +68,28 @@ class RunState:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors by name."""
         for version, weights in self.versions.items():
-            yield f"{VERSION}.{version}", weights
+            yield f"version.{version}", weights
         for update, delta in self.deltas.items():
-            yield f"{UPDATE}.{update.client}.{update.index}", delta
+            yield f"update.{update.client}.{update.index}", delta
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RunState:
         """Return the stored state, or raise KeyError, TypeError or ValueError if this is not one."""
+        if set(stored["tally"]) != set(COUNTER_KEYS.values()):
+            raise ValueError("wrong fields")
+        counters = {name: stored["tally"][key] for name, key in COUNTER_KEYS.items()}
+        for name in ("newest", "evaluated"):
+            number, seconds = counters[name]
+            counters[name] = (int(number), float(seconds))
         waiting = {Update(*map(int, ids)): kept for *ids, kept in stored["waiting"]}
         return cls(
-            _counters(stored["tally"]),
+            EvalCounters(**counters),
             int(stored["updates_trained"]),
             stored["first_hit_seconds"],
             stored["sustained_seconds"],
-            {int(version): tensors[f"{VERSION}.{version}"] for version in stored["versions"]},
+            {int(version): tensors[f"version.{version}"] for version in stored["versions"]},
             tuple(waiting),
-            {u: tensors[f"{UPDATE}.{u.client}.{u.index}"] for u, kept in waiting.items() if kept},
+            {u: tensors[f"update.{u.client}.{u.index}"] for u, kept in waiting.items() if kept},
         )
 
     def restore(self, reference: Reference, progress: RunProgress, evaluations: Iterable[Evaluation]) -> None:
@@ -115,23 +114,9 @@ class RunState:
     def skip(self, records: Iterator[Record]) -> Iterator[Record]:
         """Advance a plan to this state and return the rest of it; refuse a plan that does not lead to this state."""
         newest, seconds = self.counters.newest
-        live = {0}
-        last = None
-        while newest > 0 and (last is None or last.merge.version < newest):
-            last = next((record for record in records if isinstance(record, Round)), None)
-            if last is None:
-                break
-            live = (live | {last.merge.version}) - set(last.freed)
-        if live != set(self.versions) or (newest > 0 and (last is None or last.time != seconds)):
+        live, reached = {0}, 0.0
+        for record in islice((record for record in records if isinstance(record, Round)), newest):
+            live, reached = (live | {record.merge.version}) - set(record.freed), record.time
+        if live != set(self.versions) or reached != seconds:
             raise UserError("the plan differs from the one in the checkpoint; restore the program and the trace file")
         return records
-
-
-def _counters(stored: Mapping[str, Any]) -> EvalCounters:
-    if set(stored) != set(COUNTER_KEYS.values()):
-        raise ValueError("wrong fields")
-    fields = {name: stored[key] for name, key in COUNTER_KEYS.items()}
-    for name in ("newest", "evaluated"):
-        number, seconds = fields[name]
-        fields[name] = (int(number), float(seconds))
-    return EvalCounters(**fields)

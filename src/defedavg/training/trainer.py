@@ -13,16 +13,15 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..tasks import Data, Task
-from .device_minibatches import DeviceMinibatches, host_minibatches
 from .kernels.cuda_graph import StepGraph
 from .kernels.plain import CpuLayerKernels, LayerKernels
-from .local_training import TrainingJob
-from .memory import JobMemory, allowed, step_bytes
+from .local_training import DeviceMinibatches, TrainingJob, host_minibatches
+from .memory import allowed, batch_limits, step_bytes
 from .module_state import same_constants
 from .precision import DEFAULT, check_precision
 from .reference import sample_losses
+from .stacking.layer_registry import CHANNELS_LAST, StackedPass
 from .stacking.stacked_model import stack
-from .stacking.stacked_types import CHANNELS_LAST, StackedPass
 from .tensor_rng import extend_all, signed
 from .threads import threads
 
@@ -42,23 +41,16 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        task: Task,
-        module: nn.Module,
-        *,
-        batch_size: int = 10,
-        max_batch_jobs: int | None = None,
-        memory: int | None = None,
-        precision: str | None = None,
-    ) -> None:
+        self, task: Task, module: nn.Module, *, batch_size: int = 10, max_batch_jobs: int | None = None,
+        memory: int | None = None, precision: str | None = None,
+    ) -> None:  # fmt: skip
         if max_batch_jobs is None:
             max_batch_jobs = DEFAULT_MAX_BATCH_JOBS[task.train.inputs.device.type]
         if max_batch_jobs < 1:
             raise UserError(f"max_batch_jobs is {max_batch_jobs}; it must be at least 1")
-        self._task = task
-        self._module = module
-        self._data = task.train
-        self._shapes = [(name, p.shape, p.numel()) for name, p in module.named_parameters()]
+        self._task, self._module = task, module
+        self._shapes = _shapes(module)
+        self._size = sum(shape.numel() for shape in self._shapes.values())
         self._trainable = [name for name, p in module.named_parameters() if p.requires_grad]
         self._device = task.train.inputs.device
         dtype = next(module.parameters()).dtype
@@ -76,11 +68,11 @@ class Trainer:
         self.batch_invariant = not self.asynchronous or (same_in_any_batch and fully_fused)
 
     def _set_limits(self, itemsize: int, batch_size: int, max_batch_jobs: int, memory: int | None) -> None:
-        size = sum(count for *_, count in self._shapes) * itemsize
+        size = self._size * itemsize
         group = max(1, min(32, GROUP_BYTES // size))
         concurrent = max_batch_jobs if self.asynchronous else group * torch.get_num_threads()
-        one = JobMemory(size, step_bytes(partial(self._discarded_step, batch_size), self._device), batch_size)
-        limits = one.limits(max_batch_jobs, concurrent, allowed(memory, self._device))
+        step = step_bytes(partial(self._discarded_step, batch_size), self._device)
+        limits = batch_limits(size, step, batch_size, max_batch_jobs, concurrent, allowed(memory, self._device))
         self.max_batch_jobs, self.max_pending_updates = limits.max_batch_jobs, limits.max_pending_updates
         self._group_jobs = min(group, limits.concurrent_jobs)
         self._concurrent_groups = max(1, limits.concurrent_jobs // self._group_jobs)
@@ -90,14 +82,12 @@ class Trainer:
         """Run one step on copies of the weights."""
         vector = torch.cat([p.detach().reshape(1, -1) for p in self._module.parameters()], dim=1)
         zeros = torch.zeros((clients, batch_size), dtype=torch.int64, device=self._device)
-        self.step(
-            self.split(vector.expand(clients, -1)), zeros, torch.ones_like(vector[0, :1]).expand(clients), zeros[:, 0]
-        )
+        rates = torch.ones_like(vector[0, :1]).expand(clients)
+        self.step(self.split(vector.expand(clients, -1)), zeros, rates, zeros[:, 0])
 
     def accepts(self, module: nn.Module) -> bool:
         """Return whether a model has the same parameters and constants as the one of this trainer."""
-        shapes = [(name, p.shape, p.numel()) for name, p in module.named_parameters()]
-        return self._shapes == shapes and same_constants(self._module, module)
+        return list(self._shapes.items()) == list(_shapes(module).items()) and same_constants(self._module, module)
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         """Return Δ of every job, in their order; after running out of memory, continue with smaller batches."""
@@ -107,15 +97,14 @@ class Trainer:
             try:
                 deltas.extend(self._train(batch))
                 continue
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not _out_of_memory(error):
+            except RuntimeError as error:
+                if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
                     raise
             # Outside the handler, because the error keeps the tensors of its frames alive.
             self._shrink(len(batch))
         return deltas
 
     def _shrink(self, tried: int) -> None:
-        """Halve the number of jobs in a batch from now on."""
         if min(self.max_batch_jobs, tried) == 1:
             raise UserError("there is not enough memory to train even one client; use a smaller model or batch_size")
         self.max_batch_jobs = min(self.max_batch_jobs, tried) // 2
@@ -129,10 +118,8 @@ class Trainer:
         order = sorted(range(len(jobs)), key=lambda i: -jobs[i].update.steps)  # jobs with fewer steps end first
         ordered = [jobs[i] for i in order]
         deltas = self._train_on_device(ordered) if self.asynchronous else self._train_in_threads(ordered)
-        by_job: list[Tensor] = [deltas[0]] * len(jobs)
-        for i, delta in zip(order, deltas, strict=True):
-            by_job[i] = delta
-        return by_job
+        by_job = dict(zip(order, deltas, strict=True))
+        return [by_job[i] for i in range(len(jobs))]
 
     def _train_in_threads(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         """Train groups of jobs, one thread for each core: no product is large enough for several threads."""
@@ -189,9 +176,8 @@ class Trainer:
     def _train_on_device(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
         size, longest = jobs[0].local_training.batch_size, jobs[0].update.steps
-        steps, keys = self._minibatches.send(
-            [[job.update.steps, signed(job.local_training.layer_key(job.update))] for job in jobs]
-        ).unbind(1)
+        rows = [[job.update.steps, signed(job.local_training.layer_key(job.update))] for job in jobs]
+        steps, keys = self._minibatches.send(rows).unbind(1)
         rates = self._minibatches.send([job.local_training.local_lr for job in jobs], starts.dtype)
         samples = self._minibatches.draw(jobs, longest)
         graph = self._graph(len(jobs), size, longest, starts[:1])
@@ -212,27 +198,25 @@ class Trainer:
         """Do one SGD step for every client, in place: (C, …) weights, (C, B) samples, (C,) rates and keys."""
         clients, size = samples.shape
         flat = samples.reshape(-1)
-        targets = self._data.targets[flat]
+        targets = self._task.train.targets[flat]
 
         def loss(outputs: Tensor) -> Tensor:
             return sample_losses(self._task, outputs, targets).view(clients, size).mean(dim=1).sum()
 
-        self._stacked.sgd_step(weights, self._trainable, rates, keys, self._data.inputs[flat], loss)
+        self._stacked.sgd_step(weights, self._trainable, rates, keys, self._task.train.inputs[flat], loss)
 
     def evaluate(self, versions: Sequence[Tensor], data: Data) -> Tensor:
         """Return mean loss and accuracy of every version, (V, 2) in float64; the accuracy is NaN without classes."""
-        rows = [self._evaluate(torch.stack(list(versions[i : i + 32])), data) for i in range(0, len(versions), 32)]
-        return torch.cat(rows)
+        batches = (versions[i : i + 32] for i in range(0, len(versions), 32))
+        return torch.cat([self._evaluate(torch.stack(list(batch)), data) for batch in batches])
 
     @torch.no_grad()
     def _evaluate(self, vectors: Tensor, data: Data) -> Tensor:
-        count = len(vectors)
-        context = StackedPass(self.split(vectors))
+        count, context = len(vectors), StackedPass(self.split(vectors))
         losses = torch.zeros(count, dtype=torch.float64, device=vectors.device)
         correct = torch.zeros_like(losses)
         chunk = max(1, self._samples_at_once // count)
-        for first in range(0, len(data), chunk):
-            inputs, targets = data.inputs[first : first + chunk], data.targets[first : first + chunk]
+        for inputs, targets in zip(torch.split(data.inputs, chunk), torch.split(data.targets, chunk), strict=True):
             all_inputs = inputs.expand(count, *inputs.shape).flatten(0, 1)
             all_targets = targets.expand(count, *targets.shape).flatten(0, 1)
             outputs = self._stacked.run(context, all_inputs)
@@ -244,12 +228,10 @@ class Trainer:
 
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return the parameters in vectors (C, …) as views, with the dimensions in the order of the stacked layers."""
-        slices = torch.split(vectors, [count for *_, count in self._shapes], dim=1)
-        shaped = (
-            (name, part.view(len(vectors), *shape)) for (name, shape, _), part in zip(self._shapes, slices, strict=True)
-        )
-        channels_last = self._stacked.channels_last
-        return {name: part.permute(CHANNELS_LAST) if name in channels_last else part for name, part in shaped}
+        parts = torch.split(vectors, [shape.numel() for shape in self._shapes.values()], dim=1)
+        shaped = zip(self._shapes.items(), parts, strict=True)
+        views = {name: part.view(len(vectors), *shape) for (name, shape), part in shaped}
+        return views | {name: views[name].permute(CHANNELS_LAST) for name in self._stacked.channels_last}
 
     def split(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return contiguous copies of the parameters in vectors."""
@@ -258,10 +240,14 @@ class Trainer:
     def join(self, weights: dict[str, Tensor]) -> Tensor:
         """Return the vectors of parameters, (C, …)."""
         first = next(iter(weights.values()))
-        vectors = first.new_empty((len(first), sum(count for *_, count in self._shapes)))
+        vectors = first.new_empty((len(first), self._size))
         for name, view in self.views(vectors).items():
             view.copy_(weights[name])
         return vectors
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in module.named_parameters()}
 
 
 def _kernels(device: torch.device, dtype: torch.dtype, precision: str | None) -> LayerKernels:
@@ -277,7 +263,3 @@ def _kernels(device: torch.device, dtype: torch.dtype, precision: str | None) ->
         except ImportError:  # without Triton, plain operations give the same results up to rounding
             pass
     return LayerKernels(half=precision == "bf16")
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)

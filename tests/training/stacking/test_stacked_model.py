@@ -20,8 +20,8 @@ from defedavg.training.module_state import same_constants
 from defedavg.training.stacking import stacked_model as stacked_forms
 from defedavg.training.stacking.attention import PlainAttention
 from defedavg.training.stacking.dropout import factors
+from defedavg.training.stacking.layer_registry import StackedModel
 from defedavg.training.stacking.stacked_model import stack
-from defedavg.training.stacking.stacked_types import StackedModel
 from defedavg.training.tensor_rng import signed
 from helpers.modules import ENTER, MODELS, RANDOM, WORDS, Around, Encoder, Language, Residual, X, named, task_of
 from helpers.small_runs import batched_run, final_versions, how, reference

@@ -10,22 +10,15 @@ from torch import Tensor
 from ..tensor_rng import extend_all
 
 
-class StepSource(Protocol):
-    """The operations that a graph captures, and the memory pool that graphs share."""
+class _StepSource(Protocol):
+    """The trainer whose step a graph captures; ``pool`` is the memory pool that its graphs share."""
 
     pool: Any
 
-    def step(self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor) -> None:
-        """Do one SGD step for every slot, in place."""
-
-    def views(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Return the parameters in vectors as views."""
-
-    def split(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Return contiguous copies of the parameters in vectors."""
-
-    def join(self, weights: dict[str, Tensor]) -> Tensor:
-        """Return the vectors of parameters."""
+    def step(self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor) -> None: ...
+    def views(self, vectors: Tensor) -> dict[str, Tensor]: ...
+    def split(self, vectors: Tensor) -> dict[str, Tensor]: ...
+    def join(self, weights: dict[str, Tensor]) -> Tensor: ...
 
 
 class StepGraph:
@@ -34,14 +27,13 @@ class StepGraph:
     The device counts the steps itself, so that the host never waits for it.
     """
 
-    def __init__(self, source: StepSource, slots: int, size: int, steps: int, like: Tensor) -> None:
+    def __init__(self, source: _StepSource, slots: int, size: int, steps: int, like: Tensor) -> None:
         device = like.device
         self._source = source
         self._weights = source.split(like.expand(slots, -1))
         self._samples = torch.zeros((slots, steps, size), dtype=torch.int64, device=device)
         self._rates = torch.zeros(slots, dtype=like.dtype, device=device)
-        self._steps = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._keys = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._steps, self._keys = torch.zeros((2, slots), dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())

@@ -49,6 +49,7 @@ class Window:
 
 
 Saved = tuple[Tensor, ...]
+Gradient = Tensor | None  # of the inputs, if it is needed
 
 
 class LayerKernels:
@@ -66,9 +67,7 @@ class LayerKernels:
             out.relu_()
         return out, (x, out) if relu else (x,)
 
-    def linear_backward(
-        self, grad: Tensor, saved: Saved, params: LayerWeights, relu: bool, needs_x: bool
-    ) -> Tensor | None:
+    def linear_backward(self, grad: Tensor, saved: Saved, params: LayerWeights, relu: bool, needs_x: bool) -> Gradient:
         """Update the layer's parameters in place, and return the gradient of the inputs."""
         x = saved[0]
         if relu:
@@ -88,7 +87,7 @@ class LayerKernels:
 
     def conv_backward(
         self, grad: Tensor, saved: Saved, shape: torch.Size, params: LayerWeights, window: Window, needs_x: bool
-    ) -> Tensor | None:
+    ) -> Gradient:
         """Update the layer's parameters in place, and return the gradient of the images."""
         columns, *activation = saved
         high, wide = window.out(shape[1], shape[2])
@@ -134,7 +133,7 @@ class LayerKernels:
         n, height, width, ins = x.shape
         (kh, kw), (sh, sw) = window.size, window.stride
         if ins < 4:  # rows of a patch are short: gathering single values is faster than copying rows
-            indices = _patch_indices(height, width, ins, window.size, window.stride, x.device)
+            indices = _patch_indices(x.shape[1:], window, x.device)
             return x.view(n, -1).index_select(1, indices).view(clients, -1, kh * kw * ins)
         high, wide = (height - kh) // sh + 1, (width - kw) // sw + 1
         a, b, c, d = x.stride()
@@ -142,7 +141,6 @@ class LayerKernels:
         return patches.reshape(clients, -1, kh * kw * ins)
 
     def _activate(self, out: Tensor, window: Window, bias: Tensor | None = None) -> tuple[Tensor, Saved]:
-        """Apply pooling, the bias if it is added after pooling, and ReLU."""
         if not window.pool:
             return (out.relu_(), (out,)) if window.relu else (out, ())
         pooled, which = aten.max_pool2d_with_indices(out.permute(0, 3, 1, 2), (2, 2), (2, 2))
@@ -155,7 +153,6 @@ class LayerKernels:
         return pooled, (pooled, which, out)
 
     def _activation_backward(self, grad: Tensor, saved: Saved, window: Window) -> Tensor:
-        """Return the gradient before pooling and ReLU."""
         if not window.pool:
             return aten.threshold_backward(grad, saved[0], 0) if window.relu else grad
         pooled, which, out = saved
@@ -168,12 +165,10 @@ class LayerKernels:
 
 
 @lru_cache(maxsize=32)
-def _patch_indices(
-    height: int, width: int, ins: int, size: tuple[int, int], stride: tuple[int, int], device: torch.device
-) -> Tensor:
-    """Return the indices of the values of all patches in an image (H, W, I)."""
-    indices = torch.arange(height * width * ins, device=device).view(height, width, ins)
-    cut = indices.unfold(0, size[0], stride[0]).unfold(1, size[1], stride[1])
+def _patch_indices(shape: torch.Size, window: Window, device: torch.device) -> Tensor:
+    """Return the indices of the values of all patches in an image of this shape, (H, W, I)."""
+    indices = torch.arange(shape.numel(), device=device).view(shape)
+    cut = indices.unfold(0, window.size[0], window.stride[0]).unfold(1, window.size[1], window.stride[1])
     return cut.permute(0, 1, 3, 4, 2).reshape(-1)
 
 
@@ -216,7 +211,7 @@ class CpuLayerKernels(LayerKernels):
 
     def conv_backward(
         self, grad: Tensor, saved: Saved, shape: torch.Size, params: LayerWeights, window: Window, needs_x: bool
-    ) -> Tensor | None:
+    ) -> Gradient:
         """Do what ``LayerKernels.conv_backward`` does."""
         if not _suits_onednn(params.weight):
             return super().conv_backward(grad, saved, shape, params, window, needs_x)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import triton_kernels as kernels
-from .plain import LayerKernels, LayerWeights, Saved, Window
+from .plain import Gradient, LayerKernels, LayerWeights, Saved, Window
 
 SPLIT = 4  # with fewer tiles than this, the update of a convolution is summed in as many parts
 ROWS = 64  # with more samples per client, plain operations compute the backward pass of a fully connected layer
@@ -26,9 +26,10 @@ def _tile(size: int, limit: int) -> int:
     return max(16, min(limit, 1 << (size - 1).bit_length()))
 
 
-def _aligned(channels: int) -> int:
-    """Return the number of channels with which pixels are aligned in memory: 4 channels are read faster than 3."""
-    return channels if channels > 16 else 1 << (channels - 1).bit_length()
+def _config(kernel: str, **sizes: int) -> dict[str, int]:
+    """Return the configuration of a kernel, with tiles that are no larger than these sizes need."""
+    limits = CONFIGS[kernel]
+    return limits | {tile: _tile(size, limits[tile]) for tile, size in sizes.items()}
 
 
 def _parts(size: int, tile: int) -> int:
@@ -49,9 +50,8 @@ class TritonLayerKernels(LayerKernels):
         clients, rows, ins = x.shape
         outs = params.weight.shape[1]
         x = x.contiguous()
-        out = torch.empty((clients, rows, outs), dtype=x.dtype, device=x.device)
-        config = dict(CONFIGS["linear"])
-        config |= {"BM": _tile(outs, config["BM"]), "BN": _tile(rows, config["BN"]), "BK": _tile(ins, config["BK"])}
+        out = x.new_empty((clients, rows, outs))
+        config = _config("linear", BM=outs, BN=rows, BK=ins)
         grid = (_parts(outs, config["BM"]), _parts(rows, config["BN"]), clients)
         kernels.linear[grid](
             x, params.weight, *_filled(x, params.bias, params.rates), out, rows, I=ins, O=outs, RELU=relu,
@@ -59,9 +59,7 @@ class TritonLayerKernels(LayerKernels):
         )  # fmt: skip
         return out, (x, out)
 
-    def linear_backward(
-        self, grad: Tensor, saved: Saved, params: LayerWeights, relu: bool, needs_x: bool
-    ) -> Tensor | None:
+    def linear_backward(self, grad: Tensor, saved: Saved, params: LayerWeights, relu: bool, needs_x: bool) -> Gradient:
         """Do what ``LayerKernels.linear_backward`` does."""
         x, out = saved
         clients, rows, ins = x.shape
@@ -69,48 +67,47 @@ class TritonLayerKernels(LayerKernels):
             return super().linear_backward(grad, saved, params, relu, needs_x)
         outs = params.weight.shape[1]
         grad_x = torch.empty_like(x) if needs_x else x
-        config = dict(CONFIGS["linear_step"])
-        config |= {"BM": _tile(outs, config["BM"]), "BN": _tile(ins, config["BN"]), "BR": _tile(rows, ROWS)}
+        config = _config("linear_step", BM=outs, BN=ins)
         kernels.linear_step[_parts(ins, config["BN"]), clients](
             grad.contiguous(), out, x, params.weight, *_filled(x, params.bias, params.rates), grad_x, rows, I=ins,
             O=outs, RELU=relu, INPUTS=needs_x, WEIGHT=params.trainable[0], BIAS=params.trainable[1],
-            PRECISION=self._precision, **config,
+            PRECISION=self._precision, BR=_tile(rows, ROWS), **config,
         )  # fmt: skip
         return grad_x if needs_x else None
 
     def conv(self, x: Tensor, params: LayerWeights, window: Window) -> tuple[Tensor, Saved]:
         """Do what ``LayerKernels.conv`` does."""
         _, height, width, ins = x.shape
-        spare = _aligned(ins) - ins
+        # Pixels are aligned in memory: 4 channels are read faster than 3.
+        spare = (1 << (ins - 1).bit_length()) - ins if ins <= 16 else 0
         x = F.pad(x, (0, spare)) if spare else x.contiguous()
         pool = 2 if window.pool else 1
         high, wide = (side // pool for side in window.out(height, width))
-        out = torch.empty((len(x), high, wide, params.weight.shape[1]), dtype=x.dtype, device=x.device)
-        which = torch.empty(out.shape if window.pool else (1,), dtype=torch.int8, device=x.device)
+        out = x.new_empty((len(x), high, wide, params.weight.shape[1]))
+        which = x.new_empty(out.shape if window.pool else (1,), dtype=torch.int8)
         edges = window.padding != (0, 0)
-        self._conv(x, params.weight, params.bias, params.rates, out, which, window, window.padding, edges)
+        self._conv(x, params.weight, params.bias, params.rates, out, which, window, edges)
         return out, (x, out, which)
 
     def _conv(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, rates: Tensor | None, out: Tensor, which: Tensor,
-        window: Window, padding: tuple[int, int], edges: bool,
+        window: Window, edges: bool,
     ) -> None:  # fmt: skip
         clients, outs, kh, kw, ins = weight.shape
         _, height, width, channels = x.shape
         pool = 2 if window.pool else 1
-        config = dict(CONFIGS["conv"])
-        config |= {"BN": _tile(outs, config["BN"])}
+        config = _config("conv", BN=outs)
         rows = out[0, :, :, 0].numel() * (len(x) // clients) * pool**2
         kernels.conv[_parts(rows, config["BM"]), _parts(outs, config["BN"]), clients](
             x, weight, *_filled(x, bias, rates), out, which, len(x) // clients, H=height, W=width, I=ins, IX=channels,
             O=outs, PH=out.shape[1], PW=out.shape[2], KH=kh, KW=kw, SH=window.stride[0], SW=window.stride[1],
-            DOWN=padding[0], ACROSS=padding[1], EDGES=edges, POOL=pool, RELU=window.relu, BIAS=bias is not None,
-            SKIP=rates is not None, PRECISION=self._precision, **config,
+            DOWN=window.padding[0], ACROSS=window.padding[1], EDGES=edges, POOL=pool, RELU=window.relu,
+            BIAS=bias is not None, SKIP=rates is not None, PRECISION=self._precision, **config,
         )  # fmt: skip
 
     def conv_backward(
         self, grad: Tensor, saved: Saved, shape: torch.Size, params: LayerWeights, window: Window, needs_x: bool
-    ) -> Tensor | None:
+    ) -> Gradient:
         """Do what ``LayerKernels.conv_backward`` does."""
         x, out, which = saved
         assert params.rates is not None
@@ -119,14 +116,13 @@ class TritonLayerKernels(LayerKernels):
         if needs_x:
             # The gradient of the images is a convolution of the gradient with the flipped kernels.
             clients, outs, kh, kw, ins = params.weight.shape
-            flipped = torch.empty((clients, ins, kh, kw, outs), dtype=x.dtype, device=x.device)
+            flipped = x.new_empty((clients, ins, kh, kw, outs))
             kernels.flip_kernels[kh * kw, _parts(outs, 32), clients](
                 params.weight, params.rates, flipped, I=ins, O=outs, T=kh * kw, BI=32, BO=32
             )
-            grad_x = torch.empty(shape, dtype=x.dtype, device=x.device)
-            padding = (kh - 1 - window.padding[0], kw - 1 - window.padding[1])
-            dense = Window(window.size, (1, 1), padding)
-            self._conv(grad, flipped, None, params.rates, grad_x, which, dense, padding, edges=True)
+            grad_x = x.new_empty(shape)
+            dense = Window(window.size, (1, 1), (kh - 1 - window.padding[0], kw - 1 - window.padding[1]))
+            self._conv(grad, flipped, None, params.rates, grad_x, which, dense, edges=True)
         if any(params.trainable):
             self._conv_step(grad, x, params, shape, window)
         return grad_x
@@ -134,15 +130,10 @@ class TritonLayerKernels(LayerKernels):
     def _dilated(
         self, grad: Tensor, out: Tensor, which: Tensor, params: LayerWeights, shape: torch.Size, window: Window
     ) -> Tensor:
-        """Return the gradient before ReLU and pooling, dilated with zeros by the stride of the convolution."""
         if not window.relu and window.stride == (1, 1):
             return grad
-        high, wide = window.out(shape[1], shape[2])
-        sh, sw = window.stride
-        outs = grad.shape[-1]
-        dilated = torch.empty(
-            (len(grad), (high - 1) * sh + 1, (wide - 1) * sw + 1, outs), dtype=grad.dtype, device=grad.device
-        )
+        (high, wide), (sh, sw), outs = window.out(shape[1], shape[2]), window.stride, grad.shape[-1]
+        dilated = grad.new_empty((len(grad), (high - 1) * sh + 1, (wide - 1) * sw + 1, outs))
         each = dilated.numel() // len(params)
         kernels.activation_backward[_parts(each, 1024), len(params)](
             grad, out, which, params.rates, dilated, each, OH=high, OW=wide, O=outs, PH=grad.shape[1], PW=grad.shape[2],
@@ -155,13 +146,12 @@ class TritonLayerKernels(LayerKernels):
         size = len(x) // clients
         high, wide = window.out(shape[1], shape[2])
         patch = kh * kw * x.shape[-1]
-        config = dict(CONFIGS["conv_step"])
-        config |= {"BM": _tile(outs, config["BM"]), "BN": _tile(patch, config["BN"])}
+        config = _config("conv_step", BM=outs, BN=patch)
         tiles = _parts(patch, config["BN"])
         # With a small kernel and large images there are few programs: each sums over a part of the samples.
         parts = min(size, SPLIT) if tiles < SPLIT else 1
         each = outs * kh * kw * ins
-        partial_sums = torch.empty((clients, parts, each + outs) if parts > 1 else (1,), dtype=x.dtype, device=x.device)
+        partial_sums = x.new_empty((clients, parts, each + outs) if parts > 1 else (1,))
         bias, rates = _filled(x, params.bias, params.rates)
         updates = {"WEIGHT": params.trainable[0], "BIAS": params.trainable[1]}
         kernels.conv_step[tiles * parts, _parts(outs, config["BM"]), clients](

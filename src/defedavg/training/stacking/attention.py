@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .dropout import Draws, factors
-from .layer_registry import LayerSite, stacked_layer
+from .layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, stacked_layer
 from .layers import linear
-from .stacked_types import StackedLayer, StackedPass, StackingError
 
-Three = tuple[Tensor, Tensor, Tensor]
-Projection = Callable[[Tensor, Tensor, Tensor], Three]
-"""Projects queries, keys and values, each (N, L, E)."""
+Projection = Callable[[Tensor, Tensor, Tensor], Iterable[Tensor]]  # of queries, keys and values, each (N, L, E)
+TensorMap = Callable[[Tensor], Tensor]
 
 
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
@@ -28,19 +26,11 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def _attend(
-    module: nn.MultiheadAttention,
-    project_in: Projection,
-    project_out: Callable[[Tensor], Tensor],
-    drop: Callable[[Tensor], Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    average_attn_weights: bool = True,
+    module: nn.MultiheadAttention, project_in: Projection, project_out: TensorMap, drop: TensorMap,
+    query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = True,
+    attn_mask: Tensor | None = None, average_attn_weights: bool = True,
     is_causal: bool = False,  # noqa: ARG001  a hint about attn_mask, which is given anyway
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Compute ``module.forward`` with these projections and this dropout of attention weights."""
     if query.ndim != 3:
         raise StackingError("attention without a dimension for samples")
@@ -67,27 +57,16 @@ def _attend(
 class PlainAttention(TorchFunctionMode):
     """Replaces PyTorch's attention kernels, which ``torch.func`` cannot map over clients, by plain operations."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        options = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            func = _plain_attention
-        elif func is F.multi_head_attention_forward:
-            options = {**options, "need_weights": True}  # PyTorch computes them with plain operations
-        return func(*args, **options)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.multi_head_attention_forward:
+            kwargs = {**(kwargs or {}), "need_weights": True}  # PyTorch computes them with plain operations
+        return (_plain_attention if func is F.scaled_dot_product_attention else func)(*args, **(kwargs or {}))
 
 
 def _plain_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
     """Compute ``F.scaled_dot_product_attention``, where True in a mask allows."""
     if dropout_p > 0 or enable_gqa:
         raise StackingError("scaled_dot_product_attention with dropout_p or enable_gqa")
@@ -116,12 +95,11 @@ class KeyedAttention(nn.MultiheadAttention):
         """Drop attention weights of the clients with these keys."""
         return weights * factors(keys, self.number, self.dropout, tuple(weights.shape), weights.dtype)
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Three:
+    def _project(self, *inputs: Tensor) -> list[Tensor]:
         assert self.in_proj_weight is not None
         weights = self.in_proj_weight.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = (F.linear(x, *params) for x, *params in zip((query, key, value), weights, biases, strict=True))
-        return q, k, v
+        return [F.linear(*params) for params in zip(inputs, weights, biases, strict=True)]
 
 
 def is_standard(module: nn.MultiheadAttention) -> bool:
@@ -142,18 +120,15 @@ def attention(module: nn.MultiheadAttention, site: LayerSite) -> StackedLayer:
     last = linear(module.out_proj, LayerSite(f"{site.name}out_proj.", site.kernels))
 
     def run(context: StackedPass, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        def project_in(*inputs: Tensor) -> Three:
+        def project_in(*inputs: Tensor) -> list[Tensor]:
             # One product for all inputs, because the SGD update is fused into its backward pass: each input is
             # projected to queries, keys and values, and only what is needed of these is used.
-            distinct = list({id(x): x for x in inputs}.values())
-            joined = distinct[0] if len(distinct) == 1 else torch.cat(distinct, dim=1)
-            projected = first.run(context, joined).chunk(3, dim=-1)
-            lengths = [x.shape[1] for x in distinct]
-            q, k, v = (
-                part.split(lengths, dim=1)[next(i for i, other in enumerate(distinct) if other is x)]
-                for part, x in zip(projected, inputs, strict=True)
-            )
-            return q, k, v
+            distinct = {id(x): x for x in inputs}
+            slots = {identity: slot for slot, identity in enumerate(distinct)}
+            joined = inputs[0] if len(distinct) == 1 else torch.cat(list(distinct.values()), dim=1)
+            projected = zip(first.run(context, joined).chunk(3, dim=-1), inputs, strict=True)
+            lengths = [x.shape[1] for x in distinct.values()]
+            return [part.split(lengths, dim=1)[slots[id(x)]] for part, x in projected]
 
         def drop(weights: Tensor) -> Tensor:
             if not context.training or not isinstance(module, KeyedAttention):

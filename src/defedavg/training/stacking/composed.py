@@ -1,15 +1,17 @@
-"""Composed models: a module's own ``forward`` runs over the samples of all clients, with its layers replaced.
+"""Models of registered layers: chains, and modules with a ``forward`` of their own.
 
-That is correct as long as ``forward`` treats every sample by itself between its layers. The equivalence check
-(``equivalence_check.py``) tests whether it does, because the code does not tell.
+A chain is a sequence of layers, stacked one by one. In a composed model, the module's own ``forward`` runs over the
+samples of all clients, with its layers replaced. That is correct as long as ``forward`` treats every sample by itself
+between its layers. The equivalence check (``equivalence_check.py``) tests whether it does.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -18,22 +20,62 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from ..kernels.plain import LayerKernels
-from .chain import NamedLayer, is_sequence, stack_first
-from .layer_registry import LayerSite
+from . import attention, dropout  # noqa: F401  these modules register layers
+from .layer_registry import LayerSite, StackedLayer, StackedModel, StackedPass, StackingError, build_layer
 from .layers import embedding
-from .stacked_types import StackedLayer, StackedModel, StackedPass, StackingError
 
 UNARY = {"exp", "log", "sigmoid", "tanh", "relu", "softplus", "neg", "abs", "sqrt", "rsqrt", "square", "clamp", "to"}
 BINARY = {"add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "maximum", "minimum"}
 ELEMENTWISE = UNARY | BINARY
 
+NamedLayer = tuple[nn.Module, str]
+"""A layer and the prefix of its parameters' names."""
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not _hooked(module)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _leaves(module: nn.Module, name: str) -> Iterator[NamedLayer]:
+    if not _is_sequence(module):
+        yield module, name
+        return
+    for child, inner in module._modules.items():  # a layer that occurs twice counts twice
+        assert inner is not None
+        yield from _leaves(inner, f"{name}{child}.")
+
+
+def _stack_first(leaves: Sequence[NamedLayer], kernels: LayerKernels) -> StackedLayer:
+    (first, name), *rest = leaves
+    if _hooked(first):
+        raise StackingError(f"{name}: a layer with hooks")
+    following = tuple(takewhile(lambda inner: not _hooked(inner), (inner for inner, _ in rest)))
+    return build_layer(first, LayerSite(name, kernels, following))
+
+
+def chain(module: nn.Module, kernels: LayerKernels) -> StackedModel:
+    """Stack a sequence of registered layers."""
+    leaves, stacked = list(_leaves(module, "")), list[StackedLayer]()
+    while leaves:
+        stacked.append(_stack_first(leaves, kernels))
+        leaves = leaves[1 + stacked[-1].absorbs :]
+
+    def run(context: StackedPass, x: Tensor) -> Tensor:
+        for layer in stacked:
+            x = layer.run(context, x)
+        return x
+
+    return StackedModel.of(run, stacked)
+
 
 class _Reshaping(TorchFunctionMode):
     """Replaces ``view`` by ``reshape``: the images that a stacked convolution returns are stored channels last."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.view and not isinstance(args[-1], torch.dtype):
             func = Tensor.reshape
         return func(*args, **(kwargs or {}))
@@ -46,15 +88,13 @@ class _SampleParameter(Tensor):
     """
 
     @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").strip("_")
         tensors = [value for value in args if isinstance(value, Tensor)]
-        if name in BINARY and len(tensors) == 2:
-            rank = max(value.ndim for value in tensors)
-            args = tuple(_with_rank(value, rank) if isinstance(value, cls) else value for value in args)
         with torch._C.DisableTorchFunctionSubclass():
+            if name in BINARY and len(tensors) == 2:
+                rank = max(value.ndim for value in tensors)
+                args = tuple(_with_rank(value, rank) if isinstance(value, cls) else value for value in args)
             result = func(*args, **(kwargs or {}))
             still_parameter = name in ELEMENTWISE and all(isinstance(value, cls) for value in tensors)
             return result.as_subclass(cls) if still_parameter else result
@@ -62,8 +102,7 @@ class _SampleParameter(Tensor):
 
 def _with_rank(parameter: Tensor, rank: int) -> Tensor:
     """Insert dimensions of size one behind the samples."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return parameter.reshape(len(parameter), *(1,) * (rank - parameter.ndim), *parameter.shape[1:])
+    return parameter.reshape(len(parameter), *(1,) * (rank - parameter.ndim), *parameter.shape[1:])
 
 
 def _for_samples(values: Tensor, rows: int) -> Tensor:
@@ -73,19 +112,10 @@ def _for_samples(values: Tensor, rows: int) -> Tensor:
     return values.repeat_interleave(rows // len(values), dim=0).as_subclass(_SampleParameter)
 
 
-@dataclass(slots=True)
-class _CurrentPass:
-    """The forward pass in progress."""
-
-    context: StackedPass | None = None
-    rows: int = 0
-    used: set[int] = field(default_factory=set)
-
-
 class _LayerSlot(nn.Module):
     """Replaces a layer of the module."""
 
-    def __init__(self, stacked: StackedLayer, like: nn.Module, now: _CurrentPass) -> None:
+    def __init__(self, stacked: StackedLayer, like: nn.Module, now: _Composition) -> None:
         super().__init__()
         self.__dict__.update(stacked=stacked, like=like, now=now)  # not as a child, whose parameters would be unused
 
@@ -93,7 +123,6 @@ class _LayerSlot(nn.Module):
         return getattr(self.like, name)  # sizes and the like; a use of its parameters fails the equivalence check
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        """Compute the stacked layer."""
         if self.stacked.self_updating:  # a second backward pass through it would use updated weights
             if id(self) in self.now.used:
                 raise StackingError(f"{type(self.like).__name__} is used twice in one pass")
@@ -103,12 +132,6 @@ class _LayerSlot(nn.Module):
         plain = {id(x): x.as_subclass(Tensor) for x in given if isinstance(x, _SampleParameter)}
         args = tuple(plain.get(id(x), x) for x in args)
         return self.stacked.run(self.now.context, *args, **{name: plain.get(id(x), x) for name, x in options.items()})
-
-
-def _shared_table(module: nn.Embedding, site: LayerSite, now: _CurrentPass) -> StackedLayer:
-    """Stack an embedding whose indices are the same for all samples."""
-    embedding(module, site)  # raises StackingError for options that cannot be stacked
-    return StackedLayer(lambda context, x: _for_samples(context.weights[f"{site.name}weight"][:, x], now.rows))
 
 
 def shared_tables(module: nn.Module, sample: Tensor) -> frozenset[str]:
@@ -131,14 +154,16 @@ def shared_tables(module: nn.Module, sample: Tensor) -> frozenset[str]:
 
 
 @dataclass(slots=True)
-class _Builder:
-    """Replaces the layers of a module, each once, wherever it occurs."""
+class _Composition:
+    """Replaces the layers of a module, each once, wherever it occurs; holds the forward pass in progress."""
 
     kernels: LayerKernels
     shared: frozenset[str]
-    now: _CurrentPass = field(default_factory=_CurrentPass)
     done: dict[int, nn.Module] = field(default_factory=dict)
     layers: list[StackedLayer] = field(default_factory=list)
+    context: StackedPass | None = None
+    rows: int = 0  # of the pass
+    used: set[int] = field(default_factory=set)  # in the pass
 
     def replace(self, module: nn.Module, name: str) -> None:
         children = [(child, inner) for child, inner in module._modules.items() if inner is not None]
@@ -152,20 +177,21 @@ class _Builder:
                 setattr(module, child, self.done[id(inner)])
             else:
                 try:
-                    stacked = self._stack(named[i:] if is_sequence(module) else named[i : i + 1])
+                    stacked = self._stack(named[i:] if _is_sequence(module) else named[i : i + 1])
                 except StackingError:
                     self.replace(inner, f"{name}{child}.")
                     continue
                 absorbed = stacked.absorbs
                 self.layers.append(stacked)
-                self.done[id(inner)] = _LayerSlot(stacked, inner, self.now)
+                self.done[id(inner)] = _LayerSlot(stacked, inner, self)
                 setattr(module, child, self.done[id(inner)])
 
     def _stack(self, group: list[NamedLayer]) -> StackedLayer:
         inner, name = group[0]
-        if name in self.shared and isinstance(inner, nn.Embedding):
-            return _shared_table(inner, LayerSite(name, self.kernels), self.now)
-        return stack_first(group, self.kernels)
+        if name in self.shared and isinstance(inner, nn.Embedding):  # its indices are the same for all samples
+            embedding(inner, LayerSite(name, self.kernels))  # raises StackingError for options that cannot be stacked
+            return StackedLayer(lambda context, x: _for_samples(context.weights[f"{name}weight"][:, x], self.rows))
+        return _stack_first(group, self.kernels)
 
 
 def composed(module: nn.Module, kernels: LayerKernels, shared: frozenset[str], reshape: bool) -> StackedModel:
@@ -173,12 +199,11 @@ def composed(module: nn.Module, kernels: LayerKernels, shared: frozenset[str], r
 
     The result holds the pass in progress: two threads must not run it at the same time.
     """
-    builder = _Builder(kernels, shared)
-    module, now = copy.deepcopy(module), builder.now
+    now, module = _Composition(kernels, shared), copy.deepcopy(module)
     for inner in module.modules():
         if isinstance(inner, nn.TransformerEncoderLayer):
             inner.activation_relu_or_gelu = 0  # otherwise it bypasses its layers in evaluation mode
-    builder.replace(module, "")
+    now.replace(module, "")
     direct = [name for name, _ in module.named_parameters()]
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
@@ -193,4 +218,4 @@ def composed(module: nn.Module, kernels: LayerKernels, shared: frozenset[str], r
             now.context = None
         return out
 
-    return StackedModel.of(run, builder.layers)
+    return StackedModel.of(run, now.layers)

@@ -6,6 +6,8 @@ position of an element in the batch. A layer that is used twice in one pass uses
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from typing import Final
 
@@ -13,16 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from ..tensor_rng import extend_all, uniform
-from .layer_registry import LayerSite, stacked_layer
-from .stacked_types import StackedLayer
+from .layer_registry import LayerSite, StackedLayer, stacked_layer
 
 
+@dataclass(eq=False)
 class Draws:
     """The key of the current step, shared by the keyed layers of one model."""
 
-    def __init__(self) -> None:
-        self.key: Tensor | None = None  # a scalar
-        self.used = False  # whether the model has keyed layers
+    key: Tensor | None = None  # a scalar
+    used: bool = False  # whether the model has keyed layers
 
 
 def factors(keys: Tensor | None, number: int, p: float, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -36,10 +37,11 @@ def factors(keys: Tensor | None, number: int, p: float, shape: tuple[int, ...], 
 
 
 class KeyedDropout(nn.modules.dropout._DropoutNd):
-    """Dropout of single elements."""
+    """Dropout of single elements or of whole channels."""
 
     number: int
     draws: Draws
+    drawn_dimensions: Callable[[int], int]
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop elements of one client's samples in training mode."""
@@ -54,35 +56,16 @@ class KeyedDropout(nn.modules.dropout._DropoutNd):
         mask = factors(keys, self.number, self.p, shape, x.dtype)
         return x.mul_(mask) if self.inplace else x * mask
 
-    def drawn_dimensions(self, rank: int) -> int:
-        """Return the number of leading dimensions whose entries have independent draws."""
-        return rank
 
-
-class KeyedDropout1d(KeyedDropout):
-    """Dropout of whole channels; as in PyTorch, the first of two dimensions is that of the channels."""
-
-    def drawn_dimensions(self, rank: int) -> int:
-        """Return the number of leading dimensions whose entries have independent draws."""
-        return 1 if rank == 2 else 2
-
-
-class KeyedDropout2d(KeyedDropout):
-    """Dropout of whole channels."""
-
-    def drawn_dimensions(self, rank: int) -> int:  # noqa: ARG002  the rank matters to other kinds of dropout
-        """Return the number of leading dimensions whose entries have independent draws."""
-        return 2
-
-
-KEYED: Final[dict[type[nn.Module], type[KeyedDropout]]] = {
-    nn.Dropout: KeyedDropout,
-    nn.Dropout1d: KeyedDropout1d,
-    nn.Dropout2d: KeyedDropout2d,
+DRAWN_DIMENSIONS: Final[dict[type[nn.Module], Callable[[int], int]]] = {
+    nn.Dropout: lambda rank: rank,
+    nn.Dropout1d: lambda rank: 1 if rank == 2 else 2,  # as in PyTorch, the first of two dimensions has the channels
+    nn.Dropout2d: lambda _: 2,
 }
+"""Class -> rank of the input -> the number of leading dimensions whose entries have independent draws."""
 
 
-@stacked_layer(*KEYED.values())
+@stacked_layer(KeyedDropout)
 def dropout(module: KeyedDropout, _: LayerSite) -> StackedLayer:
     """Stack a keyed dropout layer."""
     return StackedLayer(lambda context, x: module.drop(x, context.keys) if context.training else x)

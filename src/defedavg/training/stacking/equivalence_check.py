@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from ...errors import first_line
 from ...rng import generator, key
 from ..kernels.plain import LayerKernels
 from ..module_state import keyed_copy
-from .stacked_types import CHANNELS_FIRST, CHANNELS_LAST, StackedModel, StackedPass, StackingError
+from .layer_registry import CHANNELS_FIRST, CHANNELS_LAST, StackedModel, StackedPass, StackingError
 
 CLIENTS, SAMPLES = 3, 2
 READS_VALUES = {
@@ -28,6 +27,9 @@ TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 Form = Callable[[nn.Module, LayerKernels, Tensor], StackedModel]
 """Stacks a module; it may use a few samples."""
+
+StepResult = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""The outputs of a step, those of an evaluation before it, and the change of every parameter."""
 
 
 class DisagreementError(StackingError):
@@ -42,9 +44,7 @@ class _DataFlow(TorchFunctionMode):
         self.values_read = False
         self._derived = {id(tensor): tensor for tensor in starts}  # kept alive, so that no id is reused
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         if any(id(value) in self._derived for value in given):
@@ -52,15 +52,6 @@ class _DataFlow(TorchFunctionMode):
             changed = [*given[:1], *tree_leaves(result)]  # an in-place operation writes to its first argument
             self._derived.update((id(value), value) for value in changed if isinstance(value, Tensor))
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class _StepResult:
-    """The outputs of a step, those of an evaluation before it, and the change of every parameter."""
-
-    outputs: Tensor
-    evaluated: Tensor
-    changes: dict[str, Tensor]
 
 
 class EquivalenceCheck:
@@ -93,8 +84,7 @@ class EquivalenceCheck:
         self._sample = sample.cpu().to(dtype) if sample.is_floating_point() else sample.cpu()
         self._weights = {name: _noisy(p.detach(), random) for name, p in self._module.named_parameters()}
         self._trainable = [name for name, p in self._module.named_parameters() if p.requires_grad]
-        rows = (torch.arange(CLIENTS)[:, None] + torch.arange(SAMPLES)) % len(sample)
-        self._inputs = self._sample[rows]
+        self._inputs = self._sample[(torch.arange(CLIENTS)[:, None] + torch.arange(SAMPLES)) % len(sample)]
         if sample.is_floating_point():  # all inputs differ, and none is outside the range of the data
             shrink = torch.from_numpy(random.uniform(0.5, 1.0, tuple(self._inputs.shape))).to(dtype)
             self._inputs = torch.where(self._inputs == 0, shrink, self._inputs * shrink)
@@ -102,8 +92,7 @@ class EquivalenceCheck:
         self._rates = torch.tensor([0.1, 0.2, 0.3], dtype=dtype)
         self._random = random
 
-    def _one_by_one(self) -> _StepResult:
-        """Compute the step of one client after the other with the module itself."""
+    def _one_by_one(self) -> StepResult:
         outputs, changes = [], []
         state = torch.get_rng_state()
         self._module.eval()
@@ -111,8 +100,8 @@ class EquivalenceCheck:
             evaluated = [self._call(self._weights_of(c), c) for c in range(CLIENTS)]
         if not all(isinstance(out, Tensor) and len(out) == SAMPLES for out in evaluated):
             raise StackingError("its output is not a tensor with one row per sample")
-        slopes = self._random.normal(size=(CLIENTS, *evaluated[0].shape))
-        self._slopes = torch.from_numpy(slopes).to(evaluated[0].dtype)
+        slopes = torch.from_numpy(self._random.normal(size=(CLIENTS, *evaluated[0].shape)))
+        self._slopes = slopes.to(evaluated[0].dtype)
         self._module.train()
         for c in range(CLIENTS):
             weights = self._weights_of(c)
@@ -129,7 +118,7 @@ class EquivalenceCheck:
         stacked = {name: torch.stack([change[name] for change in changes]) for name in self._trainable}
         if not all(bool(value.isfinite().all()) for value in (*outputs, *evaluated, *stacked.values())):
             raise StackingError("its results are not finite with weights close to its own")
-        return _StepResult(torch.cat(outputs), torch.cat(evaluated), stacked)
+        return torch.cat(outputs), torch.cat(evaluated), stacked
 
     def _call(self, weights: dict[str, Tensor], client: int) -> Any:
         inputs = self._inputs[client].clone()  # a module may write to them
@@ -148,18 +137,18 @@ class EquivalenceCheck:
         """
         try:
             with torch.random.fork_rng(devices=[]):
-                found = self._stacked(form(self._module, LayerKernels(), self._sample))
+                *outputs, changes = self._stacked(form(self._module, LayerKernels(), self._sample))
         except StackingError:
             raise
         except Exception as error:  # a module may raise anything
             raise DisagreementError(first_line(error)) from error
-        expected = self._expected
-        pairs = [(found.outputs, expected.outputs), (found.evaluated, expected.evaluated)]
-        largest = max(map(_largest, expected.changes.values()))
-        changes = [(found.changes[name], change) for name, change in expected.changes.items()]
-        if not all(self._near(a, b, 0.0) for a, b in pairs) or not all(self._near(a, b, largest) for a, b in changes):
+        *expected, expected_changes = self._expected
+        largest = max(map(_largest, expected_changes.values()))
+        near = [self._near(a, b, 0.0) for a, b in zip(outputs, expected, strict=True)]
+        near += [self._near(changes[name], change, largest) for name, change in expected_changes.items()]
+        if not all(near):
             raise DisagreementError("stacked clients get other results than single ones: does the model mix samples?")
-        if any(bool(found.changes[name].any()) for name in self._weights.keys() - expected.changes.keys()):
+        if any(bool(changes[name].any()) for name in self._weights.keys() - expected_changes.keys()):
             raise DisagreementError("a frozen parameter changes")
 
     def _near(self, found: Tensor, expected: Tensor, scale: float) -> bool:
@@ -168,11 +157,9 @@ class EquivalenceCheck:
         limit = self._tolerance * (_largest(expected) + 0.01 * scale)
         return bool(((found - expected).abs() <= limit).all())
 
-    def _stacked(self, model: StackedModel) -> _StepResult:
-        before = {
-            name: (weights.permute(CHANNELS_LAST) if name in model.channels_last else weights).contiguous()
-            for name, weights in self._weights.items()
-        }
+    def _stacked(self, model: StackedModel) -> StepResult:
+        reordered = {name: self._weights[name].permute(CHANNELS_LAST).contiguous() for name in model.channels_last}
+        before = self._weights | reordered
         inputs = self._inputs.flatten(0, 1)
         with torch.no_grad():
             evaluated = model.run(StackedPass(before), inputs.clone())
@@ -183,7 +170,7 @@ class EquivalenceCheck:
         )
         changes = {name: before[name] - weights for name, weights in after.items()}
         changes.update((name, changes[name].permute(CHANNELS_FIRST)) for name in model.channels_last)
-        return _StepResult(outputs.detach(), evaluated, changes)
+        return outputs.detach(), evaluated, changes
 
 
 def _largest(values: Tensor) -> float:

@@ -1,15 +1,7 @@
 """The registry of stacked layers: a module class -> the function that makes its stacked form.
 
 The project's own layers are registered in ``layers.py``, ``dropout.py`` and ``attention.py``. A plugin file registers
-its own layer in the same way:
-
-    @stacked_layer(Scale)
-    def scale(module: Scale, site: LayerSite) -> StackedLayer:
-        def run(context: StackedPass, x: Tensor) -> Tensor:
-            factors = context.weights[f"{site.name}factors"]  # (C, features)
-            return (x.reshape(len(factors), -1, x.shape[-1]) * factors.unsqueeze(1)).reshape(x.shape)
-
-        return StackedLayer(run)
+its own layer in the same way (docs/extending.md has an example).
 
 The contract of ``run(context, x)``:
 
@@ -30,15 +22,92 @@ Only the class itself is looked up, because a subclass may compute something els
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ...errors import UserError
-from ..kernels.plain import LayerKernels
-from .stacked_types import StackedLayer, StackingError
+from ..kernels.plain import LayerKernels, scaled
+
+CHANNELS_LAST = (0, 1, 3, 4, 2)
+CHANNELS_FIRST = (0, 1, 4, 2, 3)
+"""Permutations of stacked convolution weights: from (C, O, I, kh, kw) to (C, O, kh, kw, I), and the inverse."""
+
+
+class StackingError(Exception):
+    """The module can only be trained one client at a time; the message gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackedPass:
+    """The context of one forward pass: with ``rates`` it is part of an SGD step, without them an evaluation."""
+
+    weights: Mapping[str, Tensor]  # name -> the parameter of every client, (C, …)
+    rates: Tensor | None = None  # learning rates, (C,)
+    keys: Tensor | None = None  # (C,): random layers draw from them
+    anchor: Tensor | None = None  # a leaf that needs a gradient, so that the backward pass visits every layer
+
+    @property
+    def clients(self) -> int:
+        """The number of clients, C."""
+        return len(next(iter(self.weights.values())))
+
+    @property
+    def training(self) -> bool:
+        """Whether the pass is part of an SGD step."""
+        return self.rates is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StackedLayer:
+    """A layer for many clients.
+
+    ``run(context, x)`` computes the layer; ``self_updating`` names the parameters whose SGD update is fused into its
+    backward pass; ``channels_last`` those that it expects as (C, O, kh, kw, I). ``absorbs`` counts the layers that
+    follow in the sequence and that ``run`` computes, too.
+    """
+
+    run: Callable[..., Any]  # attention has three inputs and two outputs
+    self_updating: tuple[str, ...] = ()
+    channels_last: tuple[str, ...] = ()
+    absorbs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StackedModel:
+    """A model for many clients; the sets of names are those of all its layers."""
+
+    run: Callable[[StackedPass, Tensor], Tensor]
+    self_updating: frozenset[str] = frozenset()
+    channels_last: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, run: Callable[[StackedPass, Tensor], Tensor], layers: Iterable[StackedLayer]) -> StackedModel:
+        """Return the model that computes ``run`` with these layers."""
+        self_updating, channels_last = set[str](), set[str]()
+        for layer in layers:
+            self_updating.update(layer.self_updating)
+            channels_last.update(layer.channels_last)
+        return cls(run, frozenset(self_updating), frozenset(channels_last))
+
+    def sgd_step(
+        self, weights: Mapping[str, Tensor], trainable: Iterable[str], rates: Tensor, keys: Tensor, inputs: Tensor,
+        loss: Callable[[Tensor], Tensor],
+    ) -> Tensor:  # fmt: skip
+        """Do one SGD step for every client in place, and return the outputs: (C, …) weights, (C,) rates and keys."""
+        anchor = rates.new_zeros((), requires_grad=True)
+        leaves = {name: weights[name].detach().requires_grad_() for name in trainable if name not in self.self_updating}
+        context = StackedPass({**weights, **leaves} if leaves else weights, rates, keys, anchor)
+        outputs = self.run(context, inputs)
+        gradients = torch.autograd.grad(loss(outputs), [*leaves.values(), anchor], allow_unused=True)
+        with torch.no_grad():
+            for name, gradient in zip(leaves, gradients, strict=False):
+                if gradient is not None:
+                    weights[name].sub_(scaled(gradient, rates.view(-1, *(1,) * (gradient.ndim - 1))))
+        return outputs
 
 
 @dataclass(frozen=True, slots=True)

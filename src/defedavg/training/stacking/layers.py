@@ -6,14 +6,14 @@ Activations have the shape (C·B, …), B samples for each of C clients. ``layer
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels.plain import LayerWeights, Window
-from .layer_registry import LayerSite, samplewise, stacked_layer
-from .stacked_types import StackedLayer, StackedPass, StackingError
+from .layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, samplewise, stacked_layer
 
 stacked_layer(
     nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.ReLU6, nn.SELU, nn.Mish, nn.Hardswish,
@@ -23,34 +23,19 @@ stacked_layer(
 )(samplewise)  # fmt: skip
 
 
-class _Linear(torch.autograd.Function):
+class _FusedLayer(torch.autograd.Function):
+    """Computes a layer with its kernels, which update its parameters in the backward pass."""
+
     @staticmethod
-    def forward(ctx, anchor, x_cri, params, relu, kernels):  # type: ignore[no-untyped-def]  # noqa: ARG004  anchor makes autograd call backward
-        out, saved = kernels.linear(x_cri, params, relu)
+    def forward(ctx, anchor, x, forward, backward):  # type: ignore[no-untyped-def]  # noqa: ARG004  anchor makes autograd call backward
+        out, saved = forward(x)
         ctx.save_for_backward(*saved)
-        ctx.extra = params, relu, kernels
+        ctx.layer_backward = backward
         return out
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        params, relu, kernels = ctx.extra
-        grad_x = kernels.linear_backward(grad, ctx.saved_tensors, params, relu, ctx.needs_input_grad[1])
-        return None, grad_x, None, None, None
-
-
-class _Conv(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, anchor, x_nhwi, params, window, kernels):  # type: ignore[no-untyped-def]  # noqa: ARG004  anchor makes autograd call backward
-        out, saved = kernels.conv(x_nhwi, params, window)
-        ctx.save_for_backward(*saved)
-        ctx.extra = x_nhwi.shape, params, window, kernels
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        *extra, kernels = ctx.extra
-        grad_x = kernels.conv_backward(grad, ctx.saved_tensors, *extra, ctx.needs_input_grad[1])
-        return None, grad_x, None, None, None
+        return None, ctx.layer_backward(grad, ctx.saved_tensors, needs_x=ctx.needs_input_grad[1]), None, None
 
 
 def _weights(module: nn.Linear | nn.Conv2d, name: str, context: StackedPass) -> LayerWeights:
@@ -71,9 +56,8 @@ def _is_halving_pool(module: nn.Module) -> bool:
     """Return whether this is a plain 2×2 maximum."""
     if type(module) is not nn.MaxPool2d or module.return_indices or module.ceil_mode:
         return False
-    return all(given in (want, (want, want)) for given, want in (
-        (module.kernel_size, 2), (module.stride, 2), (module.padding, 0), (module.dilation, 1),
-    ))  # fmt: skip
+    given = module.kernel_size, module.stride, module.padding, module.dilation
+    return all(value in (want, (want, want)) for value, want in zip(given, (2, 2, 0, 1), strict=True))
 
 
 @stacked_layer(nn.Linear)
@@ -84,7 +68,9 @@ def linear(module: nn.Linear, site: LayerSite) -> StackedLayer:
     def run(context: StackedPass, x: Tensor) -> Tensor:
         params = _weights(module, site.name, context)
         rows = x.reshape(len(params), -1, x.shape[-1])
-        out: Tensor = _Linear.apply(context.anchor, rows, params, relu, site.kernels)  # type: ignore[no-untyped-call]
+        forward = partial(site.kernels.linear, params=params, relu=relu)
+        backward = partial(site.kernels.linear_backward, params=params, relu=relu)
+        out: Tensor = _FusedLayer.apply(context.anchor, rows, forward, backward)  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], -1)
 
     return StackedLayer(run, self_updating=_parameter_names(module, site.name), absorbs=int(relu))
@@ -100,9 +86,7 @@ def conv(module: nn.Conv2d, site: LayerSite) -> StackedLayer:
         padding = tuple(k // 2 for k in module.kernel_size) if padding == "same" else (0, 0)
     if module.groups != 1 or tuple(module.dilation) != (1, 1) or module.padding_mode != "zeros":
         raise StackingError(f"{site.name}: a convolution with groups, dilation or this padding")
-    kh, kw = module.kernel_size
-    sh, sw = module.stride
-    down, across = padding
+    (kh, kw), (sh, sw), (down, across) = module.kernel_size, module.stride, padding
     relu = _relu_follows(site.following)
     pool = relu and len(site.following) > 1 and _is_halving_pool(site.following[1])
     window = Window((kh, kw), (sh, sw), (down, across), relu, pool)
@@ -110,7 +94,9 @@ def conv(module: nn.Conv2d, site: LayerSite) -> StackedLayer:
     def run(context: StackedPass, x: Tensor) -> Tensor:
         image = x.permute(0, 2, 3, 1).contiguous()
         params = _weights(module, site.name, context)
-        out: Tensor = _Conv.apply(context.anchor, image, params, window, site.kernels)  # type: ignore[no-untyped-call]
+        forward = partial(site.kernels.conv, params=params, window=window)
+        backward = partial(site.kernels.conv_backward, shape=image.shape, params=params, window=window)
+        out: Tensor = _FusedLayer.apply(context.anchor, image, forward, backward)  # type: ignore[no-untyped-call]
         return out.permute(0, 3, 1, 2)
 
     names = _parameter_names(module, site.name)
@@ -122,18 +108,22 @@ def _per_sample(values: Tensor, x: Tensor, *shape: int) -> Tensor:
     return values.repeat_interleave(len(x) // len(values), dim=0).view(len(x), *shape)
 
 
+def _affine(x: Tensor, context: StackedPass, site: LayerSite, *shape: int) -> Tensor:
+    weight, bias = (context.weights.get(f"{site.name}{parameter}") for parameter in ("weight", "bias"))
+    if weight is None:
+        return x
+    scale = _per_sample(weight, x, *shape)
+    return x * scale if bias is None else torch.addcmul(_per_sample(bias, x, *shape), x, scale)
+
+
 @stacked_layer(nn.LayerNorm)
 def layer_norm(module: nn.LayerNorm, site: LayerSite) -> StackedLayer:
     """Stack a normalisation over the last dimensions."""
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
         out = F.layer_norm(x, module.normalized_shape, eps=module.eps)
-        if not module.elementwise_affine:
-            return out
-        shape = (*(1,) * (x.ndim - 1 - len(module.normalized_shape)), *module.normalized_shape)
-        scale = _per_sample(context.weights[f"{site.name}weight"], x, *shape)
-        bias = context.weights.get(f"{site.name}bias")
-        return out * scale if bias is None else torch.addcmul(_per_sample(bias, x, *shape), out, scale)
+        leading = x.ndim - 1 - len(module.normalized_shape)
+        return _affine(out, context, site, *(1,) * leading, *module.normalized_shape)
 
     return StackedLayer(run)
 
@@ -144,11 +134,7 @@ def group_norm(module: nn.GroupNorm, site: LayerSite) -> StackedLayer:
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
         out = F.group_norm(x, module.num_groups, eps=module.eps)
-        if not module.affine:
-            return out
-        shape = (x.shape[1], *(1,) * (x.ndim - 2))
-        scale, bias = (_per_sample(context.weights[f"{site.name}{p}"], x, *shape) for p in ("weight", "bias"))
-        return torch.addcmul(bias, out, scale)
+        return _affine(out, context, site, x.shape[1], *(1,) * (x.ndim - 2))
 
     return StackedLayer(run)
 
@@ -161,11 +147,9 @@ def batch_norm(module: nn.modules.batchnorm._BatchNorm, site: LayerSite) -> Stac
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
         by_client = x.reshape(context.clients, -1, *x.shape[1:]).transpose(0, 1)
-        weight, bias = context.weights.get(f"{site.name}weight"), context.weights.get(f"{site.name}bias")
-        out = F.batch_norm(
-            by_client.flatten(1, 2), None, None, None if weight is None else weight.reshape(-1),
-            None if bias is None else bias.reshape(-1), training=True, eps=module.eps,
-        )  # fmt: skip
+        given = (context.weights.get(f"{site.name}{parameter}") for parameter in ("weight", "bias"))
+        weight, bias = (None if values is None else values.reshape(-1) for values in given)
+        out = F.batch_norm(by_client.flatten(1, 2), None, None, weight, bias, training=True, eps=module.eps)
         return out.view_as(by_client).transpose(0, 1).reshape(x.shape)
 
     return StackedLayer(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from threading import local
 
 from torch import Tensor, nn
@@ -13,11 +14,9 @@ from ...errors import first_line
 from ..kernels.plain import CpuLayerKernels, LayerKernels
 from ..module_state import keyed_copy, updated_buffers
 from .attention import PlainAttention
-from .chain import chain
-from .composed import composed, shared_tables
+from .composed import chain, composed, shared_tables
 from .equivalence_check import DisagreementError, EquivalenceCheck
-from .layer_registry import plugin_layers
-from .stacked_types import StackedModel, StackedPass, StackingError
+from .layer_registry import StackedModel, StackedPass, StackingError, plugin_layers
 
 
 def stack(module: nn.Module, kernels: LayerKernels | None = None, sample: Tensor | None = None) -> StackedModel:
@@ -86,8 +85,7 @@ def _composed(module: nn.Module, kernels: LayerKernels, sample: Tensor, reshape:
     return _per_thread(lambda: composed(module, kernels, tables, reshape))
 
 
-def _reshaped(module: nn.Module, kernels: LayerKernels, sample: Tensor) -> StackedModel:
-    return _composed(module, kernels, sample, reshape=True)
+_reshaped = partial(_composed, reshape=True)
 
 
 def _mapped(module: nn.Module, _kernels: LayerKernels, _sample: Tensor | None = None) -> StackedModel:
