@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from ..errors import UserError
 
 SHARE = {"cpu": 0.5, "cuda": 0.8}  # of the free memory, unless a limit is given
 MAX_PENDING_UPDATES = 4096  # however much memory is available
+DEFAULT_MEMORY = 4 << 30  # where the free memory is not known
 VECTORS = 5  # of one job: its start, its current weights, its end, its difference, and a temporary one
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -40,7 +40,12 @@ def free(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    available = int(psutil.virtual_memory().available)
+    try:
+        from psutil import virtual_memory  # only here: PyTorch and NumPy are enough to train on a GPU
+
+        available = int(virtual_memory().available)
+    except ImportError:
+        available = DEFAULT_MEMORY
     try:
         limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii") for name in ("max", "current"))
         return max(0, min(available, int(limit) - int(used)))

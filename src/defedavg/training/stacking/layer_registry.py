@@ -24,12 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
+from ...registry import note_registration
 from ..kernels.plain import LayerKernels, scaled
 
 CHANNELS_LAST = (0, 1, 3, 4, 2)
@@ -135,6 +137,7 @@ def stacked_layer(*kinds: type[nn.Module]) -> Callable[[Builder], Builder]:
         for kind in kinds:
             if _BUILDERS.setdefault(kind, builder) is not builder:
                 raise UserError(f"a stacked form of {kind.__name__} already exists; register a subclass instead")
+            note_registration(partial(_BUILDERS.pop, kind))
         return builder
 
     return register
