@@ -137,7 +137,7 @@ def stacked_layer(*kinds: type[nn.Module]) -> Callable[[Builder], Builder]:
         for kind in kinds:
             if _BUILDERS.setdefault(kind, builder) is not builder:
                 raise UserError(f"a stacked form of {kind.__name__} already exists; register a subclass instead")
-            note_registration(partial(_BUILDERS.pop, kind))
+            note_registration(partial(_BUILDERS.__delitem__, kind))
         return builder
 
     return register
