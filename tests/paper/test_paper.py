@@ -18,11 +18,17 @@ from defedavg.config import study as config
 from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import RunEvaluated, RunFinished, Watch
-from defedavg.paper.paper_tables import rates_rows, rates_to_markdown, rows, to_csv, to_markdown
-from defedavg.paper.provenance_log import last_session
+from defedavg.paper.paper_tables import (
+    ranking,
+    ranking_to_markdown,
+    rates_rows,
+    rates_to_markdown,
+    rows,
+    to_csv,
+    to_markdown,
+)
 from defedavg.paper.published import COMPARED, FIGURE6_SIZES, Cell, cells
-from defedavg.paper.ranking import ranking, ranking_to_markdown
-from defedavg.paper.result_files import ResultFiles, compute_runs
+from defedavg.paper.result_files import ResultFiles, compute_runs, last_session
 from defedavg.paper.run_grid import Choices, PaperRun
 from defedavg.paper.run_request import PaperRequest, select_cells
 from defedavg.paper.tuned_rates import TunedRates
