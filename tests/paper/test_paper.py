@@ -373,8 +373,8 @@ def test_old_option_names_print_the_new_ones(tmp_path: Path) -> None:
     shown = call("paper", "table1", "--show", "--beyond", "2", "--width", "3", cwd=tmp_path)
     assert shown.returncode == 0
     assert shown.stderr.splitlines()[:2] == [
-        "--beyond is now --time-limit-factor; the old name will be removed",
-        "--width is now --max-batch-jobs; the old name will be removed",
+        "defedavg: --beyond is now --time-limit-factor; the old name works in this version only",
+        "defedavg: --width is now --max-batch-jobs; the old name works in this version only",
     ]
     for option, new in (("--beyond", "--time-limit-factor"), ("--width", "--max-batch-jobs")):
         refused = call("paper", "table1", "--show", option, "0", cwd=tmp_path)

@@ -188,12 +188,12 @@ def _seeds_won(winner: str, times: Mapping[str, Mapping[int, float]]) -> int:
     return sum(all(time < other.get(seed, math.inf) for other in others) for seed, time in times[winner].items())
 
 
-def _given_up_before(seconds: float, failures: Mapping[str, GivenUp | str]) -> list[str]:
-    return [name for name, end in failures.items() if isinstance(end, GivenUp) and end.seconds < seconds]
-
-
 def _held_from(run: Result) -> float:
     return math.inf if run["sustained_seconds"] is None else float(run["sustained_seconds"])
+
+
+def _given_up_before(seconds: float, failures: Mapping[str, GivenUp | str]) -> list[str]:
+    return [name for name, end in failures.items() if isinstance(end, GivenUp) and end.seconds < seconds]
 
 
 def _failure(runs: Iterable[Result]) -> GivenUp | str:
@@ -210,7 +210,10 @@ def ranking_to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
         setting = f"{row['setting']}, {row['dataset']}, n = {row['updates_per_round']}"
         bound = f">{BOUNDS[row['dataset']]:.0f}"
         times, paper = _listed(row["here"]), _listed(row["paper"], bound)
-        lines.append(f"| {setting} | {times} | {paper} | {_seeds(row)} | {_agreement(row)} |")
+        seeds = f"{row['first_in']} of {row['seeds']} seeds" if row["first"] else "–"
+        seeds += f", unless {' or '.join(row['open'])} is faster" if row["open"] else ""
+        same = "yes" if row["first"] == row["paper_first"] else "no" if row["first"] else "no algorithm holds it"
+        lines.append(f"| {setting} | {times} | {paper} | {seeds} | {same} |")
     columns = "target held from, s (median over seeds) | in the paper, s | winner is fastest in"
     return _markdown(f"setting | {columns} | same winner in the paper?", lines)
 
@@ -224,27 +227,19 @@ def _listed(row: Mapping[str, float | GivenUp | str], infinite: str = "") -> str
     return ", ".join(f"{name}\N{NO-BREAK SPACE}{time}" for name, time in times.items())
 
 
-def _seeds(row: Mapping[str, Any]) -> str:
-    seeds = f"{row['first_in']} of {row['seeds']} seeds" if row["first"] else "–"
-    return seeds + (f", unless {' or '.join(row['open'])} is faster" if row["open"] else "")
-
-
-def _agreement(row: Mapping[str, Any]) -> str:
-    if row["first"] is None:
-        return "no algorithm holds it"
-    return "yes" if row["first"] == row["paper_first"] else "no"
-
-
 def run_records(results: Sequence[Result]) -> PageGroups:
     """Return the records of runs, grouped by data set and setting."""
     groups: PageGroups = {}
     for result in results:
         cell, steps = Cell(**result["piece"]["cell"]), result["piece"]["local_steps"]
         label = f"{cell.algorithm} n={cell.updates_per_round}" + (f" K={steps}" if steps != LOCAL_STEPS else "")
-        curve = list(_evaluations(result["curve"], cell.updates_per_round))
-        groups.setdefault(f"{cell.dataset}, {cell.setting}", []).append(
-            {**_record(result, cell, label), "curve": curve}
-        )
+        columns = (result["curve"][name] for name in ("seconds", "rounds", "accuracy", "loss"))
+        curve = [
+            {"seconds": seconds, "round": t, "updates": t * cell.updates_per_round, "accuracy": accuracy, "loss": loss}
+            for seconds, t, accuracy, loss in zip(*columns, strict=True)
+        ]
+        record = {**_record(result, cell, label), "curve": curve}
+        groups.setdefault(f"{cell.dataset}, {cell.setting}", []).append(record)
     return groups
 
 
@@ -262,15 +257,3 @@ def _pair_label(rates: Rates) -> str:
 
 def _record(result: Result, cell: Cell, label: str) -> dict[str, Any]:
     return {**result, "label": label, "algorithm": cell.algorithm, "target_accuracy": cell.target}
-
-
-def _evaluations(curve: dict[str, Any], updates_per_round: int) -> Iterable[dict[str, Any]]:
-    names = ("seconds", "rounds", "accuracy", "loss")
-    for seconds, rounds, accuracy, loss in zip(*(curve[name] for name in names), strict=True):
-        yield {
-            "seconds": seconds,
-            "round": rounds,
-            "updates": rounds * updates_per_round,
-            "accuracy": accuracy,
-            "loss": loss,
-        }
