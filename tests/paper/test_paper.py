@@ -18,11 +18,17 @@ from defedavg.config import study as config
 from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import RunEvaluated, RunFinished, Watch
-from defedavg.paper.paper_tables import rates_rows, rates_to_markdown, rows, to_csv, to_markdown
-from defedavg.paper.provenance_log import last_session
+from defedavg.paper.paper_tables import (
+    ranking,
+    ranking_to_markdown,
+    rates_rows,
+    rates_to_markdown,
+    rows,
+    to_csv,
+    to_markdown,
+)
 from defedavg.paper.published import COMPARED, FIGURE6_SIZES, Cell, cells
-from defedavg.paper.ranking import ranking, ranking_to_markdown
-from defedavg.paper.result_files import ResultFiles, compute_runs
+from defedavg.paper.result_files import ResultFiles, compute_runs, last_session
 from defedavg.paper.run_grid import Choices, PaperRun
 from defedavg.paper.run_request import PaperRequest, select_cells
 from defedavg.paper.tuned_rates import TunedRates
@@ -367,8 +373,8 @@ def test_old_option_names_print_the_new_ones(tmp_path: Path) -> None:
     shown = call("paper", "table1", "--show", "--beyond", "2", "--width", "3", cwd=tmp_path)
     assert shown.returncode == 0
     assert shown.stderr.splitlines()[:2] == [
-        "--beyond is now --time-limit-factor; the old name will be removed",
-        "--width is now --max-batch-jobs; the old name will be removed",
+        "defedavg: --beyond is now --time-limit-factor; the old name works in this version only",
+        "defedavg: --width is now --max-batch-jobs; the old name works in this version only",
     ]
     for option, new in (("--beyond", "--time-limit-factor"), ("--width", "--max-batch-jobs")):
         refused = call("paper", "table1", "--show", option, "0", cwd=tmp_path)

@@ -25,16 +25,19 @@ from defedavg.errors import UserError
 from defedavg.rng import generator, key
 from defedavg.tasks import least_squares, make_task
 from defedavg.theory import Constants, probable_staleness, rounds_to_apply, theorem
-from defedavg.theory.estimates import EstimateOptions, closed_form_estimates, estimate, largest_curvature
-from defedavg.theory.gradient_recorder import GradientRecorder
-from defedavg.theory.horizon_search import HorizonSearch
-from defedavg.theory.objective import Objective, exact_norms, full_norms
-from defedavg.theory.slope_fit import STUDENT, fit
-from defedavg.theory.speedup import measure
+from defedavg.theory.estimates import (
+    EstimateOptions,
+    Objective,
+    closed_form_estimates,
+    estimate,
+    exact_norms,
+    full_norms,
+    largest_curvature,
+)
+from defedavg.theory.speedup import GradientRecorder, HorizonSearch, measure
 from defedavg.theory.speedup_cases import make_case
-from defedavg.theory.speedup_figure import speedup_figure
-from defedavg.theory.speedup_result import SpeedupTrial
-from defedavg.theory.speedup_study import SpeedupScope
+from defedavg.theory.speedup_result import STUDENT, SpeedupTrial, fit
+from defedavg.theory.speedup_study import SpeedupScope, speedup_figure
 from defedavg.training import LocalTraining
 from helpers.command_line import call, refuse
 from helpers.settings_tables import settings, small

@@ -26,6 +26,8 @@ from .options import (
     err,
     out,
     print_json,
+    print_line,
+    print_note,
 )
 
 if TYPE_CHECKING:
@@ -114,38 +116,32 @@ def list_(as_json: Json = False) -> None:
     out.print("figure1: the activity of three clients over time, n = 2.")
 
 
-def _print_line(line: str) -> None:
-    err.print(line, markup=False, soft_wrap=True)
-
-
 def _table1(request: PaperRequest, as_json: bool) -> bool:
     from ..fileio import write_whole
-    from ..paper.paper_tables import rows, to_csv, to_markdown
-    from ..paper.ranking import ranking, ranking_to_markdown
+    from ..paper.paper_tables import ranking, ranking_to_markdown, rows, to_markdown
 
-    runs, store, finished = request.table_runs()
-    finished = finished and request.compute_missing(store, runs, "table 1")
+    (runs, store, finished), title = request.table_runs(), "Table 1"
+    finished = finished and request.compute_missing(store, runs, title.lower())
     results = store.results(runs, request.seeds)
-    _write_table(store.folder / "table1", as_json, rows(results), to_markdown, to_csv)
+    _write_table(store.folder / "table1", as_json, rows(results), to_markdown)
     if ranks := ranking(results):
         text = ranking_to_markdown(ranks)
         write_whole(store.folder / "ranking.md", text.encode())
         if not as_json:
             sys.stdout.write(f"\n{text}")
-        _print_line(f"written: {store.folder / 'ranking'}.md")
-    _write_page(request, store, results, as_json, 1, "table")
+        print_note(f"written: {store.folder / 'ranking'}.md")
+    _write_page(request, store, results, as_json, title)
     return finished
 
 
 def _table2(request: PaperRequest, as_json: bool) -> bool:
-    from ..paper.page_records import tuning_records
-    from ..paper.paper_tables import rates_rows, rates_to_markdown, to_csv
-    from ..paper.provenance_log import last_session
+    from ..paper.paper_tables import rates_rows, rates_to_markdown, tuning_records
+    from ..paper.result_files import last_session
     from .report_command import close_with_records
 
     tuned, finished = request.tuned_rates()
     path = request.folder / "table1-tuned" / "table2"
-    _write_table(path, as_json, rates_rows(tuned), rates_to_markdown, to_csv)
+    _write_table(path, as_json, rates_rows(tuned), rates_to_markdown)
     if tuned:
         groups, page = tuning_records(request.tuning_points()), path.with_suffix(".html")
         close_with_records(groups, page, as_json, "Table 2: every pair of rates", last_session(path.parent))
@@ -153,60 +149,51 @@ def _table2(request: PaperRequest, as_json: bool) -> bool:
 
 
 def _write_table(
-    path: Path,
-    as_json: bool,
-    rows: list[dict[str, Any]],
-    to_markdown: Callable[[list[dict[str, Any]]], str],
-    to_csv: Callable[[list[dict[str, Any]]], str],
+    path: Path, as_json: bool, rows: list[dict[str, Any]], to_markdown: Callable[[list[dict[str, Any]]], str]
 ) -> None:
     from ..fileio import write_whole
+    from ..paper.paper_tables import to_csv
 
     if as_json:
         print_json(rows)
     if not rows:
-        _print_line("no results are stored yet")
+        print_note("no results are stored yet")
         return
     if not as_json:
         sys.stdout.write(to_markdown(rows))
     write_whole(path.with_suffix(".md"), to_markdown(rows).encode())
     write_whole(path.with_suffix(".csv"), to_csv(rows).encode())
-    _print_line(f"written: {path}.md and .csv")
+    print_note(f"written: {path}.md and .csv")
 
 
-def _figure(number: int) -> Callable[[PaperRequest, bool], bool]:
-    def draw(request: PaperRequest, as_json: bool) -> bool:
-        if number in SIZE_OF:
-            runs, store, finished = request.table_runs(SIZE_OF[number])
-        else:
-            runs, store, finished = request.defedavg_runs(number)
-        finished = finished and request.compute_missing(store, runs, f"figure {number}")
-        results = store.results(runs, request.seeds)
-        if not results:
-            _print_line("no results are stored yet")
-            return finished
-        from ..paper.figures import curves
-
-        suffix = "-tuned" if request.rates == "tuned" else ""
-        for figure, name in zip(curves(results, number), ("accuracy", "loss"), strict=True):
-            _save_figure(figure, request.folder, f"figure{number}{suffix}-{name}", as_json)
-        _write_page(request, store, results, as_json, number, "figure")
+def _figure(number: int, request: PaperRequest, as_json: bool) -> bool:
+    in_table1 = number in SIZE_OF
+    runs, store, finished = request.table_runs(SIZE_OF[number]) if in_table1 else request.defedavg_runs(number)
+    finished = finished and request.compute_missing(store, runs, f"figure {number}")
+    results = store.results(runs, request.seeds)
+    if not results:
+        print_note("no results are stored yet")
         return finished
+    from ..paper.figures import curves
 
-    return draw
+    suffix = "-tuned" if request.rates == "tuned" else ""
+    for figure, name in zip(curves(results, number), ("accuracy", "loss"), strict=True):
+        _save_figure(figure, request.folder, f"figure{number}{suffix}-{name}", as_json)
+    _write_page(request, store, results, as_json, f"Figure {number}")
+    return finished
 
 
 def _write_page(
-    request: PaperRequest, store: ResultFiles, results: Sequence[Result], as_json: bool, number: int, kind: str
+    request: PaperRequest, store: ResultFiles, results: Sequence[Result], as_json: bool, title: str
 ) -> None:
-    """Write the page of a command's runs and print where it is."""
-    from ..paper.page_records import run_records
-    from ..paper.provenance_log import last_session
+    from ..paper.paper_tables import run_records
+    from ..paper.result_files import last_session
     from .report_command import close_with_records
 
     if results:
         rates = "the paper's rates" if request.rates == "paper" else "tuned rates"
-        title, page = f"{kind.capitalize()} {number} at {rates}", store.folder / f"{kind}{number}.html"
-        close_with_records(run_records(results), page, as_json, title, last_session(store.folder))
+        page = store.folder / f"{title.lower().replace(' ', '')}.html"
+        close_with_records(run_records(results), page, as_json, f"{title} at {rates}", last_session(store.folder))
 
 
 def _save_figure(figure: Any, folder: Path, name: str, as_json: bool) -> None:
@@ -217,7 +204,7 @@ def _save_figure(figure: Any, folder: Path, name: str, as_json: bool) -> None:
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     for written in save(figure, path):
-        (err if as_json else out).print(f"drawn: {written}", markup=False, soft_wrap=True)
+        (print_note if as_json else print_line)(f"drawn: {written}")
 
 
 @app.command("figure1")
@@ -229,13 +216,6 @@ def figure1(
     from ..paper.figures import figure1 as draw_figure1
 
     _save_figure(draw_figure1(seed), folder, "figure1", as_json=False)
-
-
-def _check(seeds: int, rates: str) -> None:
-    if seeds < 1:
-        raise UserError(f"--seeds is {seeds}; it must be at least 1")
-    if rates not in ("paper", "tuned"):
-        raise unknown("rates", rates, ("paper", "tuned"))
 
 
 def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool]) -> None:
@@ -270,7 +250,10 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool
         from .progress_table import watching
 
         selected = select_cells(datasets, settings, sizes, algorithms)
-        _check(seeds, rates)
+        if seeds < 1:
+            raise UserError(f"--seeds is {seeds}; it must be at least 1")
+        if rates not in ("paper", "tuned"):
+            raise unknown("rates", rates, ("paper", "tuned"))
         request = PaperRequest(
             cells=tuple(selected),
             seeds=range(seeds),
@@ -279,11 +262,11 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool
             folder=folder,
             compute=ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address),
             show_only=show,
-            notify=_print_line,
+            notify=print_note,
             watching=partial(watching, err),
         )
         if not action(request, as_json):
-            _print_line("stopped by Ctrl-C; the results of finished runs are stored, run the command again to continue")
+            print_note("stopped by Ctrl-C; the results of finished runs are stored, run the command again to continue")
             raise typer.Exit(130)
 
     app.command(name, cls=CommandWithOldNames, help=help_)(command)
@@ -304,7 +287,7 @@ for _number, _n in SIZE_OF.items():
     _register(
         f"figure{_number}",
         f"Test accuracy and training loss against simulated seconds, n = {_n}: the runs of Table 1.\n\n" + _RESUME,
-        _figure(_number),
+        partial(_figure, _number),
     )
-_register("figure6", "DeFedAvg against rounds for n = 5, 10, 20, 40, 80.\n\n" + _RESUME, _figure(6))
-_register("figure7", "DeFedAvg against rounds for K = 20, 50, 100 and n = 10.\n\n" + _RESUME, _figure(7))
+_register("figure6", "DeFedAvg against rounds for n = 5, 10, 20, 40, 80.\n\n" + _RESUME, partial(_figure, 6))
+_register("figure7", "DeFedAvg against rounds for K = 20, 50, 100 and n = 10.\n\n" + _RESUME, partial(_figure, 7))

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from ..config import study as config
 from ..config.study import Study, SweepPoint
 from ..errors import UserError
-from ..theory.formulas import THEOREMS, Constants, theorem
-from ..theory.required_rounds import probable_staleness
-from .options import Json, Set, err, out, print_json
+from ..report.tables import make
+from ..theory.formulas import THEOREMS, Constants, probable_staleness, theorem, theorem_report
+from .options import Json, Set, out, print_json, print_note
 
 if TYPE_CHECKING:
     from ..theory.estimates import Estimates
 
 app = typer.Typer(help="Apply the convergence theorems to a setting, and measure the linear speedup that they promise.")
 
+SYMBOLS = {"smoothness": "L", "noise": "σ²", "gradient": "G²", "heterogeneity": "ν²", "gap": "ΔF"}
+SIZES = {"updates_per_round": "n", "local_steps": "K", "rounds": "T", "max_staleness": "λ", "num_clients": "N"}
 PLANNED_ROUNDS = 400  # of the plan from which the staleness is taken
-
-
-def _print_line(line: str) -> None:
-    err.print(line, markup=False, soft_wrap=True)
 
 
 @app.callback(invoke_without_command=True)
@@ -58,14 +58,9 @@ def theory(
     """Print rates, conditions, bounds and rounds of Theorem 1 (DeFedAvg-nIID) and Theorem 2 (DeFedAvg-IID)."""
     if context.invoked_subcommand is not None:
         return
-    from ..theory.theorem_report import theorem_report
-    from ..theory.theory_tables import theorem_table
-
     if not epsilon > 0:
         raise UserError(f"epsilon is {epsilon:g}; it must be a number above zero")
-    given = {
-        "smoothness": smoothness, "noise": noise, "gradient": gradient, "heterogeneity": heterogeneity, "gap": gap
-    }  # fmt: skip
+    given = dict(zip(SYMBOLS, (smoothness, noise, gradient, heterogeneity, gap), strict=True))
     study = _study(file, tuple(overrides or ()))
     reports = []
     estimated: dict[Any, Estimates] = {}
@@ -78,11 +73,15 @@ def theory(
         reports.append({"label": point.label, **report, "observed_staleness": observed, "note": note})
     if not reports:
         raise UserError(f"the study has no algorithm with a theorem; add {' or '.join(THEOREMS)}")
+    _print(reports, as_json, _theorem_table)
+
+
+def _print(results: list[dict[str, Any]], as_json: bool, table: Callable[[Mapping[str, Any]], Table]) -> None:
     if as_json:
-        print_json(reports)
+        print_json(results)
         return
-    for each in reports:
-        out.print(theorem_table(each))
+    for each in results:
+        out.print(table(each))
         out.print()
 
 
@@ -115,7 +114,7 @@ def _constants(
     key = (settings.task, settings.clients.num_clients, batch_size)
     if key not in estimated:
         options = EstimateOptions(batch_size=batch_size, seed=seed, points=points, samples=samples)
-        estimated[key] = estimate(build_task(settings, seed), options, notify=_print_line)
+        estimated[key] = estimate(build_task(settings, seed), options, notify=print_note)
     estimates = asdict(estimated[key])
     note = f"Estimated: {', '.join(missing)}, from {estimates['note']}."
     return {**{name: estimates[name] for name in missing}, **constants}, note
@@ -124,7 +123,7 @@ def _constants(
 def _size(
     point: SweepPoint, seed: int, rounds: int | None, max_staleness: int | None, delta: float
 ) -> tuple[dict[str, int], int | None]:
-    """Return n, K, T, λ and N, and the largest staleness of the plan (None if λ is given)."""
+    """Return ``SIZES``, and the largest staleness of the plan (None if λ is given)."""
     settings = point.settings
     total = settings.stop.max_rounds if rounds is None else rounds
     clients, n = settings.clients.num_clients, settings.training.updates_per_round
@@ -138,14 +137,8 @@ def _size(
             max_staleness = probable_staleness(clients, n, total, delta)
         else:
             max_staleness = max(1, observed)
-    size = {
-        "updates_per_round": n,
-        "local_steps": settings.training.local_steps,
-        "rounds": total,
-        "max_staleness": max_staleness,
-        "num_clients": clients,
-    }
-    return size, observed
+    sizes = (n, settings.training.local_steps, total, max_staleness, clients)
+    return dict(zip(SIZES, sizes, strict=True)), observed
 
 
 @app.command()
@@ -169,27 +162,20 @@ def speedup(
 ) -> None:
     """Measure the rounds to a mean squared gradient norm of ε against n at the theorems' rates. Takes a few minutes."""
     from ..theory.speedup_study import SpeedupScope, run_speedup_study
-    from ..theory.theory_tables import speedup_table
 
     scope = SpeedupScope(
         _words("--task", tasks), _words("--algorithm", algorithms), _numbers(ns), seeds, epsilon, tolerance
     )
-    finished, results = run_speedup_study(scope, folder, _print_line, force=force, jobs=jobs)
-    if as_json:
-        print_json(results)
-    else:
-        for each in results:
-            out.print(speedup_table(each))
-            out.print()
+    finished, results = run_speedup_study(scope, folder, print_note, force=force, jobs=jobs)
+    _print(results, as_json, _speedup_table)
     if not finished:
         raise typer.Exit(130)
 
 
 def _words(option: str, text: str) -> list[str]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
-        raise UserError(f"{option} is empty; give at least one")
-    return words
+    if words := [word.strip() for word in text.split(",") if word.strip()]:
+        return words
+    raise UserError(f"{option} is empty; give at least one")
 
 
 def _numbers(text: str) -> list[int]:
@@ -197,3 +183,61 @@ def _numbers(text: str) -> list[int]:
         return [int(word) for word in text.split(",") if word.strip()]
     except ValueError:
         raise UserError(f"--n {text!r} is not a comma-separated list of numbers; write it as 1,2,4") from None
+
+
+def _theorem_table(report: Mapping[str, Any]) -> Table:
+    constants, uses = report["constants"], theorem(report["algorithm"]).uses
+    values = [f"{symbol} = {constants[name]:.4g}" for name, symbol in SYMBOLS.items() if name in uses]
+    sizes = [f"{symbol} = {constants[name]}" for name, symbol in SIZES.items()]
+    rows = [
+        ("constants", ", ".join(values)),
+        ("size", ", ".join(sizes)),
+        ("η, η̄", f"{report['rates']['global_lr']:.4g}, {report['rates']['local_lr']:.4g}"),
+    ]
+    for condition in report["conditions"]:
+        outcome = "ok" if condition["holds"] else "fails"
+        rows.append((condition["name"], f"{outcome}: {condition['left']:.4g} vs {condition['right']:.4g}"))
+    for name, key in (("bound, corrected", "bound"), ("bound, as printed", "printed_bound")):
+        bound = report[key]
+        rows.append((name, f"{bound['total']:.4g} = {bound['first']:.4g} + {bound['second']:.4g}"))
+    rounds, staleness = report["rounds"], report["staleness"]
+    rows += [
+        ("T for the conditions", f"{rounds['to_apply']:,}"),
+        (f"T for a bound of {report['epsilon']:g}", f"{rounds['to_reach']:,}"),
+        ("T for both", f"{rounds['needed']:,}"),
+    ]
+    if rounds["needed_drawn"] is not None:
+        probability = f"(probability {1 - staleness['delta']:g})"
+        rows += [
+            (f"T for both, λ growing with T {probability}", f"{rounds['needed_drawn']:,}"),
+            (f"λ for this T {probability}", f"{staleness['probable']}"),
+            ("λ as the paper states it, with constant 1", f"{staleness['stated']:.4g}"),
+        ]
+    if report["observed_staleness"] is not None:
+        rows.append(("λ in a plan of these clients", f"{report['observed_staleness']}"))
+    return make(f"{report['label']}: Theorem {report['theorem']}", ("", ""), rows, report["note"])
+
+
+def _speedup_table(speedup: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            str(point["n"]),
+            f"{point['mean_rounds']:.0f}",
+            ", ".join(map(str, point["rounds"])),
+            str(point["max_staleness"]),
+            "hold" if point["conditions_hold"] else "fail",
+            f"{point['promised_rounds']:,}",
+            f"{100 * point['first_share']:.1f} %",
+        )
+        for point in speedup["points"]
+    ]
+    columns = ("n", "rounds", "per seed", "λ", "conditions", "rounds by bound", "first term")
+    title = (
+        f"{speedup['task']}, {speedup['algorithm']}, ε = {speedup['epsilon']:g}: slope {speedup['slope']:.3f} "
+        f"[{speedup['slope_low']:.3f}, {speedup['slope_high']:.3f}]"
+    )
+    caption = (
+        "rounds: geometric mean over seeds. λ: largest staleness of the runs. rounds by bound: rounds for which the "
+        "corrected bound is ε. first term: share of the bound's first term at the rounds needed."
+    )
+    return make(title, columns, rows, caption)

@@ -1,4 +1,4 @@
-"""Results in a folder, one file per run.
+"""Results in a folder: one file per run, and a log with one line per session that computed runs.
 
 A run whose result is in the folder is not computed again, so a table or a figure can be completed in several sessions.
 """
@@ -8,8 +8,12 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import platform
+import shlex
+import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,30 +24,35 @@ from ..experiments.run_events import RunFinished, RunSpec, Watch
 from ..experiments.sweep import Sweep
 from ..fileio import file_name, write_whole, writing
 from ..jsonio import finite
+from ..runstore.provenance import provenance
 from ..training import Status
 from .run_grid import Choices, PaperRun
+
+_LOG = "provenance.jsonl"
 
 Result = Mapping[str, Any]
 """The stored result of a run; see ``make_result``."""
 
-SeededRun = tuple[PaperRun, int]
-"""A run and its seed."""
+
+def write_in_new_folder(path: Path, data: bytes) -> None:
+    """Write a file atomically; create its folder if needed."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, data)
 
 
 class ResultFiles:
     """The results of an experiment in a folder, all made with the same choices."""
 
     def __init__(self, folder: Path, choices: Choices) -> None:
-        self.folder = folder
-        self.choices = choices
+        self.folder, self.choices = folder, choices
 
     def path(self, run: PaperRun, seed: int) -> Path:
         """Return the path of a run's result."""
         return self.folder / "runs" / f"{file_name(run.label, seed)}.json.gz"
 
-    def missing(self, runs: Iterable[PaperRun], seeds: Sequence[int]) -> list[SeededRun]:
+    def missing(self, runs: Sequence[PaperRun], seeds: Sequence[int]) -> list[tuple[PaperRun, int]]:
         """Return the runs that have no result or had a shorter time limit, ordered by seed."""
-        runs = list(runs)
         return [(run, seed) for seed in seeds for run in runs if not self._is_complete(run, seed)]
 
     def _is_complete(self, run: PaperRun, seed: int) -> bool:
@@ -55,10 +64,7 @@ class ResultFiles:
     def save(self, result: Result, run: PaperRun) -> None:
         """Write the result of a run."""
         text = json.dumps(result, allow_nan=False, separators=(",", ":")) + "\n"
-        path = self.path(run, result["seed"])
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, gzip.compress(text.encode(), mtime=0))
+        write_in_new_folder(self.path(run, result["seed"]), gzip.compress(text.encode(), mtime=0))
 
     def adopt(self, other: ResultFiles, runs: Sequence[PaperRun], seeds: Sequence[int]) -> None:
         """Copy results of the same runs that another folder has and this one lacks."""
@@ -87,41 +93,35 @@ class ResultFiles:
 
 def make_result(event: RunFinished, run: PaperRun, choices: Choices) -> Result:
     """Return what is stored of a finished run: its outcome and its evaluations."""
-    progress = event.run.progress
-    evaluations = progress.evaluations
-    return dict(
-        finite(
-            {
-                "piece": asdict(run),
-                "seed": event.spec.seed,
-                "choices": choices.without_time_limit(),
-                "limit": choices.limit(run),
-                "status": str(progress.status),
-                "first_hit_seconds": progress.first_hit_seconds,
-                "sustained_seconds": progress.sustained_seconds,
-                "diverged_at": progress.diverged_at,
-                "rounds": progress.rounds,
-                "seconds": progress.seconds,
-                "best_accuracy": progress.best_accuracy,
-                "updates_trained": event.run.executor.updates_trained,
-                "wall_seconds": round(event.wall_seconds, 1),
-                "curve": {
-                    "seconds": [round(e.seconds, 4) for e in evaluations],
-                    "rounds": [e.round for e in evaluations],
-                    "accuracy": [None if e.accuracy is None else round(e.accuracy, 6) for e in evaluations],
-                    "loss": [_rounded(e.loss) for e in evaluations],
-                    "train_loss": [_rounded(e.train_loss) for e in evaluations],
-                },
-            }
-        )
-    )
+    progress, evaluations = event.run.progress, event.run.progress.evaluations
+    outcome = ("first_hit_seconds", "sustained_seconds", "diverged_at", "rounds", "seconds", "best_accuracy")
+    result = {
+        "piece": asdict(run),
+        "seed": event.spec.seed,
+        "choices": choices.without_time_limit(),
+        "limit": choices.limit(run),
+        "status": str(progress.status),
+        **{name: getattr(progress, name) for name in outcome},
+        "updates_trained": event.run.executor.updates_trained,
+        "wall_seconds": round(event.wall_seconds, 1),
+        "curve": {
+            "seconds": [round(e.seconds, 4) for e in evaluations],
+            "rounds": [e.round for e in evaluations],
+            "accuracy": [None if e.accuracy is None else round(e.accuracy, 6) for e in evaluations],
+            "loss": [_rounded(e.loss) for e in evaluations],
+            "train_loss": [_rounded(e.train_loss) for e in evaluations],
+        },
+    }
+    return dict(finite(result))
 
 
 def _rounded(loss: float | None) -> float | None:
     return round(loss, 5) if loss is not None and math.isfinite(loss) else None
 
 
-def compute_runs(store: ResultFiles, runs: Sequence[SeededRun], compute: ComputeConfig, watch: Watch) -> bool:
+def compute_runs(
+    store: ResultFiles, runs: Sequence[tuple[PaperRun, int]], compute: ComputeConfig, watch: Watch
+) -> bool:
     """Compute runs and store each result as the run ends; return False if Ctrl-C stopped it.
 
     Runs that had not finished by then start from the beginning next time.
@@ -139,3 +139,39 @@ def compute_runs(store: ResultFiles, runs: Sequence[SeededRun], compute: Compute
         sweep.interrupt()
         return False
     return True
+
+
+@contextmanager
+def logged_session(folder: Path, compute: ComputeConfig) -> Iterator[None]:
+    """Append a line to the log when the block ends, also after an exception."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    start, source = time.perf_counter(), provenance(device=compute.device, precision=compute.precision)
+    try:
+        yield
+    finally:
+        line = {
+            "time": source["started"],
+            "command": shlex.split(source["command"]),
+            "real_seconds": round(time.perf_counter() - start, 1),
+            "version": source["defedavg"],
+            "commit": source.get("commit"),
+            "python": source["python"],
+            "torch": source["torch"],
+            "device": source["device"] if compute.device == "cuda" else platform.machine(),
+            "precision": compute.precision,
+        }
+        path = folder / _LOG
+        with writing(path), path.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(line) + "\n")
+
+
+def last_session(folder: Path) -> dict[str, str]:
+    """Return the last line of a folder's log with all values as text; an empty dict if no line can be read."""
+    try:
+        line = json.loads((folder / _LOG).read_text(encoding="utf-8").splitlines()[-1])
+    except (OSError, ValueError, IndexError):
+        return {}
+    if not isinstance(line, dict):
+        return {}
+    return {name: shlex.join(map(str, v)) if isinstance(v, list) else str(v) for name, v in line.items()}

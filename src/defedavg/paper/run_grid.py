@@ -55,11 +55,10 @@ class Choices:
         return {name: value for name, value in asdict(self).items() if name not in ("time_limit_factor", "max_seconds")}
 
     def limit(self, run: PaperRun) -> float:
-        """Return the simulated seconds after which a run is given up.
+        """Return the simulated seconds after which a run is given up: ``time_limit_factor`` times the paper's seconds.
 
-        This is ``time_limit_factor`` times the paper's seconds, but at least the seconds of the paper's FedAvg with the
-        same n, so that the fastest algorithm is known; at most LIMITS. Where the paper did not reach the target, it is
-        the time that the paper states.
+        It is at least the seconds of the paper's FedAvg with the same n, so that the fastest algorithm is known, and at
+        most LIMITS; where the paper did not reach the target, it is the time that the paper states.
         """
         cell = run.cell
         if self.max_seconds is not None:
@@ -68,21 +67,19 @@ class Choices:
             return math.inf
         if cell.seconds is None:
             return BOUNDS[cell.dataset]
-        fedavg = replace(cell, algorithm="fedavg").seconds
-        assert fedavg is not None
-        shortest = max(fedavg, SHORTEST_LIMIT)
-        return min(max(self.time_limit_factor * cell.seconds, shortest), LIMITS[cell.dataset, cell.setting])
+        shortest = max(replace(cell, algorithm="fedavg").seconds or 0.0, SHORTEST_LIMIT)
+        return min(max(self.time_limit_factor * cell.seconds, shortest), LIMITS[cell.dataset][cell.setting])
 
     def settings(self, run: PaperRun) -> Settings:
         """Return the settings of a run."""
         cell, (global_lr, local_lr) = run.cell, run.rates
+        rates = {"global_lr": global_lr, "local_lr": local_lr}
         training = {
             "updates_per_round": cell.updates_per_round,
             "local_steps": run.local_steps,
             "sampling": self.sampling,
+            **{name: rate for name, rate in rates.items() if rate is not None},
         }
-        training |= {} if global_lr is None else {"global_lr": global_lr}
-        training |= {} if local_lr is None else {"local_lr": local_lr}
         tables: dict[str, Any] = {
             "algorithms": [cell.algorithm],
             "task": {
@@ -93,7 +90,12 @@ class Choices:
             },
             "clients": {"num_clients": 100, "profile": f"paper-{cell.dataset}"},
             "training": training,
-            "stop": {"target_accuracy": cell.target, "train_samples": self.train_samples, **self._stop(run)},
+            "stop": {
+                "target_accuracy": cell.target,
+                "train_samples": self.train_samples,
+                "max_seconds": self.limit(run),
+                **self._stop(run),
+            },
         }
         if cell.algorithm == "fedbuff":
             tables["fedbuff"] = {"concurrency": 100}
@@ -101,17 +103,7 @@ class Choices:
         return point.settings
 
     def _stop(self, run: PaperRun) -> dict[str, Any]:
-        limit = self.limit(run)
         if run.rounds is not None:
-            return {
-                "stop_at_target": False,
-                "max_rounds": run.rounds,
-                "eval_every_rounds": max(1, run.rounds // 100),
-                "max_seconds": limit,
-            }
-        return {
-            "consecutive_hits": 5,
-            "max_rounds": 10**9,
-            "max_seconds": limit,
-            "eval_every_seconds": self.measure_seconds,
-        }
+            every = max(1, run.rounds // 100)
+            return {"stop_at_target": False, "max_rounds": run.rounds, "eval_every_rounds": every}
+        return {"consecutive_hits": 5, "max_rounds": 10**9, "eval_every_seconds": self.measure_seconds}

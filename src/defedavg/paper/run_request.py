@@ -15,7 +15,6 @@ from typing import TypeVar
 from ..errors import UserError, unknown
 from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import Watch
-from .provenance_log import logged_session
 from .published import (
     ALGORITHM_NAMES,
     COMPARED,
@@ -30,9 +29,9 @@ from .published import (
     cells,
     figure6_cells,
 )
-from .result_files import Result, ResultFiles, compute_runs
+from .result_files import Result, ResultFiles, compute_runs, logged_session
 from .run_grid import ROUNDS, Choices, PaperRun
-from .tuned_rates import TunedRates
+from .tuned_rates import RateSearch, TunedRates
 
 T = TypeVar("T")
 
@@ -47,18 +46,14 @@ def select_cells(
     algorithms: Sequence[str] | None = None,
 ) -> list[Cell]:
     """Return the selected cells of Table 1 and of Figure 6; None selects all values."""
-    datasets = _checked("dataset", datasets, DATASETS)
-    settings = _checked("setting", settings, SETTINGS)
-    sizes = _checked("n", sizes, FIGURE6_SIZES)
-    algorithms = _checked("algorithm", algorithms, ALGORITHM_NAMES)
-    return [
-        cell
-        for cell in (*cells(), *figure6_cells())
-        if cell.dataset in datasets
-        and cell.setting in settings
-        and cell.updates_per_round in sizes
-        and cell.algorithm in algorithms
+    selected: list[tuple[str, Sequence[object]]] = [
+        ("dataset", _checked("dataset", datasets, DATASETS)),
+        ("setting", _checked("setting", settings, SETTINGS)),
+        ("updates_per_round", _checked("n", sizes, FIGURE6_SIZES)),
+        ("algorithm", _checked("algorithm", algorithms, ALGORITHM_NAMES)),
     ]
+    every = (*cells(), *figure6_cells())
+    return [cell for cell in every if all(getattr(cell, name) in values for name, values in selected)]
 
 
 def _checked(what: str, values: Sequence[T] | None, known: Sequence[T]) -> Sequence[T]:
@@ -123,7 +118,7 @@ class PaperRequest:
         untuned = [cell for cell in wanted if cell not in rates]
         if untuned and not self.show_only:
             self.notify(f"rates to tune: {len(untuned)} cells")
-            search = tuned.search(untuned)
+            search = RateSearch(tuned, untuned)
             with self.watching("rates", search.runs) as watch, logged_session(store.folder, self.compute):
                 finished = search.run(self.compute, watch)
             rates = tuned.known(wanted)

@@ -18,11 +18,11 @@ from ..errors import UserError
 from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import Event, RunFinished, Watch
 from ..experiments.tune import PairOutcome, RatePair, Tuning, pairs_of, score
-from ..fileio import file_name, write_whole, writing
+from ..fileio import file_name
 from ..jsonio import finite
 from ..training import Status
 from .published import GLOBAL_GRID, LOCAL_GRID, Cell, Rates
-from .result_files import Result, ResultFiles, make_result
+from .result_files import Result, ResultFiles, make_result, write_in_new_folder
 from .run_grid import PaperRun
 
 SEED = 0
@@ -32,12 +32,11 @@ class TunedRates:
     """The stored tuning results of all cells."""
 
     def __init__(self, store: ResultFiles, at_paper_rates: ResultFiles) -> None:
-        self._store = store
-        self._at_paper_rates = at_paper_rates
+        self.store, self.at_paper_rates = store, at_paper_rates
 
     def path(self, cell: Cell) -> Path:
         """Return the path of a cell's tuning result."""
-        return self._store.folder / "tuning" / f"{file_name(cell.label, SEED)}.json"
+        return self.store.folder / "tuning" / f"{file_name(cell.label, SEED)}.json"
 
     def known(self, cells: Sequence[Cell], *, any_limit: bool = False) -> dict[Cell, Rates]:
         """Return the best rates of the cells that have been tuned.
@@ -58,14 +57,14 @@ class TunedRates:
 
     def _limit_was_too_short(self, cell: Cell, tuned: Result) -> bool:
         held = any(point["hit_seconds"] is not None for point in tuned["points"])
-        return not held and bool(tuned["limit"] < self._store.choices.limit(PaperRun(cell, cell.rates)))
+        return not held and bool(tuned["limit"] < self.store.choices.limit(PaperRun(cell, cell.rates)))
 
     def _read(self, cell: Cell) -> Result:
         path = self.path(cell)
         try:
             tuned = json.loads(path.read_text(encoding="utf-8"))
             global_lr, local_lr = tuned["best"]
-            matches = tuned["choices"] == self._store.choices.without_time_limit()
+            matches = tuned["choices"] == self.store.choices.without_time_limit()
             valid = all(rate is None or 0 < rate < 1e9 for rate in (global_lr, local_lr))
             self._limit_was_too_short(cell, tuned)  # reads the other fields, so a missing one is an error here
         except (OSError, ValueError, KeyError, TypeError):
@@ -74,25 +73,18 @@ class TunedRates:
             raise UserError(f"{path} was made with other settings; use another --out")
         return dict(tuned)
 
-    def search(self, cells: Sequence[Cell]) -> RateSearch:
-        """Return the search that tunes these cells."""
-        return RateSearch(self, cells, self._store, self._at_paper_rates)
-
 
 class RateSearch:
     """A search over the grids of several cells; it stores each cell's result as soon as the cell is decided."""
 
-    def __init__(
-        self, rates: TunedRates, cells: Sequence[Cell], store: ResultFiles, at_paper_rates: ResultFiles
-    ) -> None:
-        self._rates = rates
-        self._store = store
+    def __init__(self, rates: TunedRates, cells: Sequence[Cell]) -> None:
+        self._rates, self._store = rates, rates.store
         self._cells: dict[SweepPoint, Cell] = {}
         self._known: dict[RatePair, dict[int, PairOutcome]] = {}
         self._reached: dict[RatePair, RunFinished] = {}
         self._pairs: list[RatePair] = []
         for cell in cells:
-            self._add(cell, next(iter(at_paper_rates.results([PaperRun(cell, cell.rates)], [SEED])), None))
+            self._add(cell, next(iter(rates.at_paper_rates.results([PaperRun(cell, cell.rates)], [SEED])), None))
         self._tuning: Tuning | None = None
 
     def _add(self, cell: Cell, stored: Result | None) -> None:
@@ -100,10 +92,9 @@ class RateSearch:
         if stored is not None and stored["status"] == Status.TARGET:
             settings = replace(settings, stop=replace(settings.stop, max_seconds=stored["seconds"]))
         swept = (("data", cell.dataset), ("setting", cell.setting), ("n", cell.updates_per_round))
-        point = SweepPoint(swept, settings)
         # An algorithm that has only the global rate searches the values of both grids.
         global_grid = GLOBAL_GRID if ALGORITHMS[cell.algorithm].uses_local_lr else (*LOCAL_GRID, GLOBAL_GRID[-1])
-        for pair in pairs_of([point], global_grid, LOCAL_GRID):
+        for pair in pairs_of([SweepPoint(swept, settings)], global_grid, LOCAL_GRID):
             self._cells[pair.point] = cell
             self._pairs.append(pair)
             if stored is not None and _rates(pair) == cell.rates:
@@ -116,19 +107,15 @@ class RateSearch:
 
     def run(self, compute: ComputeConfig, watch: Watch) -> bool:
         """Tune; return False if Ctrl-C stopped it. The results of cells decided by then are stored."""
-        self._tuning = Tuning(self._pairs, [SEED], compute, known=self._known, decided=self._save)
-        return self._tuning.run(self._remembering(watch))
 
-    def _remembering(self, watch: Watch) -> Watch:
-        """Return a callback that remembers the runs that held the target and passes every event on."""
-
-        def remember(event: Event) -> None:
+        def remember_reached(event: Event) -> None:
             if isinstance(event, RunFinished) and event.run.progress.status is Status.TARGET:
                 assert isinstance(event.spec.name, RatePair)
                 self._reached[event.spec.name] = event
             watch(event)
 
-        return remember
+        self._tuning = Tuning(self._pairs, [SEED], compute, known=self._known, decided=self._save)
+        return self._tuning.run(remember_reached)
 
     def _save(self, rivals: Sequence[RatePair]) -> None:
         assert self._tuning is not None
@@ -147,19 +134,16 @@ class RateSearch:
                 {"rates": _rates(pair), **asdict(outcomes[pair][SEED]), "known": pair in self._known} for pair in rivals
             ],
         }
-        path = self._rates.path(cell)
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(finite(tuned), allow_nan=False, indent=1) + "\n").encode())
+        text = json.dumps(finite(tuned), allow_nan=False, indent=1) + "\n"
+        write_in_new_folder(self._rates.path(cell), text.encode())
         for pair in rivals:
             self._reached.pop(pair, None)
 
 
 def _outcome(stored: Result) -> PairOutcome:
     held = stored["sustained_seconds"] if stored["status"] == Status.TARGET else None
-    return PairOutcome(
-        hit_seconds=held, **{name: stored[name] for name in asdict(PairOutcome()) if name != "hit_seconds"}
-    )
+    values = {**stored, "hit_seconds": held}
+    return PairOutcome(**{name: values[name] for name in asdict(PairOutcome())})
 
 
 def _rates(pair: RatePair) -> Rates:

@@ -35,10 +35,6 @@ class _Distribution:
     draw: Callable[..., Floats]
 
 
-def _two_speed(keys: NDArray[np.uint64], share: float, factor: float) -> Floats:
-    return np.where(uniform_all(keys) < share, factor, 1.0)
-
-
 SLOWNESS: dict[str, _Distribution] = {
     "equal": _Distribution((), (), lambda: True, lambda keys: np.ones(len(keys))),
     "uniform": _Distribution(
@@ -54,7 +50,10 @@ SLOWNESS: dict[str, _Distribution] = {
         ("mean",), (1.0,), lambda mean: mean >= 0, lambda keys, mean: 1.0 - mean * np.log1p(-uniform_all(keys))
     ),
     "two-speed": _Distribution(
-        ("share", "factor"), (0.2, 5.0), lambda share, factor: 0 <= share <= 1 and factor > 0, _two_speed
+        ("share", "factor"),
+        (0.2, 5.0),
+        lambda share, factor: 0 <= share <= 1 and factor > 0,
+        lambda keys, share, factor: np.where(uniform_all(keys) < share, factor, 1.0),
     ),
     "pareto": _Distribution(
         ("shape",), (2.0,), lambda shape: shape > 0, lambda keys, shape: (1.0 - uniform_all(keys)) ** (-1.0 / shape)
@@ -84,10 +83,9 @@ class Slowness:
             raise unknown("slowness", name, SLOWNESS)
         kind = SLOWNESS[name]
         form = f"{name}({', '.join(kind.arguments)})"
+        written = (match[2] or "").strip()
         try:
-            given = (
-                tuple(float(part) for part in match[2].split(",")) if match[2] and match[2].strip() else kind.defaults
-            )
+            given = tuple(map(float, written.split(","))) if written else kind.defaults
         except ValueError:
             raise UserError(f"slowness {text!r} cannot be read; write it as {form} with numbers") from None
         if len(given) != len(kind.arguments) or not all(map(math.isfinite, given)) or not kind.valid(*given):
@@ -113,7 +111,7 @@ class Windows:
             return None
         match = re.fullmatch(r"\s*windows\(\s*([^,()]+),\s*([^,()]+)\)\s*", text)
         try:
-            on, off = (float(match[1]), float(match[2])) if match else (0.0, 0.0)
+            on, off = map(float, match.groups()) if match else (0.0, 0.0)
         except ValueError:
             on = off = 0.0
         if not (0 < on < math.inf and 0 <= off < math.inf):
@@ -186,12 +184,9 @@ class Fleet:
         ):
             if not valid:
                 raise UserError(f"{name} is {getattr(self, name)}; {rule}")
-        if self.trace and len(self.trace.step_seconds) != self.num_clients:
-            raise UserError(
-                f"the trace has {len(self.trace.step_seconds)} clients but num_clients is {self.num_clients}; "
-                "change one of them"
-            )
-
+        found = len(self.trace.step_seconds) if self.trace else self.num_clients
+        if found != self.num_clients:
+            raise UserError(f"the trace has {found} clients but num_clients is {self.num_clients}; change one of them")
         with np.errstate(over="ignore", divide="ignore"):
             quickest, slowest, largest = *self.step_range[:2], max(self.up_times.max(), self.down_times.max())
         if not (quickest >= 1e-9 and slowest <= 1e9 and largest <= 1e9):
@@ -235,42 +230,34 @@ class Fleet:
         return np.broadcast_to(np.asarray(seconds, np.float64), (self.num_clients,))  # one value if all links are equal
 
     @cached_property
-    def _phase_key(self) -> int:
-        return key(self.seed, "phase")
-
-    @cached_property
-    def _jitter_key(self) -> int:
-        return key(self.seed, "jitter")
-
-    @cached_property
-    def _death_key(self) -> int:
-        return key(self.seed, "death")
+    def _keys(self) -> dict[str, int]:
+        return {purpose: key(self.seed, purpose) for purpose in ("phase", "jitter", "death")}
 
     def pace(self, client: int, job: int) -> float:
         """Return the factor by which this job is slower than the client's average job; its mean is one."""
         if self.jitter == 0.0:
             return 1.0
-        z = normal(extend(extend(self._jitter_key, client), job))
+        z = normal(extend(extend(self._keys["jitter"], client), job))
         return math.exp(self.jitter * z - 0.5 * self.jitter**2)
 
     def dies_after(self, client: int, job: int) -> float | None:
         """Return the share of this job's duration after which its client fails, or None."""
         if self.failure_rate == 0.0:
             return None
-        u = uniform(extend(extend(self._death_key, client), job))
+        u = uniform(extend(extend(self._keys["death"], client), job))
         return u / self.failure_rate if u < self.failure_rate else None
 
     def opens(self, client: int, time: float) -> float:
         """Return the first time at or after ``time`` at which the client is reachable."""
         if self.availability is None:
             return time
-        return self.availability.opens(uniform(extend(self._phase_key, client)), time)
+        return self.availability.opens(uniform(extend(self._keys["phase"], client)), time)
 
     def opens_all(self, clients: NDArray[np.int64], times: Floats) -> Floats:
         """Return ``opens`` for many clients and times."""
         if self.availability is None:
             return times
-        return self.availability.opens_all(uniform_all(extend_all(self._phase_key, clients)), times)
+        return self.availability.opens_all(uniform_all(extend_all(self._keys["phase"], clients)), times)
 
     @property
     def absences(self) -> Mapping[int, tuple[float, float]]:
@@ -286,8 +273,7 @@ class Fleet:
         """Return the longest time from sending a model to the arrival of its update, without jitter."""
         closed = self.availability.off if self.availability else 0.0
         if self.trace is None:  # all links are equal, and rounding is monotonic, so the slowest client determines it
-            step, up, down = self.step_range[1], float(self.up_times[0]), float(self.down_times[0])
-            return closed + (step * local_steps + up + down)
+            return closed + (self.step_range[1] * local_steps + float(self.up_times[0]) + float(self.down_times[0]))
         return closed + float(np.max(self.step_times * local_steps + self.up_times + self.down_times))
 
 

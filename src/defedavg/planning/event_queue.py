@@ -12,9 +12,10 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from .devices import Floats
+
 CHUNK = 4096
 
-Floats = NDArray[np.float64]
 Event = tuple[float, int, int, int, int, int]
 """(time, priority, client, sequence, kind, detail)"""
 

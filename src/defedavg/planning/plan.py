@@ -61,12 +61,13 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file, compressed if its name ends in .gz."""
-        plan_io.write(path, self.lines())
+        for _ in plan_io.saved(path, self.header, self.records):
+            pass
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan from a file; raise ``UserError`` if it is damaged or not a plan."""
-        header, found = plan_io.read(path)
+        header, found = plan_io.stream(path)
         return cls(header, tuple(found))
 
     def check(self) -> None:

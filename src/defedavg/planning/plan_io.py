@@ -18,14 +18,13 @@ Times are in seconds. Numbers are written so that they read back exactly. In the
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from ..algorithms.protocol import Merge, Update
 from ..errors import UserError
@@ -34,19 +33,11 @@ from .records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Stal
 
 FORMAT = "defedavg-plan"
 VERSION = 1
-T = TypeVar("T")
 
-
-HEADER_KEYS = {
-    "algorithm": "algorithm",
-    "num_clients": "num_clients",
-    "updates_per_round": "updates_per_round",
-    "local_steps": "local_steps",
-    "seed": "seed",
-    "repeats": "allow_same_version",
-    "interruptible": "interruptible",
-    "lean": "sparse",
-}
+_SAME_KEYS = ("algorithm", "num_clients", "updates_per_round", "local_steps", "seed")
+HEADER_KEYS = {name: name for name in _SAME_KEYS} | {
+    "repeats": "allow_same_version", "interruptible": "interruptible", "lean": "sparse"
+}  # fmt: skip
 """Keys of the file -> fields of ``Header``."""
 
 
@@ -94,45 +85,30 @@ class Hashed:
         return self._digest.hexdigest()
 
 
-def write(path: str | Path, lines: Iterable[str]) -> None:
-    """Write the lines, compressed if the name ends in .gz."""
-    for _ in _written(Path(path), lines, str):
-        pass
-
-
 def saved(
     path: str | Path, header: Header, records: Iterable[Record], line: Callable[[Header | Record], str] = encode
 ) -> Iterator[Record]:
-    """Yield the same records, each after writing it; the file appears under its name after the last one."""
-    items = _written(Path(path), itertools.chain([header], records), line)
-    next(items)
-    for item in items:
-        assert not isinstance(item, Header)
-        yield item
+    """Write a plan, compressed if the name ends in .gz; yield each record after writing it.
 
-
-def _written(path: Path, items: Iterable[T], line: Callable[[T], str]) -> Iterator[T]:
-    """Write line by line to a scratch file and rename it at the end; yield each item after writing it."""
+    The file appears under its name after the last record.
+    """
+    path = Path(path)
     scratch = path.with_name(path.name + ".part")
     try:
         with writing(path), scratch.open("wb") as file:
             # Without a name and a time stamp, equal plans give equal files.
             packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else None
-            for item in items:
-                (packed or file).write(line(item).encode() + b"\n")
-                yield item
+            target = packed or file
+            target.write(line(header).encode() + b"\n")
+            for record in records:
+                target.write(line(record).encode() + b"\n")
+                yield record
             if packed:
                 packed.close()
         with writing(path):
             scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
-
-
-def read(path: str | Path) -> tuple[Header, list[Record]]:
-    """Read a plan file; every value is checked."""
-    header, records = stream(path)
-    return header, list(records)
 
 
 def stream(path: str | Path) -> tuple[Header, Iterator[Record]]:
@@ -226,28 +202,35 @@ def _outcome(value: Any) -> JobOutcome:
     return value  # type: ignore[no-any-return]
 
 
-def _round(time: Any, version: Any, past: Any, updates: Any, freed: Any) -> Round:
-    terms = tuple((_count(v), _number(a)) for v, a in _array(past))
-    merged = tuple((Update(*_counts(ids)), _number(b)) for *ids, b in _array(updates))
-    return Round(_number(time), Merge(_count(version), terms, merged), _counts(freed))
+def _round(time: float, version: int, past: list[Any], updates: list[Any], freed: tuple[int, ...]) -> Round:
+    terms = tuple((_count(v), _number(a)) for v, a in past)
+    merged = tuple((Update(*_counts(ids)), _number(b)) for *ids, b in updates)
+    return Round(time, Merge(version, terms, merged), freed)
+
+
+def _optional_count(value: Any) -> int | None:
+    return None if value is None else _count(value)
+
+
+def _number_or_inf(value: Any) -> float:
+    return math.inf if value is None else _number(value)
+
+
+_READERS: dict[str, tuple[Callable[..., Record], tuple[Callable[[Any], Any], ...]]] = {
+    "job": (Job, (_count, _count, _count, _count, _number, _number, _outcome)),
+    "upload": (Uploaded, (_count, _count, _number, _number)),
+    "sent": (Sent, (_count, _optional_count, _number)),
+    "round": (_round, (_number, _count, _array, _array, _counts)),
+    "absence": (Absence, (_count, _number, _number_or_inf)),
+    "replacement": (Timeout, (_number, _counts, _counts)),
+    "stall": (Stall, (_number,)),
+}
+"""The kinds of records: how each is made, and how its values are checked."""
 
 
 def _record(found: Any) -> Record:
     kind, *values = _array(found) or [None]
-    match kind, *values:
-        case "job", client, index, version, steps, start, end, outcome:
-            ids = (_count(client), _count(index), _count(version), _count(steps))
-            return Job(*ids, _number(start), _number(end), _outcome(outcome))
-        case "upload", client, index, start, end:
-            return Uploaded(_count(client), _count(index), _number(start), _number(end))
-        case "sent", version, client, time:
-            return Sent(_count(version), None if client is None else _count(client), _number(time))
-        case "round", time, version, past, updates, freed:
-            return _round(time, version, past, updates, freed)
-        case "absence", client, time, back:
-            return Absence(_count(client), _number(time), math.inf if back is None else _number(back))
-        case "replacement", time, missing, drawn:
-            return Timeout(_number(time), _counts(missing), _counts(drawn))
-        case "stall", time:
-            return Stall(_number(time))
-    raise ValueError(f"{_short(kind)} is unknown or has the wrong number of values")
+    make, readers = _READERS[kind] if isinstance(kind, str) and kind in _READERS else (Stall, ())
+    if not readers or len(readers) != len(values):
+        raise ValueError(f"{_short(kind)} is unknown or has the wrong number of values")
+    return make(*(read(value) for read, value in zip(readers, values, strict=True)))

@@ -12,22 +12,10 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 
-from ..algorithms import ServerMachine, Setup
-from ..algorithms.protocol import (
-    Broadcast,
-    ClientPolicy,
-    Discard,
-    EndOfInstant,
-    Merge,
-    Request,
-    Resample,
-    Send,
-    ServerAction,
-    SetTimer,
-    Update,
-)
+from ..algorithms import ServerMachine, Setup, protocol
 from ..errors import UserError, first_line
 from .devices import Fleet
 from .plan import records
@@ -42,7 +30,12 @@ MAX_EVENTS = 10_000  # without a merge: 20 clients need a few hundred
 JOB_SECONDS = 0.1  # of the fastest client
 
 T = TypeVar("T")
-Decisions = list[tuple[str, list[ServerAction]]]
+HOOKS = ("start", "arrived", "timer", "end_of_instant", "returned")
+DIFFERENCES = (
+    ("in a second run with the same seed", "draw random numbers with defedavg.rng only"),
+    ("after restore(state())", "list every attribute that decisions depend on in state_attributes"),
+)  # what repeats a decision, and how to correct an algorithm whose decision then differs
+Decisions = list[tuple[str, list[protocol.ServerAction]]]
 
 
 def rehearse(kind: type[ServerMachine], setup: Setup, settings: Any) -> None:
@@ -53,7 +46,7 @@ def rehearse(kind: type[ServerMachine], setup: Setup, settings: Any) -> None:
     policy = _call(kind, "client_policy()", lambda: kind.client_policy(settings))
     if not isinstance(steps, int) or steps < 1:
         _fail(kind, f"steps_per_job() returns {steps!r}; return a whole number of at least 1")
-    if not isinstance(policy, ClientPolicy):
+    if not isinstance(policy, protocol.ClientPolicy):
         _fail(kind, f"client_policy() returns {policy!r}; return a ClientPolicy")
     fleet = Fleet(setup.num_clients, setup.seed, step_seconds=JOB_SECONDS / steps)
     timeout = 10.0 * fleet.round_trip(steps)
@@ -149,18 +142,17 @@ class _ObservedServer:
     ) -> None:
         self.kind = kind
         self.decisions: Decisions = []
-        self._expected = expected
-        self._restore = restore
+        self._expected, self._restore = expected, restore
         self._arguments = setup, settings
         self._machine = self._new()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._machine, name)
+        return partial(self._event, name) if name in HOOKS else getattr(self._machine, name)
 
     def _new(self) -> ServerMachine:
         return _call(self.kind, "its constructor", lambda: self.kind(*self._arguments))
 
-    def _event(self, hook: str, *arguments: Any) -> list[ServerAction]:
+    def _event(self, hook: str, *arguments: Any) -> list[protocol.ServerAction]:
         number = len(self.decisions)
         if self._restore and number:
             state = _call(self.kind, "state()", lambda: json.dumps(self._machine.state()))
@@ -171,36 +163,9 @@ class _ObservedServer:
             _fail(self.kind, f"{hook}() returns {type(actions).__name__}; return a list of actions")
         self.decisions.append((hook, list(actions)))
         if self._expected is not None and self.decisions[-1:] != self._expected[number : number + 1]:
-            self._report_difference(hook)
+            when, remedy = DIFFERENCES[self._restore]
+            _fail(self.kind, f"{hook}() makes another decision {when}; {remedy}")
         return actions
-
-    def _report_difference(self, hook: str) -> NoReturn:
-        if self._restore:
-            _fail(
-                self.kind,
-                f"{hook}() makes another decision after restore(state()); list every attribute that decisions depend "
-                "on in state_attributes",
-            )
-        _fail(
-            self.kind,
-            f"{hook}() makes another decision in a second run with the same seed; draw random numbers with "
-            "defedavg.rng only",
-        )
-
-    def start(self) -> list[ServerAction]:
-        return self._event("start")
-
-    def arrived(self, update: Update) -> list[ServerAction]:
-        return self._event("arrived", update)
-
-    def timer(self, token: int) -> list[ServerAction]:
-        return self._event("timer", token)
-
-    def end_of_instant(self) -> list[ServerAction]:
-        return self._event("end_of_instant")
-
-    def returned(self, client: int) -> list[ServerAction]:
-        return self._event("returned", client)
 
 
 class _RehearsalSimulator(Simulator):
@@ -211,8 +176,8 @@ class _RehearsalSimulator(Simulator):
         self._kind = server.kind
         self._newest = 0
         self.broadcasts = 0
-        self._open: set[Update] = set()  # arrived, neither merged nor discarded
-        self._closed: set[Update] = set()
+        self._open: set[protocol.Update] = set()  # arrived, neither merged nor discarded
+        self._closed: set[protocol.Update] = set()
         self._handled_at_merge = 0
 
     def _handle(self, event: int, client: int, detail: int) -> None:
@@ -227,27 +192,27 @@ class _RehearsalSimulator(Simulator):
             self._open.add(update)
         super()._arrived(client, index)
 
-    def _serve(self, actions: list[ServerAction]) -> None:
+    def _serve(self, actions: list[protocol.ServerAction]) -> None:
         for action in actions:
             self._check(action)
             super()._serve([action])
 
-    def _check(self, action: ServerAction) -> None:
-        if isinstance(action, Merge):
+    def _check(self, action: protocol.ServerAction) -> None:
+        if isinstance(action, protocol.Merge):
             self._check_merge(action)
-        elif isinstance(action, Broadcast):
+        elif isinstance(action, protocol.Broadcast):
             self._check_broadcast(action)
-        elif isinstance(action, Send | Request):
+        elif isinstance(action, protocol.Send | protocol.Request):
             self._check_message(action)
-        elif isinstance(action, SetTimer):
+        elif isinstance(action, protocol.SetTimer):
             if not action.seconds >= 0.0:
                 _fail(self._kind, f"it sets a timer of {action.seconds} s; give zero seconds or more")
-        elif isinstance(action, Discard):
+        elif isinstance(action, protocol.Discard):
             self._close(action.update, "discards")
-        elif not isinstance(action, Resample | EndOfInstant):
+        elif not isinstance(action, protocol.Resample | protocol.EndOfInstant):
             _fail(self._kind, f"it returns {action!r:.60}, which is not an action of a server")
 
-    def _check_broadcast(self, action: Broadcast) -> None:
+    def _check_broadcast(self, action: protocol.Broadcast) -> None:
         if not self._kind.broadcasts:
             _fail(self._kind, "it returns Broadcast, but broadcasts is False; set the class attribute to True")
         if action.version != self.broadcasts or action.version != self._newest:
@@ -258,11 +223,11 @@ class _RehearsalSimulator(Simulator):
             )
         self.broadcasts += 1
 
-    def _check_message(self, action: Send | Request) -> None:
+    def _check_message(self, action: protocol.Send | protocol.Request) -> None:
         name, clients = type(action).__name__, self.fleet.num_clients
         if not (isinstance(action.client, int) and 0 <= action.client < clients):
             _fail(self._kind, f"{name} names client {action.client!r}; give one of 0 to {clients - 1}")
-        if isinstance(action, Send):
+        if isinstance(action, protocol.Send):
             if action.version not in self._versions:
                 _fail(self._kind, f"it sends version {action.version}, which does not exist; send the newest version")
         elif not self.policy.hold_until_requested:
@@ -271,7 +236,7 @@ class _RehearsalSimulator(Simulator):
                 "it returns Request, but its clients send updates unrequested; set hold_until_requested=True in policy",
             )
 
-    def _check_merge(self, merge: Merge) -> None:
+    def _check_merge(self, merge: protocol.Merge) -> None:
         if merge.version != self._newest + 1:
             _fail(self._kind, f"version {merge.version} follows version {self._newest}; use self.merge() for merges")
         name = f"the merge to version {merge.version}"
@@ -297,7 +262,7 @@ class _RehearsalSimulator(Simulator):
         self._newest = merge.version
         self._handled_at_merge = self.handled
 
-    def _close(self, update: Update, verb: str) -> None:
+    def _close(self, update: protocol.Update, verb: str) -> None:
         """Check that an update has arrived and is merged or discarded once."""
         if update in self._closed:
             job = f"job {update.index} of client {update.client}"

@@ -65,7 +65,8 @@ class Simulator:
         self.policy = server.client_policy(server.settings)
         self.steps = server.steps_per_job(server.setup.local_steps)
         self.now = 0.0
-        self._queue = EventQueue(self._span(fleet))
+        # The time span of a bucket has a few hundred events if every client is busy.
+        self._queue = EventQueue(fleet.step_range[2] * self.steps * 100.0 / fleet.num_clients)
         self._sequence = 0
         self._clients: dict[int, ClientMachine] = {}
         self._running: dict[int, RunningJob] = {}
@@ -91,16 +92,9 @@ class Simulator:
     def header(self) -> Header:
         """The header of the plan."""
         setup = self.server.setup
-        return Header(
-            algorithm=self.server.name,
-            num_clients=setup.num_clients,
-            updates_per_round=setup.updates_per_round,
-            local_steps=self.steps,
-            seed=setup.seed,
-            allow_same_version=self.policy.allow_same_version,
-            interruptible=self.policy.interruptible,
-            sparse=self.sparse,
-        )
+        sizes = (setup.num_clients, setup.updates_per_round, self.steps, setup.seed)
+        policy = self.policy
+        return Header(self.server.name, *sizes, policy.allow_same_version, policy.interruptible, self.sparse)
 
     def __iter__(self) -> Iterator[Record]:
         if self._started_iteration:
@@ -130,10 +124,6 @@ class Simulator:
         ]
 
     # The clock.
-
-    def _span(self, fleet: Fleet) -> float:
-        """Return the time span of a bucket of the event queue: a few hundred events if every client is busy."""
-        return fleet.step_range[2] * self.steps * 100.0 / fleet.num_clients
 
     def _push(self, time: float, event: int, client: int, detail: int = 0) -> None:
         self._sequence += 1

@@ -29,10 +29,7 @@ from .simulator import RunningJob, Simulator
 SPARSE_FROM_CLIENTS = 20_000
 """The number of clients from which ``plan_detail = "auto"`` omits jobs that no merge uses."""
 
-MAX_SIGMAS = 8.6
-"""No normal deviate that is drawn by key is farther from zero."""
-
-
+MAX_SIGMAS = 8.6  # no normal deviate that is drawn by key is farther from zero
 PLAN_DETAIL = ("auto", "all", "used")
 
 
@@ -55,16 +52,12 @@ class SparseSimulator(Simulator):
 
     def __init__(self, server: ServerMachine, fleet: Fleet) -> None:
         super().__init__(server, fleet)
+        self._all_start_together = fleet.availability is None  # all first jobs are known from the start
         self._all_started = False  # every client that does not exist yet is in its first job
 
     def unfinished(self) -> list[Job]:
         """Return no job: no merge uses them."""
         return []
-
-    @property
-    def _all_start_together(self) -> bool:
-        """Whether all first jobs are known from the start."""
-        return self.fleet.availability is None
 
     def _begin(self, actions: list[ServerAction]) -> None:
         """Handle the first actions; a version 0 sent to every client is one record and no event."""
@@ -105,8 +98,12 @@ class SparseSimulator(Simulator):
         return machine
 
     def _replay_first_job(self, client: int, machine: ClientMachine) -> None:
-        """Start the client's first job, which may not have ended: another version can arrive before."""
-        self._start_first_job(client, machine)
+        """Put a client into its first job, which it started when version 0 arrived and which may not have ended."""
+        machine.model(0)
+        machine.go()
+        step = self._step_times[client] * self.fleet.pace(client, 0)
+        start = 0.0 + self._down[client]
+        self._running[client] = RunningJob(0, 0, start, start + step * self.steps, step)
 
     def _handle(self, event: int, client: int, detail: int) -> None:
         if event == EventKind.FIRST_ENDED:
@@ -114,14 +111,6 @@ class SparseSimulator(Simulator):
             self._ended(client, 0)
         else:
             super()._handle(event, client, detail)
-
-    def _start_first_job(self, client: int, machine: ClientMachine) -> None:
-        """Put a client into its first job, which it started when version 0 arrived."""
-        machine.model(0)
-        machine.go()
-        step = self._step_times[client] * self.fleet.pace(client, 0)
-        start = 0.0 + self._down[client]
-        self._running[client] = RunningJob(0, 0, start, start + step * self.steps, step)
 
 
 class PausingClientsSimulator(SparseSimulator):
@@ -139,11 +128,9 @@ class PausingClientsSimulator(SparseSimulator):
         """Start the first job of a client if version 0 has reached it; otherwise deliver version 0 later."""
         arrival = self._down[client]
         if arrival < self.now:
-            self._start_first_job(client, machine)
-        elif self.server.broadcasts:
-            self._push(arrival, EventKind.GO, client)
+            super()._replay_first_job(client, machine)
         else:
-            self._push(arrival, EventKind.MODEL, client)
+            self._push(arrival, EventKind.GO if self.server.broadcasts else EventKind.MODEL, client)
 
     def _schedule_end(self, client: int) -> None:
         """Schedule the end of a job only if its update has been requested."""
@@ -180,6 +167,7 @@ class EagerClientsSimulator(SparseSimulator):
 
     def __init__(self, server: ServerMachine, fleet: Fleet) -> None:
         super().__init__(server, fleet)
+        self._all_start_together = True
         self._lazy = LazyClients(fleet, self.steps)
         self._requests: list[list[int]] = []  # the clients of each batch of requests
         self._wanted: dict[int, None] = {}
@@ -195,10 +183,6 @@ class EagerClientsSimulator(SparseSimulator):
         super()._broadcast(version)
         if version:
             self._lazy.broadcast(self.now)
-
-    @property
-    def _all_start_together(self) -> bool:
-        return True
 
     def _serve(self, actions: list[ServerAction]) -> None:
         """Handle all requests of one instant in one event."""

@@ -7,8 +7,10 @@ PyTorch.
 
 from __future__ import annotations
 
-from .formulas import THEOREMS, Bound, Condition, Constants, Theorem, TheoremRates, theorem
-from .required_rounds import (
+from .formulas import (
+    THEOREMS,
+    Constants,
+    Theorem,
     draw_probability,
     probable_staleness,
     rounds_needed,
@@ -16,15 +18,13 @@ from .required_rounds import (
     rounds_to_apply,
     rounds_to_reach,
     stated_staleness,
+    theorem,
 )
 
 __all__ = [
     "THEOREMS",
-    "Bound",
-    "Condition",
     "Constants",
     "Theorem",
-    "TheoremRates",
     "draw_probability",
     "probable_staleness",
     "rounds_needed",

@@ -16,16 +16,83 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import functional_call, grad, vmap
 
 from ..errors import UserError
 from ..rng import extend, extend_all, key, normal_all, permutation, uniform
-from ..tasks import LeastSquares, Task
-from .formulas import Constants
-from .objective import Objective, Samples
+from ..tasks import LeastSquares, Task, seeded
+from ..training.reference import sample_losses
 
 Notify = Callable[[str], None]
+Floats = NDArray[np.float64]
+Samples = NDArray[np.int64]
+Norms = Callable[[Tensor], Tensor]
+"""Maps versions of shape (V, parameters) to their ‖∇F‖² of shape (V,)."""
+
+CHUNK_VERSIONS = 16  # versions whose full gradients are computed together
 
 STEPS: Final = 50  # of SGD between two evaluated points
+
+
+class Objective:
+    """The mean loss of a task over any of its samples."""
+
+    def __init__(self, task: Task, seed: int = 0) -> None:
+        self.task = task
+        self._module = seeded(task.model, key(seed, "init")).to(task.train.inputs.device).eval()
+        parameters = list(self._module.named_parameters())
+        self._shapes = {name: p.shape for name, p in parameters}
+        self._sizes = [p.numel() for _, p in parameters]
+        self.initial = torch.cat([p.detach().reshape(-1) for _, p in parameters])
+        self.trainable = torch.cat([torch.full_like(p, float(p.requires_grad)).reshape(-1) for _, p in parameters])
+
+    def losses(self, weights: Tensor, samples: Samples) -> Tensor:
+        """Return the loss of every sample; buffers, which follow the parameters in a version, are ignored."""
+        train, chosen = self.task.train, torch.from_numpy(samples)
+        parts = torch.split(weights[: len(self.initial)], self._sizes)
+        values = {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+        outputs = functional_call(self._module, values, (train.inputs[chosen],))
+        return sample_losses(self.task, outputs, train.targets[chosen])
+
+    def value(self, weights: Tensor, samples: Samples) -> float:
+        """Return the mean loss."""
+        with torch.no_grad():
+            return float(self.losses(weights, samples).double().mean())
+
+    def gradient(self, weights: Tensor, samples: Samples) -> Tensor:
+        """Return the gradient of the mean loss; it is zero for frozen parameters."""
+        leaf = weights[: len(self.initial)].detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self.losses(leaf, samples).mean(), leaf)
+        return gradient * self.trainable
+
+    def hessian_product(self, weights: Tensor, direction: Tensor, samples: Samples) -> Tensor:
+        """Return the product of the Hessian and a direction."""
+        leaf = weights[: len(self.initial)].detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self.losses(leaf, samples).mean(), leaf, create_graph=True)
+        if not gradient.requires_grad:  # the loss is linear in the parameters
+            return torch.zeros_like(direction)
+        (product,) = torch.autograd.grad(gradient @ (direction * self.trainable), leaf, materialize_grads=True)
+        return product * self.trainable
+
+
+def exact_norms(problem: LeastSquares) -> Norms:
+    """Return a function that computes the norms in closed form."""
+    curvature, optimum = torch.from_numpy(problem.curvature), torch.from_numpy(problem.optimum)
+    return lambda versions: ((versions - optimum) * curvature).square().sum(1)
+
+
+def full_norms(task: Task) -> Norms:
+    """Return a function that computes the norms from all training samples of all clients."""
+    objective = Objective(task)
+    samples = np.concatenate(task.clients)
+    equal_clients = np.concatenate([np.full(len(part), 1 / (task.num_clients * len(part))) for part in task.clients])
+    sample_weights = torch.from_numpy(equal_clients).to(objective.initial)
+
+    def value(weights: Tensor) -> Tensor:
+        return objective.losses(weights, samples) @ sample_weights
+
+    gradients, size = vmap(grad(value), chunk_size=CHUNK_VERSIONS), len(objective.initial)
+    return lambda versions: (gradients(versions[:, :size]) * objective.trainable).square().sum(1)
 
 
 def largest_curvature(
@@ -69,17 +136,6 @@ class Estimates:
     batch_size: int
     note: str
 
-    def constants(self, **size: int) -> Constants:
-        """Return the constants of a run; ``size`` has ``updates_per_round``, ``local_steps`` and so on."""
-        return Constants(
-            smoothness=self.smoothness,
-            noise=self.noise,
-            gradient=self.gradient,
-            heterogeneity=self.heterogeneity,
-            gap=self.gap,
-            **size,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class EstimateOptions:
@@ -114,15 +170,13 @@ def estimate(
         raise UserError(
             f"F(w⁰) − {minimum:g} is {gap:g}, but the theorems need F(w⁰) above the lower bound; use a smaller minimum"
         )
-    moments: list[_Moments] = []
+    moments: list[Floats] = []
     smoothness = 0.0
     for point in range(options.points):
         if point:
             weights = _descend(objective, weights, samples, options, point, 1 / smoothness if smoothness else 1.0)
-        notify(
-            f"point {point + 1} of {options.points}: curvature of {len(hessian_clients)} clients, "
-            f"gradients of {len(samples)}"
-        )
+        counts = f"curvature of {len(hessian_clients)} clients, gradients of {len(samples)}"
+        notify(f"point {point + 1} of {options.points}: {counts}")
         curvatures = [
             largest_curvature(objective, weights, samples[i], seed=options.seed, tolerance=options.tolerance)
             for i in hessian_clients
@@ -141,30 +195,19 @@ def closed_form_estimates(problem: LeastSquares, batch_size: int) -> Estimates:
     """Return the constants of a least-squares problem at its initialisation, in closed form."""
     curvature, means = problem.curvature, problem.client_means
     initial = problem.task.model().get_parameter("weight").detach().numpy()
-    moments = _Moments(
-        noise=problem.client_variances @ curvature**2 / batch_size,
-        gradient=(initial - means) ** 2 @ curvature**2,
-        heterogeneity=(means - problem.optimum) ** 2 @ curvature**2,
-    )
+    noise = problem.client_variances @ curvature**2 / batch_size
+    gradient, heterogeneity = ((means - point) ** 2 @ curvature**2 for point in (initial, problem.optimum))
     return Estimates(
         smoothness=problem.smoothness,
-        **_largest([moments]),
+        **_largest([np.array([noise, gradient, heterogeneity])]),
         gap=problem.value(initial) - problem.minimum,
         batch_size=batch_size,
         note="closed form, all samples of all clients, at w⁰",
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Moments:
-    """σ², ‖∇F_i‖² and ‖∇F_i − ∇F‖² of every client at one point."""
-
-    noise: NDArray[np.float64]
-    gradient: NDArray[np.float64]
-    heterogeneity: NDArray[np.float64]
-
-
-def _moments(objective: Objective, weights: Tensor, samples: Sequence[Samples], batch_size: int) -> _Moments:
+def _moments(objective: Objective, weights: Tensor, samples: Sequence[Samples], batch_size: int) -> Floats:
+    """Return σ², ‖∇F_i‖² and ‖∇F_i − ∇F‖², one row each, of every client at one point."""
     overall = sum((objective.gradient(weights, part) for part in samples), torch.zeros_like(weights)).double()
     overall /= len(samples)
     found = np.empty((3, len(samples)))
@@ -175,14 +218,13 @@ def _moments(objective: Objective, weights: Tensor, samples: Sequence[Samples], 
         found[0, i] = math.fsum(float(each.square().sum()) for each in deviations) / len(part) / batch_size
         found[1, i] = float(mean.square().sum())
         found[2, i] = float((mean - overall).square().sum())
-    return _Moments(*found)
+    return found
 
 
-def _largest(moments: Sequence[_Moments]) -> dict[str, float]:
+def _largest(moments: Sequence[Floats]) -> dict[str, float]:
     """Return the mean and the maximum over clients of each moment, each the largest over the points."""
     largest = {}
-    for name in ("noise", "gradient", "heterogeneity"):
-        at_points = [getattr(each, name) for each in moments]
+    for name, *at_points in zip(("noise", "gradient", "heterogeneity"), *moments, strict=True):
         largest[name] = max(float(values.mean()) for values in at_points)
         largest[f"{name}_most"] = max(float(values.max()) for values in at_points)
     return largest

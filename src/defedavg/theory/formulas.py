@@ -1,4 +1,4 @@
-"""The two convergence theorems as formulas: rates, conditions and bounds.
+"""The two convergence theorems as formulas: rates, conditions, bounds, required rounds and staleness.
 
 Theorem 1 is about DeFedAvg-nIID with clients whose data differ, Theorem 2 about DeFedAvg-IID with identically
 distributed clients. Both bound (1/T) Σ_{t<T} E‖∇F(w^t)‖² for rates that depend on T. ``bound`` is the last inequality
@@ -8,11 +8,13 @@ of the proof with the rates inserted; ``printed`` is the bound that the paper st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 from ..errors import UserError, unknown
+
+MAX_ROUNDS: Final = 10**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,34 +95,13 @@ class Bound:
         return self.first + self.second
 
 
-class Theorem(Protocol):
-    """A convergence theorem about one algorithm; ``uses`` names the constants that it needs."""
-
-    number: int
-    algorithm: str
-    uses: tuple[str, ...]
-
-    def rates(self, c: Constants) -> TheoremRates:
-        """Return the learning rates that the theorem prescribes for T rounds."""
-
-    def conditions(self, c: Constants) -> tuple[Condition, ...]:
-        """Return the conditions under which the theorem applies."""
-
-    def bound(self, c: Constants) -> Bound:
-        """Return the bound that the proof yields."""
-
-    def printed(self, c: Constants) -> Bound:
-        """Return the bound that the paper states."""
-
-
 class NonIIDTheorem:
     """Theorem 1: DeFedAvg-nIID, where the clients' objectives differ."""
 
     number = 1
-    algorithm = "defedavg-niid"
-    uses: tuple[str, ...] = ("smoothness", "noise", "gradient", "heterogeneity", "gap")
+    uses: tuple[str, ...] = ("smoothness", "noise", "gradient", "heterogeneity", "gap")  # of Constants
 
-    def weight(self, c: Constants) -> float:
+    def _weight(self, c: Constants) -> float:
         """Return A = 4σ²L + 2LKG²."""
         value = 4 * c.noise * c.smoothness + 2 * c.smoothness * c.local_steps * c.gradient
         if value <= 0:
@@ -132,7 +113,7 @@ class NonIIDTheorem:
     def rates(self, c: Constants) -> TheoremRates:
         """Return η = sqrt(4nKΔF) and η̄ = 1/(K sqrt(AT))."""
         eta = math.sqrt(4 * c.updates_per_round * c.local_steps * c.gap)
-        return TheoremRates(eta, 1 / (c.local_steps * math.sqrt(self.weight(c) * c.rounds)))
+        return TheoremRates(eta, 1 / (c.local_steps * math.sqrt(self._weight(c) * c.rounds)))
 
     def conditions(self, c: Constants) -> tuple[Condition, ...]:
         """Return one condition on η̄ and two on ηη̄; the last one tightens with λ² where gradients outweigh noise."""
@@ -147,25 +128,22 @@ class NonIIDTheorem:
 
     def bound(self, c: Constants) -> Bound:
         """Return 10 sqrt(AΔF/(nKT)) + 8L²(σ²+8Kν²)/(AKT)."""
-        return Bound(10 * self._root(c), self._second(c))
+        return self._bound(10, c)
 
     def printed(self, c: Constants) -> Bound:
         """Return the paper's bound, whose first constant is sqrt(256 · 4) = 32: correct, but loose."""
-        return Bound(32 * self._root(c), self._second(c))
+        return self._bound(32, c)
 
-    def _root(self, c: Constants) -> float:
-        return math.sqrt(self.weight(c) * c.gap / (c.updates_per_round * c.local_steps * c.rounds))
-
-    def _second(self, c: Constants) -> float:
+    def _bound(self, factor: float, c: Constants) -> Bound:
+        root = math.sqrt(self._weight(c) * c.gap / (c.updates_per_round * c.local_steps * c.rounds))
         spread = c.noise + 8 * c.local_steps * c.heterogeneity
-        return 8 * c.smoothness**2 * spread / (self.weight(c) * c.local_steps * c.rounds)
+        return Bound(factor * root, 8 * c.smoothness**2 * spread / (self._weight(c) * c.local_steps * c.rounds))
 
 
 class IIDTheorem:
     """Theorem 2: DeFedAvg-IID, where all clients have the same objective."""
 
     number = 2
-    algorithm = "defedavg-iid"
     uses: tuple[str, ...] = ("smoothness", "noise", "gap")
 
     def rates(self, c: Constants) -> TheoremRates:
@@ -185,19 +163,18 @@ class IIDTheorem:
 
     def bound(self, c: Constants) -> Bound:
         """Return sqrt(128Lσ²ΔF/(nKT)) + 8L/(KT)."""
-        return Bound(self._root(c.smoothness * c.noise, c), self._second(c))
+        return self._bound(c.smoothness * c.noise, c)
 
     def printed(self, c: Constants) -> Bound:
         """Return the paper's bound, which omits Lσ² under the root and is therefore wrong in general."""
-        return Bound(self._root(1.0, c), self._second(c))
+        return self._bound(1.0, c)
 
-    def _root(self, factor: float, c: Constants) -> float:
-        return math.sqrt(128 * factor * c.gap / (c.updates_per_round * c.local_steps * c.rounds))
-
-    def _second(self, c: Constants) -> float:
-        return 8 * c.smoothness / (c.local_steps * c.rounds)
+    def _bound(self, factor: float, c: Constants) -> Bound:
+        root = math.sqrt(128 * factor * c.gap / (c.updates_per_round * c.local_steps * c.rounds))
+        return Bound(root, 8 * c.smoothness / (c.local_steps * c.rounds))
 
 
+Theorem = NonIIDTheorem | IIDTheorem
 THEOREMS: Final[Mapping[str, Theorem]] = {"defedavg-iid": IIDTheorem(), "defedavg-niid": NonIIDTheorem()}
 
 
@@ -206,3 +183,104 @@ def theorem(algorithm: str) -> Theorem:
     if algorithm not in THEOREMS:
         raise unknown("theorem for the algorithm", algorithm, THEOREMS)
     return THEOREMS[algorithm]
+
+
+def rounds_to_apply(kind: Theorem, c: Constants) -> int:
+    """Return the smallest T for which all conditions hold; every condition relaxes as T grows."""
+    return _smallest(lambda t: all(each.holds for each in kind.conditions(replace(c, rounds=t))))
+
+
+def rounds_to_reach(kind: Theorem, c: Constants, epsilon: float) -> int:
+    """Return the smallest T for which the bound is at most ε, whether or not the conditions hold."""
+    if not 0 < epsilon < math.inf:
+        raise UserError(f"epsilon is {epsilon:g}; it must be a number above zero")
+    return _smallest(lambda t: kind.bound(replace(c, rounds=t)).total <= epsilon)
+
+
+def rounds_needed(kind: Theorem, c: Constants, epsilon: float) -> int:
+    """Return the smallest T for which the conditions hold and the bound is at most ε."""
+    return max(rounds_to_apply(kind, c), rounds_to_reach(kind, c, epsilon))
+
+
+def _smallest(holds: Callable[[int], bool]) -> int:
+    """Return the smallest positive integer for which a monotone predicate holds."""
+    high = 1
+    while not holds(high):
+        high *= 2
+        if high > MAX_ROUNDS:
+            raise UserError(f"more than {MAX_ROUNDS:g} rounds would be needed; check the constants")
+    low = high // 2  # zero, or a number for which it does not hold
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def draw_probability(num_clients: int, updates_per_round: int) -> float:
+    """Return p = 1 − ((N−1)/N)^n: the probability that a client is among the n drawn with replacement in a round."""
+    if num_clients == 1:
+        return 1.0
+    return -math.expm1(updates_per_round * math.log1p(-1 / num_clients))
+
+
+def probable_staleness(num_clients: int, updates_per_round: int, rounds: int, delta: float) -> int:
+    """Return the smallest λ ≥ 1 with N·T·(1−p)^λ ≤ δ, which bounds P(some client is not drawn in λ rounds in a row)."""
+    _check_draw(num_clients, updates_per_round, rounds, delta)
+    if num_clients == 1:
+        return 1
+    log_start, log_missed, limit = math.log(num_clients * rounds), math.log1p(-1 / num_clients), math.log(delta)
+    return _smallest(lambda staleness: log_start + staleness * updates_per_round * log_missed <= limit)
+
+
+def rounds_needed_drawn(kind: Theorem, c: Constants, epsilon: float, delta: float) -> int:
+    """Return ``rounds_needed`` for the ``probable_staleness`` of that number of rounds, a fixed point."""
+    rounds, before = 1, 0
+    while rounds != before:  # both sides only grow, the staleness logarithmically
+        stale = probable_staleness(c.num_clients, c.updates_per_round, rounds, delta)
+        rounds, before = rounds_needed(kind, replace(c, max_staleness=stale), epsilon), rounds
+    return rounds
+
+
+def stated_staleness(num_clients: int, updates_per_round: int, rounds: int, delta: float) -> float:
+    """Return (1/p)(1 + log(NT/δ)), the paper's O-form with constant 1; it is at least ``probable_staleness``."""
+    _check_draw(num_clients, updates_per_round, rounds, delta)
+    return (1 + math.log(num_clients * rounds / delta)) / draw_probability(num_clients, updates_per_round)
+
+
+def _check_draw(num_clients: int, updates_per_round: int, rounds: int, delta: float) -> None:
+    if not 0 < delta < 1:
+        raise UserError(f"delta is {delta:g}; it must be a probability between 0 and 1")
+    sizes = {"num_clients": num_clients, "updates_per_round": updates_per_round, "rounds": rounds}
+    for name, value in sizes.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}; it must be at least 1")
+
+
+def theorem_report(algorithm: str, c: Constants, *, epsilon: float, delta: float) -> dict[str, Any]:
+    """Return rates, conditions, bounds, rounds and λ."""
+    kind = theorem(algorithm)
+    bound, printed = kind.bound(c), kind.printed(c)
+    drawn = algorithm == "defedavg-niid"  # otherwise λ depends only on the speeds of the clients
+    draw = (c.num_clients, c.updates_per_round, c.rounds, delta)
+    return {
+        "algorithm": algorithm,
+        "theorem": kind.number,
+        "constants": asdict(c),
+        "rates": asdict(kind.rates(c)),
+        "conditions": [{**asdict(each), "holds": each.holds} for each in kind.conditions(c)],
+        "bound": {**asdict(bound), "total": bound.total},
+        "printed_bound": {**asdict(printed), "total": printed.total},
+        "epsilon": epsilon,
+        "rounds": {
+            "to_apply": rounds_to_apply(kind, c),
+            "to_reach": rounds_to_reach(kind, c, epsilon),
+            "needed": rounds_needed(kind, c, epsilon),
+            "needed_drawn": rounds_needed_drawn(kind, c, epsilon, delta) if drawn else None,
+        },
+        "staleness": {
+            "used": c.max_staleness,
+            "delta": delta,
+            "probable": probable_staleness(*draw) if drawn else None,
+            "stated": stated_staleness(*draw) if drawn else None,
+        },
+    }

@@ -18,12 +18,10 @@ from ..config import study as config
 from ..config.study import Settings
 from ..errors import UserError, unknown
 from ..tasks import Task, least_squares, load, make_task, split
-from .estimates import EstimateOptions, Estimates, Notify, closed_form_estimates, estimate
-from .formulas import Constants
-from .objective import Norms, exact_norms, full_norms
+from .estimates import EstimateOptions, Estimates, Norms, closed_form_estimates, estimate, exact_norms, full_norms
+from .formulas import THEOREMS, Constants
 
 CLIENTS: Final = 128
-ALGORITHMS: Final = ("defedavg-iid", "defedavg-niid")
 TASKS: Final = ("least-squares", "network")
 
 
@@ -38,8 +36,6 @@ class SpeedupCase:
     norms: Norms
     epsilon: float
     local_steps: int
-    slowness: str = "uniform(1, 2)"
-    step_seconds: float = 1.0
     sampled_versions: int | None = None  # versions of a run whose gradient is computed; None: all
 
     def __post_init__(self) -> None:
@@ -48,41 +44,33 @@ class SpeedupCase:
 
     def constants(self, n: int, rounds: int = 1, max_staleness: int = 1) -> Constants:
         """Return the theorems' constants for a run."""
-        return self.estimates.constants(
-            updates_per_round=n,
-            local_steps=self.local_steps,
-            rounds=rounds,
-            max_staleness=max(1, max_staleness),
-            num_clients=self.task.num_clients,
-        )
+        e, sizes = self.estimates, (n, self.local_steps, rounds, max(1, max_staleness), self.task.num_clients)
+        return Constants(e.smoothness, e.noise, e.gap, e.gradient, e.heterogeneity, *sizes)
 
     def settings(self, n: int) -> Settings:
         """Return the settings of the simulation: long local steps, and the paper's links."""
-        clients = {
-            "num_clients": self.task.num_clients, "slowness": self.slowness, "step_seconds": self.step_seconds
-        }  # fmt: skip
-        training = {
-            "updates_per_round": n, "local_steps": self.local_steps, "batch_size": self.estimates.batch_size
-        }  # fmt: skip
-        (point,) = config.study({"algorithms": [self.algorithm], "clients": clients, "training": training}).points()
+        clients = {"num_clients": self.task.num_clients, "slowness": "uniform(1, 2)", "step_seconds": 1.0}
+        steps = {"local_steps": self.local_steps, "batch_size": self.estimates.batch_size}
+        tables = {"algorithms": [self.algorithm], "clients": clients, "training": {"updates_per_round": n, **steps}}
+        (point,) = config.study(tables).points()
         return point.settings
 
 
-def make_case(task: str, algorithm: str, notify: Notify | None = None) -> SpeedupCase:
+def make_case(task: str, algorithm: str) -> SpeedupCase:
     """Return a case whose data suit the algorithm: identically distributed for DeFedAvg-IID, else not."""
     check_names(task, algorithm)
-    return quadratic(algorithm) if task == "least-squares" else network(algorithm, notify)
+    return _quadratic(algorithm) if task == "least-squares" else _network(algorithm)
 
 
 def check_names(task: str, algorithm: str) -> None:
     """Raise a UserError if the task or the algorithm is unknown."""
     if task not in TASKS:
         raise unknown("task", task, TASKS)
-    if algorithm not in ALGORITHMS:
-        raise unknown("algorithm", algorithm, ALGORITHMS)
+    if algorithm not in THEOREMS:
+        raise unknown("algorithm", algorithm, THEOREMS)
 
 
-def quadratic(algorithm: str) -> SpeedupCase:
+def _quadratic(algorithm: str) -> SpeedupCase:
     """Return least squares with constants in closed form; its 256 dimensions keep the variance between runs small."""
     heterogeneous = algorithm == "defedavg-niid"
     problem = least_squares(
@@ -98,18 +86,12 @@ def quadratic(algorithm: str) -> SpeedupCase:
     return SpeedupCase("least-squares", algorithm, problem.task, estimates, exact_norms(problem), epsilon, 2)
 
 
-def network(algorithm: str, notify: Notify | None = None) -> SpeedupCase:
-    """Return a network with one hidden layer of 16 units (tanh) on 2,000 digits of 7×7 pixels: a non-convex task."""
-    task = digits("classes" if algorithm == "defedavg-niid" else "iid")
-    estimates = estimate(task, EstimateOptions(batch_size=4), notify=notify)
-    return SpeedupCase("network", algorithm, task, estimates, full_norms(task), 0.1, 4, sampled_versions=100)
-
-
-def digits(kind: str) -> Task:
-    """Return every second digit of mnist5k, averaged over 4×4 pixels and split over the clients."""
+def _network(algorithm: str) -> SpeedupCase:
+    """Return a non-convex task: one hidden layer of 16 units (tanh) on every second digit of mnist5k, 7×7 pixels."""
+    kind = "classes" if algorithm == "defedavg-niid" else "iid"
     train, test, classes = load("mnist5k")
     inputs, targets = F.avg_pool2d(train.inputs[::2], 4), train.targets[::2]
-    return make_task(
+    task = make_task(
         model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(49, 16), nn.Tanh(), nn.Linear(16, classes)),
         train=(inputs, targets),
         test=(F.avg_pool2d(test.inputs, 4), test.targets),
@@ -117,3 +99,5 @@ def digits(kind: str) -> Task:
         classes=classes,
         name="network",
     )
+    estimates = estimate(task, EstimateOptions(batch_size=4))
+    return SpeedupCase("network", algorithm, task, estimates, full_norms(task), 0.1, 4, sampled_versions=100)

@@ -15,26 +15,30 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import matplotlib
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from ..errors import UserError
 from ..fileio import write_whole, writing
-from ..jsonio import finite
-from ..report.plots import save
+from ..jsonio import finite, json_line
+from ..report.plots import STYLE, look, save
 from ..training.threads import threads
 from .estimates import Notify
 from .speedup import OnTrial, check_lists, measure
 from .speedup_cases import CLIENTS, check_names, make_case
-from .speedup_figure import speedup_figure
 from .speedup_result import SpeedupTrial
 
 TRIALS: Final = "trials.jsonl"
 FILES: Final = (TRIALS, "speedup.json", "speedup.png", "speedup.pdf")
+IDEAL: Final[dict[str, Any]] = {"color": "0.45", "linewidth": 1.0, "linestyle": (0, (4, 3)), "zorder": 1.5}
 NOTIFY_SECONDS: Final = 10.0  # between two progress lines
 
 
@@ -74,7 +78,7 @@ def run_speedup_study(
     results: list[dict[str, Any]] = []
     finished = True
     try:
-        for result in _results([_Measurement(scope, *pair, folder / TRIALS, notify) for pair in order], jobs):
+        for result in _results([(scope, *pair, folder / TRIALS, notify) for pair in order], jobs):
             results.append(result)
             results.sort(key=lambda each: order.index((each["task"], each["algorithm"])))
             text = json.dumps(finite(results), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -88,15 +92,8 @@ def run_speedup_study(
     return finished, results
 
 
-@dataclass(frozen=True, slots=True)
-class _Measurement:
-    """The task and algorithm that one process measures, and the file to which it appends its trials."""
-
-    scope: SpeedupScope
-    task: str
-    algorithm: str
-    trials: Path
-    notify: Notify
+_Measurement = tuple[SpeedupScope, str, str, Path, Notify]
+"""The task and algorithm that one process measures, and the file to which it appends its trials."""
 
 
 def _results(measurements: Sequence[_Measurement], jobs: int | None) -> Iterator[dict[str, Any]]:
@@ -112,17 +109,16 @@ def _results(measurements: Sequence[_Measurement], jobs: int | None) -> Iterator
 
 
 def _start_process() -> None:
-    """Leave Ctrl-C to the parent process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     torch.set_num_threads(1)
 
 
 def _measure(measurement: _Measurement) -> dict[str, Any]:
-    scope, start = measurement.scope, time.perf_counter()
-    case = make_case(measurement.task, measurement.algorithm)
+    (scope, task, algorithm, trials, notify), start = measurement, time.perf_counter()
+    case = make_case(task, algorithm)
     if scope.epsilon is not None:
         case = replace(case, epsilon=scope.epsilon)
-    on_trial = _trial_writer(measurement.trials, measurement.notify)
+    on_trial = _trial_writer(trials, notify)
     result = measure(case, scope.ns, range(scope.seeds), on_trial=on_trial, tolerance=scope.tolerance)
     return {**result.json(), "wall_seconds": time.perf_counter() - start}
 
@@ -135,13 +131,11 @@ def _trial_writer(path: Path, notify: Notify) -> OnTrial:
         nonlocal last, count
         count += 1
         with writing(path), path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite(asdict(trial))) + "\n")
+            file.write(json_line(asdict(trial)) + "\n")
         if time.monotonic() - last >= NOTIFY_SECONDS:
             last = time.monotonic()
-            notify(
-                f"{trial.task}, {trial.algorithm}, trial {count}: n = {trial.n}, seed {trial.seed}, {trial.rounds} "
-                f"rounds, mean {trial.mean:.4g}, target {trial.epsilon:g}"
-            )
+            name = f"{trial.task}, {trial.algorithm}, trial {count}: n = {trial.n}, seed {trial.seed}"
+            notify(f"{name}, {trial.rounds} rounds, mean {trial.mean:.4g}, target {trial.epsilon:g}")
 
     return write
 
@@ -155,3 +149,49 @@ def _prepare(folder: Path, force: bool) -> None:
         for path in old:
             path.unlink()
         (folder / TRIALS).touch()
+
+
+def speedup_figure(speedups: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw one panel per task: a small mark per seed, means with the fitted line, and slope −1 through their centre."""
+    if not speedups:
+        raise UserError("there is nothing to draw: no speedup was measured; run `defedavg theory speedup`")
+    tasks = list(dict.fromkeys(each["task"] for each in speedups))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(0.7 + 4.4 * len(tasks), 4.3), layout="constrained")
+        axes = figure.subplots(1, len(tasks), squeeze=False).ravel()
+        for ax, task in zip(axes, tasks, strict=True):
+            _panel(ax, [each for each in speedups if each["task"] == task])
+            ax.set_title(task)
+        axes[0].set_ylabel("rounds T until the mean\nof ‖∇F(w$^t$)‖² over t < T is ε")
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+    return figure
+
+
+def _panel(ax: Axes, speedups: Sequence[Mapping[str, Any]]) -> None:
+    for each in speedups:
+        ns = [point["n"] for point in each["points"]]
+        means = [point["mean_rounds"] for point in each["points"]]
+        style = look(each["algorithm"])
+        line = [math.exp(each["level"] + each["slope"] * math.log(n)) for n in ns]
+        slope, low, high = (f"{each[name]:.2f}".replace("-", "−") for name in ("slope", "slope_low", "slope_high"))
+        label = f"{each['algorithm']}, ε = {each['epsilon']:g}: slope {slope} [{low}, {high}]"
+        ax.plot(ns, line, color=style["color"], linestyle=style["linestyle"], lw=1.4, zorder=2.5)
+        ax.plot(ns, means, color=style["color"], marker=style["marker"], ms=6, lw=0, label=label, zorder=3)
+        for point in each["points"]:
+            seeds = [point["n"]] * len(point["rounds"])
+            ax.plot(seeds, point["rounds"], color=style["color"], marker="_", ms=9, mew=0.8, lw=0, zorder=2)
+        middle = math.exp(sum(map(math.log, ns)) / len(ns))
+        height = math.exp(sum(map(math.log, means)) / len(means))
+        ax.plot(ns, [height * middle / n for n in ns], **IDEAL)
+    ax.plot([], [], label="slope −1, linear speedup", **IDEAL)
+    ns = sorted({point["n"] for each in speedups for point in each["points"]})
+    ax.set(xscale="log", yscale="log", xlabel="updates merged per round, n")
+    ax.xaxis.set_major_locator(FixedLocator(ns))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    ax.grid(True)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), handlelength=2.6)
