@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any
 
 from .errors import UserError
 
@@ -80,26 +80,6 @@ def warn_renamed(old: str, new: str, stacklevel: int = 2) -> None:
     """Warn that a name has changed; ``stacklevel`` 2 is the caller of the function that calls this one."""
     text = f"{old} is now {new}; the old name will stop working in the next version"
     warnings.warn(text, RenamedWarning, stacklevel=stacklevel + 1)
-
-
-def show_renamed() -> None:
-    """Print renamed names as one plain line on standard error; all other warnings as before."""
-    show = warnings.showwarning
-
-    def plain(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if issubclass(category, RenamedWarning):
-            (file or sys.stderr).write(f"defedavg: {message}\n")
-        else:
-            show(message, category, filename, lineno, file, line)
-
-    warnings.showwarning = plain
 
 
 # Modules.

@@ -124,9 +124,9 @@ def test_a_dictionary_is_translated_and_the_original_kept() -> None:
 
 def test_a_renamed_setting_is_one_plain_line_of_the_command_line() -> None:
     code = (
-        "from defedavg import compat\n"
+        "from defedavg.cli import main\n"
         "from defedavg.config import study as config\n"
-        "compat.show_renamed()\n"
+        "main.print_own_warnings()\n"
         "for _ in range(2):\n"
         "    config.study({'stop': {'hits': 3}})\n"
         "import warnings; warnings.warn('other')\n"

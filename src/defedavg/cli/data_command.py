@@ -43,10 +43,7 @@ DataDir = Annotated[
 
 
 @app.command("list")
-def list_(
-    _data_dir: DataDir = None,
-    as_json: Json = False,
-) -> None:
+def list_(_data_dir: DataDir = None, as_json: Json = False) -> None:
     """List the data sets with their published sizes and their folders on this machine.
 
     Example: `defedavg data list`

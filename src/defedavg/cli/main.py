@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from io import TextIOWrapper
-from typing import Annotated, TextIO
+from typing import Annotated, Any
 
 import click
 import typer
@@ -99,16 +99,9 @@ def print_own_warnings() -> None:
     default = warnings.showwarning
     shown: set[str] = set()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *where: Any, **stream: Any) -> None:
         if not issubclass(category, FutureWarning) or category.__module__.partition(".")[0] != PACKAGE:
-            default(message, category, filename, lineno, file, line)
+            default(message, category, *where, **stream)
         elif str(message) not in shown:
             shown.add(str(message))
             print_note(f"defedavg: {message}")

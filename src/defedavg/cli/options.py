@@ -137,8 +137,7 @@ Memory = Annotated[
     typer.Option(metavar="SIZE", help="Memory limit, such as 800M or 12G.", show_default="a share of the free memory"),
 ]
 Precision = Annotated[
-    str,
-    typer.Option(help="Of matrix products: float32; on CUDA also tf32 or bf16. auto: tf32 on CUDA, else float32."),
+    str, typer.Option(help="Of matrix products: float32; on CUDA also tf32 or bf16. auto: tf32 on CUDA, else float32.")
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue this study from its last checkpoint; results are bit-identical.")
@@ -153,8 +152,7 @@ CheckpointEvery = Annotated[
     ),
 ]
 Executor = Annotated[
-    str,
-    typer.Option(help="batched: many clients per step; reference: one job after another; ray: a Ray cluster."),
+    str, typer.Option(help="batched: many clients per step; reference: one job after another; ray: a Ray cluster.")
 ]
 RayAddress = Annotated[
     str | None,

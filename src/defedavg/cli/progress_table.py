@@ -50,7 +50,7 @@ class Row:
         """Return the row of the table, in the order of ``HEAD``."""
         e = self.event.evaluation
         return (
-            label_of(self.event.spec),
+            f"{self.event.spec.label} seed {self.event.spec.seed}",
             str(e.round),
             f"{e.seconds:.2f} s",
             "–" if e.accuracy is None else f"{100 * e.accuracy:.1f} %",
@@ -58,11 +58,6 @@ class Row:
             f"{e.staleness:.1f}",
             duration(self.left),
         )
-
-
-def label_of(item: RunSpec) -> str:
-    """Return the setting and the seed of a run as text."""
-    return f"{getattr(item.name, 'label', item.name)} seed {item.seed}"
 
 
 def duration(seconds: float | None) -> str:

@@ -16,18 +16,11 @@ from .options import Json, Plugin, print_json, print_line, print_note, working
 PAGE = "report.html"
 
 
-def close_with_page(paths: Sequence[Path], folder: Path, as_json: bool, title: str | None = None) -> None:
+def close_with_page(runs: Sequence[Path | RunFolder], folder: Path, as_json: bool, title: str | None = None) -> None:
     """Write the page of some runs into a folder, and print where it is."""
     from ..report.page import write
 
-    _close(lambda page: write(paths, page, title), folder / PAGE, as_json)
-
-
-def close_with_folders(folders: Sequence[RunFolder], folder: Path, as_json: bool) -> None:
-    """Write the page of runs in memory into a folder, and print where it is."""
-    from ..report.page import write_folders
-
-    _close(lambda page: write_folders(folders, page), folder / PAGE, as_json)
+    _close(lambda page: write(runs, page, title), folder / PAGE, as_json)
 
 
 def close_with_records(

@@ -169,14 +169,14 @@ def client_activity(plan: Digest, step_times: Floats | None) -> dict[str, Any]:
     jobs = plan.jobs[np.isin(plan.jobs[:, 0], clients)]
     jobs = jobs[np.argsort(jobs[:, 3], kind="stable")]
     end = max(plan.seconds, float(jobs[:, 4].max()) if len(jobs) else 0.0)
-    until = _start_of(jobs, CHART_JOBS, end)
+    until = float(jobs[CHART_JOBS, 3]) if len(jobs) > CHART_JOBS else end
     shown = [row for row in jobs.tolist() if row[3] < until]
     return {
         "clients": [int(client) for client in clients],
         "of": plan.num_clients,
         "by_speed": step_times is not None,
         "until": until,
-        "first_view": _start_of(jobs, FIRST_VIEW_JOBS, until),
+        "first_view": float(jobs[FIRST_VIEW_JOBS, 3]) if len(jobs) > FIRST_VIEW_JOBS else until,
         "end": end,
         "jobs": {
             **_spans(jobs[:, [0, 3, 4]], row_of, until),
@@ -187,10 +187,6 @@ def client_activity(plan: Digest, step_times: Floats | None) -> dict[str, Any]:
         "absences": _spans(plan.absences, row_of, until),
         "merges": [time for time in plan.rounds if time <= until],
     }
-
-
-def _start_of(jobs: Floats, index: int, otherwise: float) -> float:
-    return float(jobs[index, 3]) if len(jobs) > index else otherwise
 
 
 def _spans(columns: Floats, row_of: Mapping[int, int], until: float) -> dict[str, list[float]]:

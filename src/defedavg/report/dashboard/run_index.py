@@ -13,9 +13,9 @@ from typing import Any
 from ...errors import UserError
 from ...runstore.layout import RunFiles, find_run_folders
 from ...runstore.reader import RunFolder, read_run
-from .. import seed_stats
 from ..page import build
 from ..payload import live
+from ..tables import values
 
 MAX_CACHED_REPORTS = 8
 
@@ -79,10 +79,8 @@ class RunIndex:
             self._reports.pop(name, None)
         for name, path in paths.items():
             revision = _revision(path)
-            run = self._runs.get(name)
-            if run is not None and run.revision == revision:
-                continue
-            self._runs[name] = IndexedRun(revision, read_run(path))
+            if name not in self._runs or self._runs[name].revision != revision:
+                self._runs[name] = IndexedRun(revision, read_run(path))
 
 
 def _revision(path: Path) -> Revision:
@@ -116,7 +114,7 @@ def _summary(name: str, run: IndexedRun) -> dict[str, Any]:
         "algorithms": algorithms or ([] if study is None else list(study.algorithms)),
         "done": sum(entry.status != "running" for entry in folder.runs),
         "expected": max(expected, len(folder.runs)),
-        "best": max(seed_stats.values((entry.numbers for entry in folder.runs), "best_accuracy"), default=None),
+        "best": max(values((entry.numbers for entry in folder.runs), "best_accuracy"), default=None),
         "changed": max(modified for _, modified in run.revision) / 1e9,
         "started": folder.provenance.get("started", ""),
         "command": folder.provenance.get("command", ""),
@@ -145,5 +143,5 @@ def _process_exists(provenance: Mapping[str, str]) -> bool:
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
+        pass
     return True
