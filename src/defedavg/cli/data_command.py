@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typer import Argument, Option
 
 from .options import Json, err, print_json, print_note
 
@@ -31,7 +32,7 @@ def _set_data_dir(folder: Path | None) -> Path | None:
 
 DataDir = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--data-dir",
         metavar="FOLDER",
         callback=_set_data_dir,
@@ -64,11 +65,11 @@ def list_(_data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="fashionmnist or cifar10.")],
+    name: Annotated[str, Argument(metavar="NAME", help="fashionmnist or cifar10.")],
     _data_dir: DataDir = None,
     url: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="URL", help="A mirror: a folder with the published files.", show_default="known mirrors, in turn"
         ),
     ] = None,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ..errors import UserError
 from ..runstore.reader import RunFolder
@@ -48,11 +48,9 @@ def _close(write_page: Callable[[Path], object], to: Path, as_json: bool) -> Non
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that contain some.")],
-    to: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write.")] = Path(PAGE),
-    title: Annotated[
-        str | None, typer.Option(help="Heading of the page.", show_default="the names of the studies")
-    ] = None,
+    runs: Annotated[list[Path], Argument(metavar="RUN…", help="Run folders, or folders that contain some.")],
+    to: Annotated[Path, Option("--output", "-o", metavar="FILE.html", help="The page to write.")] = Path(PAGE),
+    title: Annotated[str | None, Option(help="Heading of the page.", show_default="the names of the studies")] = None,
     _plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.progress import track
 from rich.table import Table
+from typer import Argument, Option
 
 from ..algorithms import ALGORITHMS
 from ..errors import UserError, unknown
@@ -24,15 +25,15 @@ from .options import Json, Out, err, out, print_json, print_line, print_note
 
 app = typer.Typer(help="List, filter, compare, export and remove runs.", no_args_is_help=True)
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Runs, named by their folders below --out.")]
-Algorithm = Annotated[str | None, typer.Option(help="Only runs of this algorithm.")]
+Names = Annotated[list[str], Argument(metavar="NAME…", help="Runs, named by their folders below --out.")]
+Algorithm = Annotated[str | None, Option(help="Only runs of this algorithm.")]
 Where = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY=VALUE", help="Only runs with this value of a setting, as local_steps=50. Repeatable."),
+    Option(metavar="KEY=VALUE", help="Only runs with this value of a setting, as local_steps=50. Repeatable."),
 ]
 Status = Annotated[
     str | None,
-    typer.Option(help="Only finished, unfinished or damaged runs, or how they ended: target, diverged, max_rounds, …"),
+    Option(help="Only finished, unfinished or damaged runs, or how they ended: target, diverged, max_rounds, …"),
 ]
 ResultRow = Mapping[str, Any]
 
@@ -228,7 +229,7 @@ def _result_cells(row: ResultRow) -> tuple[str, ...]:
 
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE.parquet", help="The file to write; replaced if it exists.")],
+    file: Annotated[Path, Argument(metavar="FILE.parquet", help="The file to write; replaced if it exists.")],
     folder: Out = Path("runs"),
     algorithm: Algorithm = None,
     where: Where = None,
@@ -271,7 +272,7 @@ def asking() -> bool:
 def remove_(
     names: Names,
     folder: Out = Path("runs"),
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove runs, after confirmation; other files in their folders are kept.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from ..config.build import build_task
 from ..report import tables
@@ -19,9 +19,7 @@ SHOWN_CLIENTS = 1_000
 def split(
     file: StudyFile,
     overrides: Set = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw clients × classes (.png or .pdf).")
-    ] = None,
+    plot: Annotated[Path | None, Option(metavar="FILE.png", help="Draw clients × classes (.png or .pdf).")] = None,
     _data_dir: DataDir = None,
     plugin: Plugin = None,
     as_json: Json = False,

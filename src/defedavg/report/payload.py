@@ -62,8 +62,7 @@ def live(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def _series_of(folder: RunFolder) -> list[Series]:
-    runs = grouped(folder.runs, lambda run: run.label)
-    return [Series(folder, label, seeds) for label, seeds in runs.items()]
+    return [Series(folder, label, runs) for label, runs in grouped(folder.runs, lambda run: run.label).items()]
 
 
 def _read_plans(series: Series, *, with_activity: bool) -> None:
@@ -75,9 +74,6 @@ def _read_plans(series: Series, *, with_activity: bool) -> None:
                 series.digests[run.seed] = digest(path, bars=with_activity and not series.digests)
             except UserError as error:
                 series.notes.append(str(error))
-
-
-# Groups.
 
 
 def _titles(groups: Sequence[Sequence[Series]]) -> list[str]:
@@ -132,19 +128,17 @@ def _notes(group: Iterable[Series]) -> list[str]:
 
 
 def _task(group: Sequence[Series]) -> str:
-    """Return the task in one line."""
     settings = group[0].settings
     if "task.data" not in settings:
         return ""
-    split = settings["task.split"]
+    split, samples = settings["task.split"], f"every client has {settings['task.samples_per_client']} samples"
     partition = {
         "iid": "every client has data of all classes",
         "classes": f"every client has {settings['task.classes_per_client']} classes",
         "dirichlet": f"classes partitioned by Dirichlet({settings['task.alpha']:g})",
         "shards": f"every client has {settings['task.shards_per_client']} shards",
-        "sampled": f"every client has {settings['task.samples_per_client']} samples drawn from all",
-        "sampled-classes": f"every client has {settings['task.samples_per_client']} samples drawn from "
-        f"{settings['task.classes_per_client']} classes",
+        "sampled": f"{samples} drawn from all",
+        "sampled-classes": f"{samples} drawn from {settings['task.classes_per_client']} classes",
     }.get(split, split)
     clients = sorted({series.settings["clients.num_clients"] for series in group})
     seeds = {run.seed for series in group for run in series.runs}
@@ -177,13 +171,10 @@ def _setting_text(value: Any) -> str:
 def _split(group: Sequence[Series]) -> dict[str, Any] | None:
     """Return the data split of the first folder that has one and whose first setting is in this group."""
     for series in group:
-        split = series.folder.partition
-        if split is not None and series.folder.runs and series.folder.runs[0].label == series.label:
+        split, runs = series.folder.partition, series.folder.runs
+        if split is not None and runs and runs[0].label == series.label:
             return {"title": split.title, "counts": split.counts[:MAX_SPLIT_CLIENTS], "of": len(split.counts)}
     return None
-
-
-# Series and runs.
 
 
 def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]:
@@ -191,6 +182,7 @@ def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]
     megabytes = None if settings is None else settings.clients.model_megabytes
     step_times = {} if settings is None else _step_times(series, settings)
     plans = series.digests
+    counts = [plan.staleness for plan in plans.values()]
     seed = next(iter(plans), None)
     drawn = plans[seed] if with_activity and seed is not None and len(plans[seed].jobs) else None
     return {
@@ -206,7 +198,7 @@ def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]
         )},
         "runs": [_run(run, plans.get(run.seed), megabytes, step) for run in series.runs],
         "lean_plans": any(not plan.traffic for plan in plans.values()),
-        "staleness": _staleness(plans.values()),
+        "staleness": [int(sum(column)) for column in itertools.zip_longest(*counts, fillvalue=0)] or None,
         "participation": _participation(plans, step_times),
         "activity": None if drawn is None else _rounded(client_activity(drawn, step_times.get(seed))),
         "activity_seed": seed,
@@ -221,13 +213,6 @@ def _step_times(series: Series, settings: Settings) -> dict[int, Floats]:
         series.notes.append(f"the speeds of clients are unknown: {error}")
         return {}
     return {seed: each for seed, each in times.items() if len(each) == series.digests[seed].num_clients}
-
-
-def _staleness(plans: Iterable[Digest]) -> list[int] | None:
-    counts = [plan.staleness for plan in plans]
-    if not counts:
-        return None
-    return [sum(map(int, column)) for column in itertools.zip_longest(*counts, fillvalue=0)]
 
 
 def _participation(plans: Mapping[int, Digest], step_times: Mapping[int, Floats]) -> dict[str, Any] | None:

@@ -218,7 +218,10 @@ def _curves(
             if position % columns == 0:
                 ax.set_ylabel(name)
             if title in targets:
-                _target(ax, targets[title])
+                value = targets[title]  # written outside the axes, where no curve crosses it
+                ax.axhline(value, zorder=2.5, gid="target", **_TARGET)
+                axis = ax.get_yaxis_transform()
+                ax.text(1.01, value, f"{value:g}", transform=axis, va="center", size=8.5, color="0.3")
         if measure == "loss":
             _scale_losses(axes[0], [curve.loss for curve in every])
         handles = [Line2D([], [], label=label, markersize=5, lw=1.6, **style) for label, style in looks.items()]
@@ -241,7 +244,6 @@ def _scale_losses(ax: Axes, losses: Sequence[Sequence[float]]) -> None:
 
 
 def _looks(curves: Iterable[Curve]) -> dict[str, dict[str, Any]]:
-    """Return one style per label, the same in every panel."""
     styles: dict[str, dict[str, Any]] = {}
     variants: Counter[str] = Counter()
     for curve in curves:
@@ -299,12 +301,6 @@ def _log(ax: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _target(ax: Axes, value: float) -> None:
-    """Draw a target line, with its value outside the axes, where no curve crosses it."""
-    ax.axhline(value, zorder=2.5, gid="target", **_TARGET)
-    ax.text(1.01, value, f"{value:g}", transform=ax.get_yaxis_transform(), va="center", size=8.5, color="0.3")
 
 
 def _freeze(figure: Figure) -> None:

@@ -15,14 +15,13 @@ from .plots import look, tint
 from .tables import mean, share, spread, values
 
 MAX_SHADES = 3  # settings of one algorithm that shades of its colour can tell apart
+# Okabe and Ito's colours without black and yellow, and two more that colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C6D31")
-"""Okabe and Ito's colours without black and yellow, and two more that colour-blind readers can distinguish."""
-
+# Plotly's names of matplotlib's markers.
 SYMBOLS = {
     "s": "square", "^": "triangle-up", "v": "triangle-down", "D": "diamond", "o": "circle", "X": "x", "P": "cross",
     "<": "triangle-left", ">": "triangle-right", "p": "pentagon", "h": "hexagon", "*": "star", "d": "diamond-tall",
 }  # fmt: skip
-"""Plotly's names of matplotlib's markers."""
 
 
 class Series:

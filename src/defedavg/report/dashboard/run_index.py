@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+import psutil
 
 from ...errors import UserError
 from ...runstore.layout import RunFiles, find_run_folders
@@ -90,10 +91,9 @@ def _revision(path: Path) -> Revision:
     for watched in (files.summary, files.metrics, files.rate_points, files.config):
         try:
             state = watched.stat()
+            states.append((state.st_size, state.st_mtime_ns))
         except OSError:
             states.append((0, 0))
-        else:
-            states.append((state.st_size, state.st_mtime_ns))
     return tuple(states)
 
 
@@ -136,12 +136,9 @@ def status(folder: RunFolder) -> str:
 def _process_exists(provenance: Mapping[str, str]) -> bool:
     """Return whether the process that writes a run exists; assume so if it runs on another machine."""
     pid = provenance.get("pid", "")
-    if provenance.get("host") != socket.gethostname() or not pid.isdigit() or os.name != "posix":
+    if provenance.get("host") != socket.gethostname() or not pid.isdigit():
         return True
     try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
+        return bool(psutil.pid_exists(int(pid)))
+    except OverflowError:
+        return True
