@@ -61,13 +61,13 @@ def load_study(file: Path, overrides: Sequence[str] | None, plugins: Sequence[Pa
     return config.load(file, tuple(overrides or ()), plugins=tuple(plugins or ()))
 
 
+# Former names of options, which a ``CommandWithOldNames`` accepts for one version.
 RENAMED_OPTIONS = {
     "--width": "--max-batch-jobs",
     "--measure-rounds": "--eval-every-rounds",
     "--beyond": "--time-limit-factor",
     "--cold": "--no-warm-workers",
 }
-"""Former names of options, which a ``CommandWithOldNames`` accepts for one version."""
 
 
 def current_name(word: str, options: Collection[str]) -> str:
@@ -101,7 +101,7 @@ def _check_tensorboard(wanted: bool) -> bool:
     if wanted:
         from ..runstore.tensorboard import summary_writer
 
-        summary_writer()
+        summary_writer()  # raises before anything is computed if the writer is not installed
     return wanted
 
 
@@ -122,8 +122,6 @@ Plugin = Annotated[
         help="Load a Python file that registers algorithms, models, partitions or data sets. Repeatable.",
     ),
 ]
-"""Loaded by its callback, before any other option is read."""
-
 Json = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 Force = Annotated[bool, Option("--force", help="Replace an existing run of the same name.")]
 Out = Annotated[Path, Option("--out", metavar="FOLDER", help="The folder that holds run folders.")]
@@ -164,4 +162,3 @@ RayAddress = Annotated[
 TensorBoard = Annotated[
     bool, Option("--tensorboard", callback=_check_tensorboard, help="Also write TensorBoard logs to the run folder.")
 ]
-"""Its callback raises before anything is computed if the writer is not installed."""

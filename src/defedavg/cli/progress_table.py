@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,18 +141,14 @@ def watching(console: Console, title: str, runs: int) -> Iterator[Watch]:
 @contextmanager
 def progress_and_logs(title: str, runs: int, folder: Path, with_tensorboard: bool) -> Iterator[Watch]:
     """Show the progress of a sweep and, if wanted, write its TensorBoard logs below a run folder."""
-    with watching(err, title, runs) as watch:
-        if not with_tensorboard:
-            yield watch
-            return
-        logs = TensorBoardLogs(RunFiles(folder))
+    closed: AbstractContextManager[TensorBoardLogs | None] = nullcontext()
+    if with_tensorboard:
+        closed = closing(TensorBoardLogs(RunFiles(folder)))
+    with watching(err, title, runs) as watch, closed as logs:
 
         def callback(event: Event) -> None:
-            if isinstance(event, RunEvaluated):
+            if logs is not None and isinstance(event, RunEvaluated):
                 logs.add(event.spec.label, event.spec.seed, event.evaluation)
             watch(event)
 
-        try:
-            yield callback
-        finally:
-            logs.close()
+        yield callback

@@ -50,8 +50,9 @@ def _groups(runs: Iterable[RunFolder]) -> list[RunGroup]:
     groups = []
     for run in runs:
         entries = tables.grouped(run.entries, lambda entry: entry.label)
-        without_results = {", ".join(run.algorithms) + (" (tuning)" if run.tuned else ""): []}
-        groups += [RunGroup(run, *each) for each in (entries or without_results).items()]
+        if not entries:
+            entries[", ".join(run.algorithms) + (" (tuning)" if run.tuned else "")] = []
+        groups += [RunGroup(run, *each) for each in entries.items()]
     return groups
 
 
@@ -73,9 +74,8 @@ def _select(folder: Path, algorithm: str | None, where: Sequence[str] | None, st
 
 def _setting_names(groups: Iterable[RunGroup]) -> set[str]:
     """Return the names of all settings, with and without their tables."""
-    names = {
-        name for run, _, entries in groups for each in (run.flat_config, *(e.swept for e in entries)) for name in each
-    }
+    settings = [each for run, _, entries in groups for each in (run.flat_config, *(entry.swept for entry in entries))]
+    names = {name for table in settings for name in table}
     return names | {name.rpartition(".")[2] for name in names}
 
 
@@ -251,9 +251,8 @@ def export(
         file.parent.mkdir(parents=True, exist_ok=True)
     rows = unread = 0
     quiet = as_json or not err.is_terminal
-    for run, count, bad in track(
-        write(runs, file, labels), "exporting", total=len(runs), console=err, transient=True, disable=quiet
-    ):
+    parts = write(runs, file, labels)
+    for run, count, bad in track(parts, "exporting", total=len(runs), console=err, transient=True, disable=quiet):
         rows, unread = rows + count, unread + bad
         if bad:
             print_note(f"{run.name}: {bad} line(s) of metrics.jsonl are not valid and were skipped")
@@ -279,8 +278,7 @@ def remove_(
 
     Example: `defedavg runs remove first second --yes`
     """
-    # An unknown name raises before anything is removed.
-    runs = [locate_run(folder, name) for name in dict.fromkeys(names)]
+    runs = [locate_run(folder, name) for name in dict.fromkeys(names)]  # raises before anything is removed
     if not yes and not asking():
         raise UserError("standard input is not a terminal, so confirmation is not possible; use --yes")
     if not yes and not typer.confirm(f"remove {', '.join(str(run.path) for run in runs)}?", err=True):

@@ -1,8 +1,7 @@
 """A Gantt chart of plans: which client trained from which version, when, and which updates were merged.
 
-Every bar is a job and every line is a merge, exactly as the plan records them. Jobs that no merge of the plan uses are
-hatched. White is idle time. Where a plan ends before its panel does, the panel is grey, since the plan says nothing
-about that time.
+Every bar is a job and every line is a merge, as the plan records them. Jobs that no merge of the plan uses are hatched.
+White is idle time. A panel is grey after the end of its plan, which says nothing about that time.
 """
 
 from __future__ import annotations

@@ -84,7 +84,6 @@ def write_records(
 ) -> int:
     """Write a page of results without run folders, given as records by the title of their group; return its size.
 
-    A record is like an entry of ``summary.json``: it has ``label``, ``algorithm``, ``seed``, ``status`` and any of an
-    entry's numbers. Its ``curve`` is a list of evaluations like the lines of ``metrics.jsonl``.
+    A record is like an entry of ``summary.json``; its ``curve`` is a list like the lines of ``metrics.jsonl``.
     """
     return write([folder_of_records(name, records, provenance) for name, records in groups.items()], to, title)

@@ -16,7 +16,6 @@ from .. import __version__
 from ..config.build import make_fleet
 from ..config.study import Settings
 from ..errors import UserError
-from ..runstore.metrics import Trail
 from ..runstore.reader import RunEntry, RunFolder
 from .plan_digest import Digest, Floats, client_activity, digest, participation
 from .series import Series, conclusion, has_result, looks_of, names_of, shorten
@@ -184,7 +183,9 @@ def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]
     plans = series.digests
     counts = [plan.staleness for plan in plans.values()]
     seed = next(iter(plans), None)
-    drawn = plans[seed] if with_activity and seed is not None and len(plans[seed].jobs) else None
+    activity = None
+    if with_activity and seed is not None and len(plans[seed].jobs):
+        activity = _rounded(client_activity(plans[seed], step_times.get(seed)))
     return {
         "algorithm": series.algorithm,
         "folder": series.folder.title,
@@ -200,7 +201,7 @@ def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]
         "lean_plans": any(not plan.traffic for plan in plans.values()),
         "staleness": [int(sum(column)) for column in itertools.zip_longest(*counts, fillvalue=0)] or None,
         "participation": _participation(plans, step_times),
-        "activity": None if drawn is None else _rounded(client_activity(drawn, step_times.get(seed))),
+        "activity": activity,
         "activity_seed": seed,
     }  # fmt: skip
 
@@ -227,8 +228,11 @@ def _participation(plans: Mapping[int, Digest], step_times: Mapping[int, Floats]
 def _run(run: RunEntry, plan: Digest | None, megabytes: float | None, step: int) -> dict[str, Any]:
     trail = run.trail
     size = len(trail.rounds)
-    kept = [i for i in range(size) if i % step == 0 or i == size - 1]
-    sent = _megabytes_sent(trail, plan, megabytes)
+    kept = sorted({*range(0, size, step), *range(size)[-1:]})  # the last is always shown
+    sent = None  # megabytes that all clients sent and received by every evaluation, if the plan says so
+    if plan is not None and megabytes is not None and plan.traffic:
+        last = len(plan.traffic) - 1
+        sent = [_digits(megabytes * plan.traffic[min(int(trail.rounds[i]), last)]) for i in kept]
     return {
         **{name: getattr(run, name) for name in ("seed", "status", "plan")},
         "seconds_to_target": run.numbers["first_hit_seconds"],
@@ -237,19 +241,11 @@ def _run(run: RunEntry, plan: Digest | None, megabytes: float | None, step: int)
             "seconds": [_digits(trail.seconds[i]) for i in kept],
             "rounds": [int(trail.rounds[i]) for i in kept],
             "updates": [int(trail.updates[i]) for i in kept],
-            "megabytes": None if sent is None else [_digits(sent[i]) for i in kept],
+            "megabytes": sent,
         },
         "accuracy": [_digits(trail.accuracy[i], 5) for i in kept],
         "loss": [_digits(trail.loss[i], 5) for i in kept],
     }
-
-
-def _megabytes_sent(trail: Trail, plan: Digest | None, megabytes: float | None) -> list[float] | None:
-    """Return the megabytes that all clients sent and received by every evaluation, if the plan says so."""
-    if plan is None or megabytes is None or not plan.traffic:
-        return None
-    last = len(plan.traffic) - 1
-    return [megabytes * plan.traffic[min(int(done), last)] for done in trail.rounds]
 
 
 def _digits(value: float | None, digits: int = 6) -> float | None:

@@ -135,10 +135,7 @@ def _columns(rows: Sequence[Sequence[float]], width: int, *, allow_infinite: boo
 
 
 def participation(merged: Integers, step_times: Floats, max_points: int = 120) -> dict[str, Any]:
-    """Return the share of merged updates against the time of a local step; 1 is an equal share.
-
-    Where there are more clients than ``max_points``, a point is the mean of clients of similar speed.
-    """
+    """Return the share of merged updates (1: an equal share) by step time; a point may be a mean over clients."""
     order = np.argsort(step_times, kind="stable")
     clients_per_point = -(-len(order) // max_points)
     mean = merged.mean() or 1.0
@@ -151,13 +148,9 @@ def participation(merged: Integers, step_times: Floats, max_points: int = 120) -
 
 
 def client_activity(plan: Digest, step_times: Floats | None) -> dict[str, Any]:
-    """Return the jobs, uploads and absences of a few clients, evenly spaced from the fastest to the slowest.
-
-    The chart ends where it would have more than ``CHART_JOBS`` jobs.
-    """
+    """Return the activity of a few clients, from the fastest to the slowest, for at most ``CHART_JOBS`` jobs."""
     order = np.arange(plan.num_clients) if step_times is None else np.argsort(step_times, kind="stable")
-    count = min(CHART_CLIENTS, len(order))
-    clients = order[np.linspace(0, len(order) - 1, count).round().astype(int)]
+    clients = order[np.linspace(0, len(order) - 1, min(CHART_CLIENTS, len(order))).round().astype(int)]
     row_of = {int(client): row for row, client in enumerate(clients)}
     jobs = plan.jobs[np.isin(plan.jobs[:, 0], clients)]
     jobs = jobs[np.argsort(jobs[:, 3], kind="stable")]

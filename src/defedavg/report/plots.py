@@ -129,12 +129,9 @@ def look(algorithm: str, variant: int = 0) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The evaluations of one run; runs with the same label are seeds of one setting.
+    """The evaluations of one run; runs with the same label are seeds of one setting."""
 
-    Without an algorithm, labels are values of one quantity, drawn from dark to light in the order given.
-    """
-
-    algorithm: str
+    algorithm: str  # if empty, labels are values of one quantity, drawn from dark to light in the order given
     label: str
     seconds: tuple[float, ...]
     rounds: tuple[int, ...]
@@ -186,10 +183,7 @@ def accuracy_curves(
 
 
 def loss_curves(panels: Panels, *, against: Against = "seconds", name: str = "test loss", columns: int = 4) -> Figure:
-    """Draw loss over simulated seconds or rounds, on a log axis where every loss is above zero.
-
-    The axis cuts off runs that diverge, so that the others stay legible.
-    """
+    """Draw loss, on a log axis where every loss is above zero; runs that diverge are cut off to keep others legible."""
     return _curves(panels, "loss", against, {}, name, columns)
 
 
@@ -203,8 +197,7 @@ def _curves(
     columns = min(len(panels), max_columns)
     rows = math.ceil(len(panels) / columns)
     width = 1.1 + 3.3 * columns
-    longest = max(map(len, looks))
-    legend_columns = max(1, min(2 * columns + 1, int(width / (0.75 + 0.08 * longest))))
+    legend_columns = max(1, min(2 * columns + 1, int(width / (0.75 + 0.08 * max(map(len, looks))))))
     height = 2.75 * rows + 0.15 + 0.22 * math.ceil((len(looks) + bool(targets)) / legend_columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -261,9 +254,8 @@ def _panel(ax: Axes, curves: Sequence[Curve], measure: str, against: Against, lo
         seeds.setdefault(curve.label, []).append((getattr(curve, against), getattr(curve, measure)))
     ends = [float(x[-1]) for runs in seeds.values() for x, _ in runs if x and x[-1] > 0]
     log = bool(ends) and max(ends) > 8 * min(ends)
-    starts = [
-        _draw_series(ax, runs, looks[label], log, i / len(seeds)) for i, (label, runs) in enumerate(seeds.items())
-    ]
+    shifted = enumerate(seeds.items())  # markers of different curves do not overlap
+    starts = [_draw_series(ax, runs, looks[label], log, i / len(seeds)) for i, (label, runs) in shifted]
     ax.grid(True)
     if log:
         _log(ax, "x", min(starts), max(ends))
@@ -288,7 +280,7 @@ def _draw_series(ax: Axes, runs: Sequence[Points], style: Mapping[str, Any], log
 
 
 def _marker_indices(x: Floats, log: bool, shift: float) -> list[int]:
-    """Return the points with markers: evenly along the axis, shifted for each curve so that markers do not overlap."""
+    """Return the points with markers: evenly along the axis, shifted for each curve."""
     along = np.log(x) if log else x
     wanted = along[0] + (along[-1] - along[0]) * (np.arange(MARKERS) + 0.2 + 0.6 * shift) / MARKERS
     return sorted(set(np.minimum(np.searchsorted(along, wanted), x.size - 1).tolist()))

@@ -65,11 +65,8 @@ def names_of(group: Sequence[Series]) -> list[str]:
 
 
 def looks_of(group: Sequence[Series], order: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the colours (light and dark theme), dash and symbol of every series, as in every other figure.
-
-    Shades of one colour cannot distinguish many settings of an algorithm. Then styles follow the rank, so that the
-    series shown first differ most.
-    """
+    """Return the colours (light and dark theme), dash and symbol of every series, as in every other figure."""
+    # Shades of one colour cannot distinguish many settings: then styles follow the rank, so the first differ most.
     counts = Counter(series.algorithm for series in group)
     if max(counts.values()) > MAX_SHADES or (len(counts) == 1 and len(group) > 1):
         return [_look_by_rank(order.index(i)) for i in range(len(group))]
