@@ -106,7 +106,8 @@ def _make_plans(study: Study, rounds: int, save: Path | None, *, keep: bool) -> 
         for point, seed in pending:
             summary, plan = _make_plan(point, seed, rounds, save, keep and point.label not in kept, advance)
             stats.append(summary)
-            kept |= {point.label: plan} if plan else {}
+            if plan is not None:
+                kept[point.label] = plan
     return stats, kept
 
 
