@@ -23,9 +23,8 @@ def algorithms(_plugin: Plugin = None, as_json: Json = False) -> None:
         return
     for row in rows:
         out.print(f"[bold]{row['name']}[/bold]  {escape(row['summary'])}")
-        out.print(
-            f"    {escape(row['equation'])}   [dim]{escape(row['citation'])}; rates: {', '.join(row['rates'])}[/dim]"
-        )
+        source = f"{escape(row['citation'])}; rates: {', '.join(row['rates'])}"
+        out.print(f"    {escape(row['equation'])}   [dim]{source}[/dim]")
         for name, setting in row["settings"].items():
             value = escape(json.dumps(setting["default"]))
             out.print(f"    {row['name']}.{name} = {value}   [dim]{escape(setting['help'])}[/dim]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from ..errors import UserError
 from ..report import tables
@@ -13,13 +13,13 @@ from .options import Device, Json, MaxBatchJobs, Memory, Precision, out, print_j
 
 
 def bench(
-    model: Annotated[str, typer.Option(help="cnn, mlp, softmax, resnet or transformer.")] = "cnn",
-    image: Annotated[str, typer.Option(metavar="C,H,W", help="Shape of the random images.")] = "1,28,28",
-    runs: Annotated[int, typer.Option(help="Seeds that share batches.")] = 3,
-    updates: Annotated[int, typer.Option(help="Updates per repeat of the batched executor.")] = 300,
-    reference_updates: Annotated[int, typer.Option(help="Updates per repeat of the reference executor.")] = 20,
-    repeats: Annotated[int, typer.Option(help="Repeats; medians are reported.")] = 3,
-    eval_every_rounds: Annotated[int, typer.Option(help="Rounds between evaluations.")] = 10,
+    model: Annotated[str, Option(help="cnn, mlp, softmax, resnet or transformer.")] = "cnn",
+    image: Annotated[str, Option(metavar="C,H,W", help="Shape of the random images.")] = "1,28,28",
+    runs: Annotated[int, Option(help="Seeds that share batches.")] = 3,
+    updates: Annotated[int, Option(help="Updates per repeat of the batched executor.")] = 300,
+    reference_updates: Annotated[int, Option(help="Updates per repeat of the reference executor.")] = 20,
+    repeats: Annotated[int, Option(help="Repeats; medians are reported.")] = 3,
+    eval_every_rounds: Annotated[int, Option(help="Rounds between evaluations.")] = 10,
     device: Device = "auto",
     max_batch_jobs: MaxBatchJobs = None,
     memory: Memory = None,

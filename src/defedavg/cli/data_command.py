@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typer import Argument, Option
 
 from .options import Json, err, print_json, print_note
-
-if TYPE_CHECKING:
-    from ..tasks.datasets.download import ProgressCallback
 
 app = typer.Typer(help="List the data sets, and download those that are missing.", no_args_is_help=True)
 
@@ -29,9 +25,10 @@ def _set_data_dir(folder: Path | None) -> Path | None:
     return folder
 
 
+# Its callback sets the folder, so a command only declares the option.
 DataDir = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--data-dir",
         metavar="FOLDER",
         callback=_set_data_dir,
@@ -39,14 +36,10 @@ DataDir = Annotated[
         show_default="DEFEDAVG_DATA, else ~/.cache/defedavg",
     ),
 ]
-"""Its callback sets the folder, so a command only declares the option."""
 
 
 @app.command("list")
-def list_(
-    _data_dir: DataDir = None,
-    as_json: Json = False,
-) -> None:
+def list_(_data_dir: DataDir = None, as_json: Json = False) -> None:
     """List the data sets with their published sizes and their folders on this machine.
 
     Example: `defedavg data list`
@@ -67,11 +60,11 @@ def list_(
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="fashionmnist or cifar10.")],
+    name: Annotated[str, Argument(metavar="NAME", help="fashionmnist or cifar10.")],
     _data_dir: DataDir = None,
     url: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="URL", help="A mirror: a folder with the published files.", show_default="known mirrors, in turn"
         ),
     ] = None,
@@ -85,25 +78,18 @@ def fetch(
     from ..tasks import data_dir
     from ..tasks.datasets.download import fetch as download
 
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bars: dict[str, TaskID] = {}
     try:
-        with _download_progress(err) as watch:
+        with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+
+            def watch(file: str, received: int, size: int) -> None:
+                if file not in bars:
+                    bars[file] = progress.add_task(file, total=size)
+                progress.update(bars[file], completed=received)
+
             folder = download(name, data_dir(), url=url, watch=watch)
     except KeyboardInterrupt:
         print_note("stopped by Ctrl-C; the same command resumes the download")
         raise typer.Exit(130) from None
     sys.stdout.write(f"{name}: {folder}\n")
-
-
-@contextmanager
-def _download_progress(console: Console) -> Iterator[ProgressCallback]:
-    """Yield a callback that receives the bytes of every file; a terminal shows a bar for each."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bars: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-
-        def watch(name: str, received: int, size: int) -> None:
-            if name not in bars:
-                bars[name] = progress.add_task(name, total=size)
-            progress.update(bars[name], completed=received)
-
-        yield watch

@@ -12,10 +12,11 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from io import TextIOWrapper
-from typing import Annotated, TextIO
+from typing import Annotated, Any
 
 import click
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from .. import __version__
@@ -78,7 +79,7 @@ def _version(show: bool) -> None:
 @app.callback()
 def _main(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -91,24 +92,15 @@ for _panel, _commands in COMMANDS.items():
         else:
             app.command(_name, cls=CommandWithOldNames, rich_help_panel=_panel)(_command)
 
-PACKAGE = __name__.partition(".")[0]
-
 
 def print_own_warnings() -> None:
     """Print every ``FutureWarning`` that this package defines (a renamed setting) once, in one line."""
-    default = warnings.showwarning
+    package, default = __name__.partition(".")[0], warnings.showwarning
     shown: set[str] = set()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if not issubclass(category, FutureWarning) or category.__module__.partition(".")[0] != PACKAGE:
-            default(message, category, filename, lineno, file, line)
+    def show(message: Warning | str, category: type[Warning], *where: Any, **stream: Any) -> None:
+        if not issubclass(category, FutureWarning) or category.__module__.partition(".")[0] != package:
+            default(message, category, *where, **stream)
         elif str(message) not in shown:
             shown.add(str(message))
             print_note(f"defedavg: {message}")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import click
 import typer
 from rich.console import Console
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from ..config import study as config
@@ -34,9 +35,8 @@ def print_note(text: str) -> None:
 
 def print_notes(notes: list[str]) -> None:
     """Print the notes of a library call on standard error, and clear them."""
-    for note in notes:
-        print_note(note)
-    notes.clear()
+    while notes:
+        print_note(notes.pop(0))
 
 
 def print_json(value: Any) -> None:
@@ -61,13 +61,13 @@ def load_study(file: Path, overrides: Sequence[str] | None, plugins: Sequence[Pa
     return config.load(file, tuple(overrides or ()), plugins=tuple(plugins or ()))
 
 
+# Former names of options, which a ``CommandWithOldNames`` accepts for one version.
 RENAMED_OPTIONS = {
     "--width": "--max-batch-jobs",
     "--measure-rounds": "--eval-every-rounds",
     "--beyond": "--time-limit-factor",
     "--cold": "--no-warm-workers",
 }
-"""Former names of options, which a ``CommandWithOldNames`` accepts for one version."""
 
 
 def current_name(word: str, options: Collection[str]) -> str:
@@ -101,20 +101,20 @@ def _check_tensorboard(wanted: bool) -> bool:
     if wanted:
         from ..runstore.tensorboard import summary_writer
 
-        summary_writer()
+        summary_writer()  # raises before anything is computed if the writer is not installed
     return wanted
 
 
 StudyFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG.toml", help="The study, a TOML file; `defedavg settings` prints a first one.")
+    Path, Argument(metavar="CONFIG.toml", help="The study, a TOML file; `defedavg settings` prints a first one.")
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; a list is swept. Repeatable."),
+    Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; a list is swept. Repeatable."),
 ]
 Plugin = Annotated[
     list[Path] | None,
-    typer.Option(
+    Option(
         "--plugin",
         metavar="FILE.py",
         callback=_load_plugins,
@@ -122,30 +122,26 @@ Plugin = Annotated[
         help="Load a Python file that registers algorithms, models, partitions or data sets. Repeatable.",
     ),
 ]
-"""Loaded by its callback, before any other option is read."""
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing run of the same name.")]
-Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder that holds run folders.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto uses CUDA if available.")]
+Json = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
+Force = Annotated[bool, Option("--force", help="Replace an existing run of the same name.")]
+Out = Annotated[Path, Option("--out", metavar="FOLDER", help="The folder that holds run folders.")]
+Device = Annotated[str, Option(help="auto, cpu or cuda; auto uses CUDA if available.")]
 MaxBatchJobs = Annotated[
-    int | None,
-    typer.Option("--max-batch-jobs", help="Jobs per batch, at most.", show_default="64 on the CPU, 192 on CUDA"),
+    int | None, Option("--max-batch-jobs", help="Jobs per batch, at most.", show_default="64 on the CPU, 192 on CUDA")
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Memory limit, such as 800M or 12G.", show_default="a share of the free memory"),
+    Option(metavar="SIZE", help="Memory limit, such as 800M or 12G.", show_default="a share of the free memory"),
 ]
 Precision = Annotated[
-    str,
-    typer.Option(help="Of matrix products: float32; on CUDA also tf32 or bf16. auto: tf32 on CUDA, else float32."),
+    str, Option(help="Of matrix products: float32; on CUDA also tf32 or bf16. auto: tf32 on CUDA, else float32.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue this study from its last checkpoint; results are bit-identical.")
+    bool, Option("--resume", help="Continue this study from its last checkpoint; results are bit-identical.")
 ]
 CheckpointEvery = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--checkpoint-every",
         metavar="SECONDS",
         help="Real seconds between checkpoints; inf: no checkpoints.",
@@ -153,19 +149,16 @@ CheckpointEvery = Annotated[
     ),
 ]
 Executor = Annotated[
-    str,
-    typer.Option(help="batched: many clients per step; reference: one job after another; ray: a Ray cluster."),
+    str, Option(help="batched: many clients per step; reference: one job after another; ray: a Ray cluster.")
 ]
 RayAddress = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="HOST:PORT",
         help="Address of a Ray cluster, or auto.",
         show_default="RAY_ADDRESS, else a cluster on this machine",
     ),
 ]
 TensorBoard = Annotated[
-    bool,
-    typer.Option("--tensorboard", callback=_check_tensorboard, help="Also write TensorBoard logs to the run folder."),
+    bool, Option("--tensorboard", callback=_check_tensorboard, help="Also write TensorBoard logs to the run folder.")
 ]
-"""Its callback raises before anything is computed if the writer is not installed."""

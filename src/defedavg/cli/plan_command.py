@@ -5,14 +5,15 @@ Plans are streams of records: each is checked, summarised and saved as it is mad
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typer import Argument, Option
 
 from ..algorithms import ALGORITHMS
 from ..config import study as config
@@ -28,7 +29,6 @@ from ..planning.records import Record, Round
 from ..report import tables
 from .options import Json, Plugin, Set, err, load_study, out, print_json, print_note, working
 
-EXAMPLES = ("figure1",)
 QUIET_SECONDS = 10.0
 MAX_GANTT_PLANS = 8
 GANTT_ROUNDS = 6
@@ -40,26 +40,20 @@ Advance = Callable[[str, int], None]
 def plan(
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[CONFIG.toml]", help="The study to plan.", show_default="every algorithm, default settings"
-        ),
+        Argument(metavar="[CONFIG.toml]", help="The study to plan.", show_default="every algorithm, default settings"),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to plan.")] = 400,
-    num_clients: Annotated[
-        int | None, typer.Option(help="N, short for --set clients.num_clients=N; up to millions.")
-    ] = None,
-    updates_per_round: Annotated[
-        int | None, typer.Option(help="n, short for --set training.updates_per_round=n.")
-    ] = None,
+    rounds: Annotated[int, Option(min=1, help="Rounds to plan.")] = 400,
+    num_clients: Annotated[int | None, Option(help="N, short for --set clients.num_clients=N; up to millions.")] = None,
+    updates_per_round: Annotated[int | None, Option(help="n, short for --set training.updates_per_round=n.")] = None,
     overrides: Set = None,
     gantt: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw client activity over time (.png or .pdf).")
+        Path | None, Option(metavar="FILE.png", help="Draw client activity over time (.png or .pdf).")
     ] = None,
     until: Annotated[
-        float | None, typer.Option(help="Simulated seconds that the chart shows.", show_default="about six rounds")
+        float | None, Option(help="Simulated seconds that the chart shows.", show_default="about six rounds")
     ] = None,
-    save: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Save every plan there.")] = None,
-    example: Annotated[str | None, typer.Option(help="A built-in study instead of a file: figure1.")] = None,
+    save: Annotated[Path | None, Option(metavar="FOLDER", help="Save every plan there.")] = None,
+    example: Annotated[str | None, Option(help="A built-in study instead of a file: figure1.")] = None,
     plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
@@ -80,11 +74,9 @@ def plan(
     if gantt:
         _draw(kept, until, gantt)
     if as_json:
-        swept = [dict(point.swept) for point in points for _ in study.seeds]
-        print_json(tables.stats_json(stats, swept))
+        print_json(tables.stats_json(stats, [dict(point.swept) for point in points for _ in study.seeds]))
         return
-    seeds = len(study.seeds)
-    groups = [stats[i : i + seeds] for i in range(0, len(stats), seeds)]
+    groups = [stats[i : i + len(study.seeds)] for i in range(0, len(stats), len(study.seeds))]
     out.print(tables.plan_table([point.label for point in points], groups, rounds))
 
 
@@ -94,8 +86,8 @@ def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], p
 
         if file is not None:
             raise UserError("give a configuration file or --example, not both")
-        if example not in EXAMPLES:
-            raise unknown("example", example, EXAMPLES)
+        if example != "figure1":
+            raise unknown("example", example, ("figure1",))
         return config.study(config.override(FIGURE1, overrides))
     if file is None:
         return config.study(config.override({"name": "plan", "algorithms": list(ALGORITHMS)}, overrides))
@@ -109,7 +101,7 @@ def _make_plans(study: Study, rounds: int, save: Path | None, *, keep: bool) -> 
             save.mkdir(parents=True, exist_ok=True)
     stats: list[PlanStats] = []
     kept: dict[str, Plan] = {}
-    pending = [(point, seed) for point in study.points() for seed in study.seeds]
+    pending = list(itertools.product(study.points(), study.seeds))
     with _progress(len(pending) * rounds) as advance:
         for point, seed in pending:
             summary, plan = _make_plan(point, seed, rounds, save, keep and point.label not in kept, advance)

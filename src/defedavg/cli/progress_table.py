@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,45 +24,28 @@ REFRESHES_PER_SECOND = 4
 HEAD = ("run", "round", "simulated", "accuracy", "updates/s", "staleness", "left, at most")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """A run in progress, as of its last evaluation."""
 
-    event: RunEvaluated
+    first: RunEvaluated
     start: float  # real seconds, at its first evaluation
-    first_updates: int
-    first_part: float
+    event: RunEvaluated
     now: float
-
-    @property
-    def speed(self) -> float | None:
-        """Updates per real second."""
-        spent = self.now - self.start
-        return (self.event.evaluation.updates - self.first_updates) / spent if spent > 0 else None
-
-    @property
-    def left(self) -> float | None:
-        """Real seconds to the limit of rounds or of simulated time; a target may end the run earlier."""
-        done = self.event.completed_share - self.first_part
-        return (self.now - self.start) * (1.0 - self.event.completed_share) / done if done > 0 else None
 
     def cells(self) -> tuple[str, ...]:
         """Return the row of the table, in the order of ``HEAD``."""
-        e = self.event.evaluation
+        e, share, spent = self.event.evaluation, self.event.completed_share, self.now - self.start
+        updates, done = e.updates - self.first.evaluation.updates, share - self.first.completed_share
         return (
-            label_of(self.event.spec),
+            f"{self.event.spec.label} seed {self.event.spec.seed}",
             str(e.round),
             f"{e.seconds:.2f} s",
             "–" if e.accuracy is None else f"{100 * e.accuracy:.1f} %",
-            "–" if self.speed is None else f"{self.speed:.3g}",
+            f"{updates / spent:.3g}" if spent > 0 else "–",
             f"{e.staleness:.1f}",
-            duration(self.left),
+            duration(spent * (1.0 - share) / done if done > 0 else None),  # a target may end the run earlier
         )
-
-
-def label_of(item: RunSpec) -> str:
-    """Return the setting and the seed of a run as text."""
-    return f"{getattr(item.name, 'label', item.name)} seed {item.seed}"
 
 
 def duration(seconds: float | None) -> str:
@@ -78,12 +61,10 @@ class ProgressTable:
     """The progress of every run of a sweep."""
 
     def __init__(self, title: str, runs: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.title = title
-        self.runs = runs
+        self.title, self.runs = title, runs
         self.rows: dict[RunSpec, Row] = {}  # in the order of their last evaluation
         self.finished = 0
-        self._clock = clock
-        self._start = clock()
+        self._clock, self._start = clock, clock()
 
     def add(self, event: Event) -> None:
         """Record an evaluation or the end of a run."""
@@ -92,10 +73,7 @@ class ProgressTable:
             self.finished += 1
             return
         now = self._clock()
-        if row is None:
-            row = Row(event, now, event.evaluation.updates, event.completed_share, now)
-        row.event, row.now = event, now
-        self.rows[event.spec] = row
+        self.rows[event.spec] = Row(row.first if row else event, row.start if row else now, event, now)
 
     @property
     def done(self) -> float:
@@ -152,30 +130,25 @@ def watching(console: Console, title: str, runs: int) -> Iterator[Watch]:
 
         yield print_sometimes
         return
-    with Live(
-        console=console,
-        transient=True,
-        refresh_per_second=REFRESHES_PER_SECOND,
-        get_renderable=lambda: progress.table(max(1, console.height - 5)),
-    ):
+
+    def draw() -> Group:
+        return progress.table(max(1, console.height - 5))
+
+    with Live(console=console, transient=True, refresh_per_second=REFRESHES_PER_SECOND, get_renderable=draw):
         yield progress.add
 
 
 @contextmanager
 def progress_and_logs(title: str, runs: int, folder: Path, with_tensorboard: bool) -> Iterator[Watch]:
     """Show the progress of a sweep and, if wanted, write its TensorBoard logs below a run folder."""
-    with watching(err, title, runs) as watch:
-        if not with_tensorboard:
-            yield watch
-            return
-        logs = TensorBoardLogs(RunFiles(folder))
+    closed: AbstractContextManager[TensorBoardLogs | None] = nullcontext()
+    if with_tensorboard:
+        closed = closing(TensorBoardLogs(RunFiles(folder)))
+    with watching(err, title, runs) as watch, closed as logs:
 
         def callback(event: Event) -> None:
-            if isinstance(event, RunEvaluated):
+            if logs is not None and isinstance(event, RunEvaluated):
                 logs.add(event.spec.label, event.spec.seed, event.evaluation)
             watch(event)
 
-        try:
-            yield callback
-        finally:
-            logs.close()
+        yield callback

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ..errors import UserError
 from ..runstore.reader import RunFolder
@@ -16,18 +16,11 @@ from .options import Json, Plugin, print_json, print_line, print_note, working
 PAGE = "report.html"
 
 
-def close_with_page(paths: Sequence[Path], folder: Path, as_json: bool, title: str | None = None) -> None:
+def close_with_page(runs: Sequence[Path | RunFolder], folder: Path, as_json: bool, title: str | None = None) -> None:
     """Write the page of some runs into a folder, and print where it is."""
     from ..report.page import write
 
-    _close(lambda page: write(paths, page, title), folder / PAGE, as_json)
-
-
-def close_with_folders(folders: Sequence[RunFolder], folder: Path, as_json: bool) -> None:
-    """Write the page of runs in memory into a folder, and print where it is."""
-    from ..report.page import write_folders
-
-    _close(lambda page: write_folders(folders, page), folder / PAGE, as_json)
+    _close(lambda page: write(runs, page, title), folder / PAGE, as_json)
 
 
 def close_with_records(
@@ -55,11 +48,9 @@ def _close(write_page: Callable[[Path], object], to: Path, as_json: bool) -> Non
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders that contain some.")],
-    to: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.html", help="The page to write.")] = Path(PAGE),
-    title: Annotated[
-        str | None, typer.Option(help="Heading of the page.", show_default="the names of the studies")
-    ] = None,
+    runs: Annotated[list[Path], Argument(metavar="RUN…", help="Run folders, or folders that contain some.")],
+    to: Annotated[Path, Option("--output", "-o", metavar="FILE.html", help="The page to write.")] = Path(PAGE),
+    title: Annotated[str | None, Option(help="Heading of the page.", show_default="the names of the studies")] = None,
     _plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..report import tables
 from . import options as opt
 from .data_command import DataDir
-from .report_command import close_with_folders
+from .report_command import close_with_page
 
 
 def run(
@@ -60,5 +60,5 @@ def run(
     else:
         opt.out.print(tables.result_table(study.name, session.entries))
         opt.print_line(f"\nresults: {session.folder}")
-    close_with_folders([session.run_folder()], session.folder, as_json)
+    close_with_page([session.run_folder()], session.folder, as_json)
     opt.exit_if_stopped(finished, "continue with --resume")

@@ -2,47 +2,109 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.progress import track
 from rich.table import Table
+from typer import Argument, Option
 
-from ..errors import UserError
+from ..algorithms import ALGORITHMS
+from ..errors import UserError, unknown
 from ..fileio import writing
 from ..report import tables
-from ..runstore.reader import RunEntry, RunFolder, locate_run
+from ..runstore.reader import RunEntry, RunFolder, find_runs, locate_run
 from ..runstore.writer import remove_run
 from .options import Json, Out, err, out, print_json, print_line, print_note
-from .run_filters import RunGroup, group_runs, select_groups
 
 app = typer.Typer(help="List, filter, compare, export and remove runs.", no_args_is_help=True)
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Runs, named by their folders below --out.")]
-Algorithm = Annotated[str | None, typer.Option(help="Only runs of this algorithm.")]
+Names = Annotated[list[str], Argument(metavar="NAME…", help="Runs, named by their folders below --out.")]
+Algorithm = Annotated[str | None, Option(help="Only runs of this algorithm.")]
 Where = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY=VALUE", help="Only runs with this value of a setting, as local_steps=50. Repeatable."),
+    Option(metavar="KEY=VALUE", help="Only runs with this value of a setting, as local_steps=50. Repeatable."),
 ]
 Status = Annotated[
     str | None,
-    typer.Option(help="Only finished, unfinished or damaged runs, or how they ended: target, diverged, max_rounds, …"),
+    Option(help="Only finished, unfinished or damaged runs, or how they ended: target, diverged, max_rounds, …"),
 ]
 ResultRow = Mapping[str, Any]
 
 
-def _values(entries: Sequence[RunEntry], name: str) -> list[float]:
-    return [value for entry in entries if (value := entry.numbers[name]) is not None]
+class RunGroup(NamedTuple):
+    """One setting of a run folder with its entries, one per seed; none while the folder has no results."""
+
+    run: RunFolder
+    label: str
+    entries: Sequence[RunEntry]
 
 
-def _mean(entries: Sequence[RunEntry], name: str) -> float | None:
-    values = _values(entries, name)
-    return fmean(values) if values else None
+def _groups(runs: Iterable[RunFolder]) -> list[RunGroup]:
+    groups = []
+    for run in runs:
+        entries = tables.grouped(run.entries, lambda entry: entry.label)
+        if not entries:
+            entries[", ".join(run.algorithms) + (" (tuning)" if run.tuned else "")] = []
+        groups += [RunGroup(run, *each) for each in entries.items()]
+    return groups
+
+
+def _select(folder: Path, algorithm: str | None, where: Sequence[str] | None, status: str | None) -> list[RunGroup]:
+    """Return the groups in a folder that pass the filters; a filter that no run can pass is an error."""
+    runs = find_runs(folder)
+    groups = _groups(runs)
+    wanted = [_parse_where(text) for text in where or ()]
+    if runs:
+        names = _setting_names(groups)
+        for key, _ in wanted:
+            if key not in names:
+                raise unknown("setting", key, names)
+    known = {*ALGORITHMS, *itertools.chain.from_iterable(run.algorithms for run in runs)}
+    if algorithm is not None and algorithm not in known:
+        raise unknown("algorithm", algorithm, ALGORITHMS)
+    return [group for group in groups if _matches(group, algorithm, wanted, status)]
+
+
+def _setting_names(groups: Iterable[RunGroup]) -> set[str]:
+    """Return the names of all settings, with and without their tables."""
+    settings = [each for run, _, entries in groups for each in (run.flat_config, *(entry.swept for entry in entries))]
+    names = {name for table in settings for name in table}
+    return names | {name.rpartition(".")[2] for name in names}
+
+
+def _parse_where(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--where {text!r} is not a filter; write it like key=value")
+    return key.strip(), value.strip()
+
+
+def _matches(group: RunGroup, algorithm: str | None, where: Sequence[tuple[str, str]], status: str | None) -> bool:
+    run, entries = group.run, group.entries
+    if algorithm is not None and algorithm not in ({entry.algorithm for entry in entries} or run.algorithms):
+        return False
+    if status is not None and status not in {run.status, *(entry.status for entry in entries)}:
+        return False
+    runs: list[tuple[str, Mapping[str, Any]]] = [(entry.algorithm, entry.swept) for entry in entries]
+    runs = runs or [(name, {}) for name in run.algorithms[:1]]
+    return all(any(_equal(run.setting(key, *one), text) for one in runs) for key, text in where)
+
+
+def _equal(value: Any, text: str) -> bool:
+    try:
+        wanted = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        wanted = text
+    if isinstance(value, list) and not isinstance(wanted, list):
+        return any(_equal(item, text) for item in value)  # a swept setting of a folder without results
+    return bool(value == wanted and isinstance(value, bool) == isinstance(wanted, bool)) or str(value) == text
 
 
 def _row(group: RunGroup) -> dict[str, Any]:
@@ -50,6 +112,7 @@ def _row(group: RunGroup) -> dict[str, Any]:
     algorithm, swept = (entries[0].algorithm, entries[0].swept) if entries else ("", {})
     task = [run.setting(f"task.{key}", algorithm, swept) for key in ("data", "model", "split")]
     seeds = run.config.get("seeds", [])
+    numbers = [entry.numbers for entry in entries]
     return {
         "name": run.name,
         "label": group.label,
@@ -58,10 +121,10 @@ def _row(group: RunGroup) -> dict[str, Any]:
         "seeds": len(entries) or (len(seeds) if isinstance(seeds, list) else 1),
         "status": run.status,
         "ended_by": sorted({entry.status for entry in entries}),
-        "best_accuracy": max(_values(entries, "best_accuracy"), default=None),
-        "time_to_target": _mean(entries, "first_hit_seconds"),
-        "hits": len(_values(entries, "first_hit_seconds")),
-        "rounds": _mean(entries, "rounds"),
+        "best_accuracy": max(tables.values(numbers, "best_accuracy"), default=None),
+        "time_to_target": tables.mean(numbers, "first_hit_seconds"),
+        "hits": len(tables.values(numbers, "first_hit_seconds")),
+        "rounds": tables.mean(numbers, "rounds"),
         "changed": datetime.fromtimestamp(run.changed).astimezone().isoformat(timespec="seconds"),
         "problem": run.problem,
     }
@@ -91,7 +154,7 @@ def list_(
 
     Example: `defedavg runs list --algorithm fedavg --where local_steps=50`
     """
-    rows = [_row(group) for group in select_groups(folder, algorithm, where, status)]
+    rows = [_row(group) for group in _select(folder, algorithm, where, status)]
     if as_json:
         print_json(rows)
         return
@@ -144,34 +207,29 @@ def _differing_settings(runs: Sequence[RunFolder]) -> dict[str, list[Any]]:
 
 def _results_by_label(runs: Sequence[RunFolder]) -> dict[str, list[ResultRow | None]]:
     """Return the results of every setting, one per run; None where a run does not have the setting."""
-    rows = [{group.label: _row(group) for group in group_runs([run])} for run in runs]
+    rows = [{group.label: _row(group) for group in _groups([run])} for run in runs]
     labels = dict.fromkeys(label for one in rows for label in one)
     return {label: [one.get(label) for one in rows] for label in labels}
 
 
-RESULT_LINES = ("best accuracy", "time to target", "rounds", "ended by")
+def _results_table(columns: Sequence[str], results: Mapping[str, Sequence[ResultRow | None]]) -> Table:
+    names = ("best accuracy", "time to target", "rounds", "ended by")
+    lines: list[tuple[str, ...]] = []
+    for label, rows in results.items():
+        lines.append((label, *("" for _ in rows)))
+        cells = [("–",) * len(names) if row is None else _result_cells(row) for row in rows]
+        lines += [(f"  {name}", *line) for name, *line in zip(names, *cells, strict=True)]
+    return tables.make("results", columns, lines)
 
 
-def _result_cells(row: ResultRow | None) -> tuple[str, ...]:
-    """Return the cells of one run, in the order of ``RESULT_LINES``."""
-    if row is None:
-        return ("–",) * len(RESULT_LINES)
+def _result_cells(row: ResultRow) -> tuple[str, ...]:
     rounds = "–" if row["rounds"] is None else f"{row['rounds']:.0f}"
     return tables.share(row["best_accuracy"]), _time_to_target(row), rounds, ", ".join(row["ended_by"]) or row["status"]
 
 
-def _results_table(columns: Sequence[str], results: Mapping[str, Sequence[ResultRow | None]]) -> Table:
-    lines: list[tuple[str, ...]] = []
-    for label, rows in results.items():
-        lines.append((label, *("" for _ in rows)))
-        by_line = zip(*map(_result_cells, rows), strict=True)
-        lines += [(f"  {name}", *cells) for name, cells in zip(RESULT_LINES, by_line, strict=True)]
-    return tables.make("results", columns, lines)
-
-
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE.parquet", help="The file to write; replaced if it exists.")],
+    file: Annotated[Path, Argument(metavar="FILE.parquet", help="The file to write; replaced if it exists.")],
     folder: Out = Path("runs"),
     algorithm: Algorithm = None,
     where: Where = None,
@@ -184,7 +242,7 @@ def export(
     """
     from ..runstore.export import export as write
 
-    groups = select_groups(folder, algorithm, where, status)
+    groups = _select(folder, algorithm, where, status)
     runs = list({group.run.name: group.run for group in groups}.values())
     labels = {(group.run.name, group.label) for group in groups}
     if not runs:
@@ -193,9 +251,8 @@ def export(
         file.parent.mkdir(parents=True, exist_ok=True)
     rows = unread = 0
     quiet = as_json or not err.is_terminal
-    for run, count, bad in track(
-        write(runs, file, labels), "exporting", total=len(runs), console=err, transient=True, disable=quiet
-    ):
+    parts = write(runs, file, labels)
+    for run, count, bad in track(parts, "exporting", total=len(runs), console=err, transient=True, disable=quiet):
         rows, unread = rows + count, unread + bad
         if bad:
             print_note(f"{run.name}: {bad} line(s) of metrics.jsonl are not valid and were skipped")
@@ -214,18 +271,19 @@ def asking() -> bool:
 def remove_(
     names: Names,
     folder: Out = Path("runs"),
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove runs, after confirmation; other files in their folders are kept.
 
     Example: `defedavg runs remove first second --yes`
     """
-    runs = [
-        locate_run(folder, name) for name in dict.fromkeys(names)
-    ]  # an unknown name raises before anything is removed
-    if not yes:
-        _confirm(runs)
+    runs = [locate_run(folder, name) for name in dict.fromkeys(names)]  # raises before anything is removed
+    if not yes and not asking():
+        raise UserError("standard input is not a terminal, so confirmation is not possible; use --yes")
+    if not yes and not typer.confirm(f"remove {', '.join(str(run.path) for run in runs)}?", err=True):
+        print_note("nothing was removed")
+        raise typer.Exit(1)
     removed = []
     for run in runs:
         kept = remove_run(run.path)
@@ -236,12 +294,3 @@ def remove_(
             print_line(f"removed: {run.path}")
     if as_json:
         print_json(removed)
-
-
-def _confirm(runs: Sequence[RunFolder]) -> None:
-    """Ask whether to remove the runs; exit with code 1 unless the answer is yes."""
-    if not asking():
-        raise UserError("standard input is not a terminal, so confirmation is not possible; use --yes")
-    if not typer.confirm(f"remove {', '.join(str(run.path) for run in runs)}?", err=True):
-        print_note("nothing was removed")
-        raise typer.Exit(1)

@@ -5,23 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from ..config.build import build_task
 from ..report import tables
 from .data_command import DataDir
 from .options import Json, Plugin, Set, StudyFile, load_study, out, print_json, print_note, working
 
-SHOWN_CLIENTS = 1_000
-"""Clients shown of a split that is drawn lazily, which may have a million."""
+SHOWN_CLIENTS = 1_000  # of a split that is drawn lazily, which may have a million
 
 
 def split(
     file: StudyFile,
     overrides: Set = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw clients × classes (.png or .pdf).")
-    ] = None,
+    plot: Annotated[Path | None, Option(metavar="FILE.png", help="Draw clients × classes (.png or .pdf).")] = None,
     _data_dir: DataDir = None,
     plugin: Plugin = None,
     as_json: Json = False,
@@ -39,10 +36,9 @@ def split(
         classes = task.classes or 0
         counts = class_counts(clients, task.train.targets.numpy(), classes)
     if plot:
-        from ..report.plots import save as save_figure
-        from ..report.plots import split_map
+        from ..report.plots import save, split_map
 
-        save_figure(split_map(counts, task.name), plot)
+        save(split_map(counts, task.name), plot)
         print_note(f"plot: {plot}")
     if as_json:
         print_json([{"client": i, "samples": samples.tolist()} for i, samples in enumerate(clients)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from ..errors import UserError
 from ..report import tables
@@ -24,11 +24,11 @@ def _rates(option: str, text: str) -> tuple[float, ...]:
 def tune(
     file: opt.StudyFile,
     overrides: opt.Set = None,
-    global_rates: Annotated[str, typer.Option(metavar="η,…", help="Learning rates of the server.")] = "0.1,1",
+    global_rates: Annotated[str, Option(metavar="η,…", help="Learning rates of the server.")] = "0.1,1",
     local_rates: Annotated[
-        str, typer.Option(metavar="η̄,…", help="Learning rates of the clients.")
+        str, Option(metavar="η̄,…", help="Learning rates of the clients.")
     ] = "0.001,0.005,0.01,0.05,0.1",
-    keep_all: Annotated[bool, typer.Option("--keep-all", help="Train every pair to its end; drop none early.")] = False,
+    keep_all: Annotated[bool, Option("--keep-all", help="Train every pair to its end; drop none early.")] = False,
     folder: opt.Out = Path("runs"),
     force: opt.Force = False,
     executor: opt.Executor = "batched",

@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from .options import Plugin, print_line
 
 
 def view(
-    runs: Annotated[Path, typer.Argument(metavar="[RUNS_DIR]", help="The folder that holds run folders.")] = Path(
-        "runs"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8765,
+    runs: Annotated[Path, Argument(metavar="[RUNS_DIR]", help="The folder that holds run folders.")] = Path("runs"),
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8765,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any other than 127.0.0.1 lets other machines read the runs.")
+        str, Option(help="Address to listen on; any other than 127.0.0.1 lets other machines read the runs.")
     ] = "127.0.0.1",
     _plugin: Plugin = None,
 ) -> None:

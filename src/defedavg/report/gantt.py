@@ -1,19 +1,16 @@
 """A Gantt chart of plans: which client trained from which version, when, and which updates were merged.
 
-Every bar is a job and every line is a merge, exactly as the plan records them. Jobs that no merge of the plan uses are
-hatched. White is idle time. Where a plan ends before its panel does, the panel is grey, since the plan says nothing
-about that time.
+Every bar is a job and every line is a merge, as the plan records them. Jobs that no merge of the plan uses are hatched.
+White is idle time. A panel is grey after the end of its plan, which says nothing about that time.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -27,39 +24,41 @@ from matplotlib.ticker import MaxNLocator
 
 from ..errors import UserError
 from ..planning.plan import Plan
-from ..planning.records import Job, Round, Stall, Uploaded
+from ..planning.records import Job, Stall, Uploaded
 from .plots import PALETTE, STYLE, tint
 
 # Inches. Margins are fixed, so the text that fits into a bar is known before anything is drawn.
 _WIDTH, _LEFT, _RIGHT, _HEAD, _FOOT = 7.4, 0.62, 0.2, 0.5, 0.5
 _LEGEND_ROW = 0.22
-_DEFAULT_CLIENTS = 20
 _MAX_LABELLED_MERGES = 60
 _RIGHT_PADDING = 1.004  # keeps the last merge off the right edge
 _DARK = "0.2"
 _MERGE_LINE: dict[str, Any] = {"color": _DARK, "linestyle": (0, (4, 2.5)), "linewidth": 0.9}
+_MERGE_LABEL: dict[str, Any] = {"ha": "center", "color": _DARK, "annotation_clip": False, "gid": "merge-labels"}
 _UNUSED_TINT, _UNUSED_EDGE_TINT, _UNUSED_HATCH = 0.78, 0.1, "/////"
 
 Polygon: TypeAlias = list[tuple[float, float]]
+Activity = TypeVar("Activity", Job, Uploaded)
 
 
-def gantt(plans: Mapping[str, Plan], *, clients: int | None = None, until: float | None = None) -> Figure:
-    """Draw the first ``clients`` (20) of every plan on one time axis, up to the last merge or ``until``."""
-    shown = _DEFAULT_CLIENTS if clients is None else clients
-    if shown < 1:
-        raise UserError(f"clients is {shown}; give at least one client to draw")
+def gantt(plans: Mapping[str, Plan], *, clients: int = 20, until: float | None = None) -> Figure:
+    """Draw the first ``clients`` of every plan on one time axis, up to the last merge or ``until``."""
+    if clients < 1:
+        raise UserError(f"clients is {clients}; give at least one client to draw")
     if not plans:
         raise UserError("there is nothing to draw: no plan was given")
-    end = _end_of_axis(plans.values()) if until is None else until
+    end = max(plan.seconds for plan in plans.values()) if until is None else until
+    if until is None and end <= 0:
+        raise UserError("there is nothing to draw: no plan has a merge after time zero; give an end time")
     if not 0 < end < math.inf:
         raise UserError(f"until is {end:g}; it must be a finite number of seconds above zero")
 
-    rows = [min(shown, plan.header.num_clients) for plan in plans.values()]
+    rows = [min(clients, plan.header.num_clients) for plan in plans.values()]
     row_inches = _row_inches(max(rows))
     panels = [_Panel(plan, count, end, row_inches) for plan, count in zip(plans.values(), rows, strict=True)]
     with matplotlib.rc_context(STYLE):
         figure = Figure()
-        handles = _legend_handles(plans.values(), shown, end)
+        handles = _legend_handles(panels)
         foot = _FOOT + _LEGEND_ROW * math.ceil(len(handles) / 2)
         height = foot + sum(_HEAD + row_inches * count for count in rows)
         figure.set_size_inches(_WIDTH, height)
@@ -76,23 +75,10 @@ def gantt(plans: Mapping[str, Plan], *, clients: int | None = None, until: float
         ax.set_xlabel("simulated seconds")
         ax.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10]))
         ax.set_xlim(0, end * _RIGHT_PADDING)
-        figure.legend(
-            handles=list(handles.values()),
-            labels=list(handles),
-            loc="lower center",
-            ncols=2,
-            handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
-            handlelength=3,
-            borderaxespad=0.3,
-        )
+        style: dict[str, Any] = {"loc": "lower center", "ncols": 2, "handlelength": 3, "borderaxespad": 0.3}
+        beside = {tuple: HandlerTuple(ndivide=None, pad=0)}
+        figure.legend(handles=list(handles.values()), labels=list(handles), handler_map=beside, **style)
     return figure
-
-
-def _end_of_axis(plans: Collection[Plan]) -> float:
-    end = max(plan.seconds for plan in plans)
-    if end <= 0:
-        raise UserError("there is nothing to draw: no plan has a merge after time zero; give an end time")
-    return end
 
 
 def _row_inches(rows: int) -> float:
@@ -102,68 +88,37 @@ def _row_inches(rows: int) -> float:
     return 0.22 if rows <= 12 else min(0.17, 12 / rows)
 
 
-@dataclass(frozen=True)
 class _Panel:
     """The part of one plan that a panel shows, and the geometry of its bars."""
 
-    plan: Plan
-    clients: int
-    until: float
-    row_inches: float
+    def __init__(self, plan: Plan, clients: int, until: float, row_inches: float) -> None:
+        self.clients, self.until, self.row_inches = clients, until, row_inches
+        self.num_clients = plan.header.num_clients
+        self.points_per_second = 72 * (_WIDTH - _LEFT - _RIGHT) / (until * _RIGHT_PADDING)
+        self.end = _last_known_time(plan)
+        self.jobs = self._inside(plan.jobs)
+        self.merged = {(update.client, update.index) for done in plan.rounds for update, _ in done.merge.updates}
+        uploads = [upload for upload in plan.uploads if upload.end > upload.start]
+        self.uploads = self._inside(uploads)
+        # An upload has its own strip below the bar, since a client may train while it uploads.
+        self.half, self.centre = (0.28, -0.09) if uploads else (0.36, 0.0)  # of a bar, in rows
+        self.rounds = rounds = [done for done in plan.rounds if done.time <= until]
+        crowded = bool(rounds) and rounds[-1].time * self.points_per_second < 8 * len(rounds)
+        self.merges_are_dense = crowded or len(rounds) > _MAX_LABELLED_MERGES  # their lines must be faint
 
-    @cached_property
-    def points_per_second(self) -> float:
-        return 72 * (_WIDTH - _LEFT - _RIGHT) / (self.until * _RIGHT_PADDING)
-
-    @cached_property
-    def end(self) -> float:
-        return _last_known_time(self.plan)
-
-    @cached_property
-    def merged(self) -> set[tuple[int, int]]:
-        return {(update.client, update.index) for done in self.plan.rounds for update, _ in done.merge.updates}
-
-    @cached_property
-    def jobs(self) -> list[Job]:
-        return [job for job in self.plan.jobs if job.client < self.clients and job.start < self.until]
-
-    @property
-    def used(self) -> list[Job]:
-        return [job for job in self.jobs if self.is_used(job)]
-
-    @property
-    def unused(self) -> list[Job]:
-        return [job for job in self.jobs if not self.is_used(job)]
-
-    @property
-    def uploads(self) -> list[Uploaded]:
-        inside = (up for up in self.plan.uploads if up.client < self.clients and up.start < self.until)
-        return [upload for upload in inside if _takes_time(upload)]
-
-    @cached_property
-    def rounds(self) -> list[Round]:
-        return [done for done in self.plan.rounds if done.time <= self.until]
-
-    @property
-    def merges_are_dense(self) -> bool:
-        """Whether merge lines are so close that they must be faint."""
-        if len(self.rounds) > _MAX_LABELLED_MERGES:
-            return True
-        return bool(self.rounds) and self.rounds[-1].time * self.points_per_second < 8 * len(self.rounds)
-
-    @cached_property
-    def bar(self) -> tuple[float, float]:
-        """Half the height of a bar and the offset of its centre, in rows.
-
-        An upload has its own strip below the bar, since a client may train while it uploads.
-        """
-        return (0.28, -0.09) if any(_takes_time(upload) for upload in self.plan.uploads) else (0.36, 0.0)
+    def _inside(self, activities: Iterable[Activity]) -> list[Activity]:
+        return [each for each in activities if each.client < self.clients and each.start < self.until]
 
     def is_used(self, job: Job) -> bool:
         return (job.client, job.index) in self.merged
 
     def stop(self, job: Job) -> float:
         return self.end if job.outcome == "running" else job.end
+
+
+def _last_known_time(plan: Plan) -> float:
+    jobs = (job.start if job.outcome == "running" else job.end for job in plan.jobs)
+    return max([plan.seconds, *jobs, *(record.time for record in plan.records if isinstance(record, Stall))])
 
 
 def _draw_panel(ax: Axes, title: str, panel: _Panel) -> None:
@@ -173,7 +128,7 @@ def _draw_panel(ax: Axes, title: str, panel: _Panel) -> None:
         ax.axvspan(panel.end, panel.until * _RIGHT_PADDING, color="0.94", lw=0, zorder=0, gid="unknown")
     _draw_merges(ax, panel)
 
-    count, total = panel.clients, panel.plan.header.num_clients
+    count, total = panel.clients, panel.num_clients
     ax.set_ylim(count + 0.5, 0.5)
     ax.set_title(title, loc="left", pad=17)
     if count < total:
@@ -187,26 +142,19 @@ def _draw_panel(ax: Axes, title: str, panel: _Panel) -> None:
 
 def _draw_bars(ax: Axes, panel: _Panel) -> None:
     """Draw a bar for every job, hatched where no merge uses it, and a strip for every upload."""
-    half, centre = panel.bar
-    used, unused = panel.used, panel.unused
+    used = [job for job in panel.jobs if panel.is_used(job)]
+    unused = [job for job in panel.jobs if not panel.is_used(job)]
 
     def bars(jobs: Iterable[Job]) -> list[Polygon]:
-        return [_rectangle(job.start, panel.stop(job), job.client + 1 + centre, half) for job in jobs]
+        return [_rectangle(job.start, panel.stop(job), job.client + 1 + panel.centre, panel.half) for job in jobs]
 
     # A white edge around a very short bar would leave nothing of it.
     edge = 0.7 if used and median(job.end - job.start for job in used) * panel.points_per_second > 4 else 0.0
     colours = [_colour(job) for job in used]
     _add_polygons(ax, "jobs", bars(used), facecolors=colours, edgecolors="white", lw=edge, zorder=2)
-    _add_polygons(
-        ax,
-        "unused",
-        bars(unused),
-        facecolors=[tint(_colour(job), _UNUSED_TINT) for job in unused],
-        edgecolors=[tint(_colour(job), _UNUSED_EDGE_TINT) for job in unused],
-        hatch=_UNUSED_HATCH,
-        lw=0.5,
-        zorder=2,
-    )
+    fills, edges = ([tint(_colour(job), share) for job in unused] for share in (_UNUSED_TINT, _UNUSED_EDGE_TINT))
+    hatched: dict[str, Any] = {"facecolors": fills, "edgecolors": edges, "hatch": _UNUSED_HATCH}
+    _add_polygons(ax, "unused", bars(unused), lw=0.5, zorder=2, **hatched)
     strips = [_rectangle(upload.start, upload.end, upload.client + 1 + 0.31, 0.075) for upload in panel.uploads]
     _add_polygons(ax, "uploads", strips, facecolors=_DARK, lw=0, zorder=2.2)
 
@@ -216,7 +164,6 @@ def _draw_start_versions(ax: Axes, panel: _Panel) -> None:
     if panel.row_inches < 0.14:
         return
     size = 8.0 if panel.row_inches > 0.2 else 6.5
-    half, centre = panel.bar
     merges = [] if panel.merges_are_dense else [done.time for done in panel.rounds]
     patches, patch_colours = [], []
     for job in panel.jobs:
@@ -227,10 +174,10 @@ def _draw_start_versions(ax: Axes, panel: _Panel) -> None:
         x, clear = _label_position(job.start, stop, merges, width)
         used = panel.is_used(job)
         ground = _colour(job) if used else tint(_colour(job), _UNUSED_TINT)
-        y = job.client + 1 + centre
+        y = job.client + 1 + panel.centre
         ax.text(x, y, text, size=size, ha="center", va="center_baseline", color=_text_colour(ground), zorder=4)
         if not used or not clear:
-            patches.append(_rectangle(x - width / 2, x + width / 2, y, 0.85 * half))
+            patches.append(_rectangle(x - width / 2, x + width / 2, y, 0.85 * panel.half))
             patch_colours.append(ground)
     _add_polygons(ax, "label-patches", patches, facecolors=patch_colours, lw=0, zorder=3.5)
 
@@ -251,16 +198,7 @@ def _draw_merges(ax: Axes, panel: _Panel) -> None:
         half = 0.32 * size * len(text)
         if time * panel.points_per_second - half >= free_from:
             ax.annotate(
-                text,
-                (time, 1),
-                (0, 2.5),
-                ("data", "axes fraction"),
-                "offset points",
-                ha="center",
-                size=size,
-                color=_DARK,
-                annotation_clip=False,
-                gid="merge-labels",
+                text, (time, 1), (0, 2.5), ("data", "axes fraction"), "offset points", size=size, **_MERGE_LABEL
             )
             free_from = time * panel.points_per_second + half + 2.5
 
@@ -295,31 +233,18 @@ def _text_colour(ground: str) -> str:
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
 
 
-def _takes_time(upload: Uploaded) -> bool:
-    return upload.end > upload.start
-
-
-def _last_known_time(plan: Plan) -> float:
-    times = [plan.seconds]
-    times += [job.start if job.outcome == "running" else job.end for job in plan.jobs]
-    times += [record.time for record in plan.records if isinstance(record, Stall)]
-    return max(times)
-
-
-def _legend_handles(plans: Collection[Plan], shown: int, until: float) -> dict[str, Any]:
+def _legend_handles(panels: Sequence[_Panel]) -> dict[str, Any]:
     """Return the legend's handles by their text; uploads and grey have one only where the figure has them."""
     box: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.7}
     colour, edge = tint(PALETTE[0], _UNUSED_TINT), tint(PALETTE[0], _UNUSED_EDGE_TINT)
+    unused = Patch(facecolor=colour, edgecolor=edge, hatch=_UNUSED_HATCH, linewidth=0.5)
     handles: dict[str, Any] = {
         "training (colour, number: start version)": tuple(Patch(facecolor=c, **box) for c in PALETTE[:3]),
-        "training that no merge of the plan uses": Patch(
-            facecolor=colour, edgecolor=edge, hatch=_UNUSED_HATCH, linewidth=0.5
-        ),
+        "training that no merge of the plan uses": unused,
     }
-    uploads = (upload for plan in plans for upload in plan.uploads)
-    if any(_takes_time(upload) and upload.client < shown and upload.start < until for upload in uploads):
+    if any(panel.uploads for panel in panels):
         handles["upload"] = Line2D([], [], color=_DARK, lw=2.5, solid_capstyle="butt")
     handles["merge (number: version made)"] = Line2D([], [], **_MERGE_LINE)
-    if any(_last_known_time(plan) < until for plan in plans):
+    if any(panel.end < panel.until for panel in panels):
         handles["after the end of the plan"] = Patch(facecolor="0.9", linewidth=0)
     return handles

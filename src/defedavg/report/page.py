@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -38,26 +39,25 @@ def in_script(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be encoded
 
 
-def gather(paths: Sequence[Path]) -> list[Path]:
-    """Return the run folders at or below the given paths, each once."""
-    found: dict[Path, None] = {}
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"there is no folder {path}; name a run folder, such as runs/demo")
-        below = list(find_run_folders(path))
+def gather(runs: Iterable[Path | RunFolder]) -> list[RunFolder]:
+    """Return the given runs; a path stands for every run folder at or below it."""
+    found: dict[Path, RunFolder] = {}
+    for run in runs:
+        if isinstance(run, RunFolder):
+            found[run.path] = run
+            continue
+        if not run.exists():
+            raise UserError(f"there is no folder {run}; name a run folder, such as runs/demo")
+        below = list(find_run_folders(run))
         if not below:
-            raise UserError(f"{path} holds no run; name a folder that `defedavg run` wrote, or a parent of one")
-        found.update(dict.fromkeys(below))
-    return list(found)
+            raise UserError(f"{run} holds no run; name a folder that `defedavg run` wrote, or a parent of one")
+        found.update({path: read_run(path) for path in below if path not in found})
+    return list(found.values())
 
 
-def build(paths: Sequence[Path], title: str | None = None) -> str:
+def build(runs: Iterable[Path | RunFolder], title: str | None = None) -> str:
     """Return the page of these runs, as HTML."""
-    return page([read_run(path) for path in gather(paths)], title)
-
-
-def page(folders: Sequence[RunFolder], title: str | None = None) -> str:
-    """Return the page of folders that were read, of runs in memory, or of results given as records."""
+    folders = gather(runs)
     if title is None:
         names = list(dict.fromkeys(folder.title for folder in folders))
         title = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -68,26 +68,15 @@ def page(folders: Sequence[RunFolder], title: str | None = None) -> str:
         "PLOTLY": asset(PLOTLY),
         "SCRIPT": "".join(map(asset, SCRIPTS)),
     }
-    return _fill(asset("page.html"), parts)
+    # One pass: the inserted parts are not searched for further names.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))
 
 
-def _fill(text: str, parts: dict[str, str]) -> str:
-    """Replace each ``{{NAME}}`` of the template; the inserted parts are not searched for further names."""
-    filled: list[str] = []
-    for piece in text.split("{{"):
-        name, end, after = piece.partition("}}")
-        filled += [parts[name], after] if end and name in parts else [piece]
-    return "".join(filled)
-
-
-def write(paths: Sequence[Path], to: Path, title: str | None = None) -> int:
-    """Write the page of these runs and return its size in bytes."""
-    return _write(build(paths, title), to)
-
-
-def write_folders(folders: Sequence[RunFolder], to: Path, title: str | None = None) -> int:
-    """Write the page of runs that are in memory and return its size in bytes."""
-    return _write(page(folders, title), to)
+def write(runs: Iterable[Path | RunFolder], to: Path, title: str | None = None) -> int:
+    """Write the page of these runs, in folders or in memory, and return its size in bytes."""
+    data = build(runs, title).encode("utf-8")
+    write_whole(to, data)
+    return len(data)
 
 
 def write_records(
@@ -95,13 +84,6 @@ def write_records(
 ) -> int:
     """Write a page of results without run folders, given as records by the title of their group; return its size.
 
-    A record is like an entry of ``summary.json``: it has ``label``, ``algorithm``, ``seed``, ``status`` and any of an
-    entry's numbers. Its ``curve`` is a list of evaluations like the lines of ``metrics.jsonl``.
+    A record is like an entry of ``summary.json``; its ``curve`` is a list like the lines of ``metrics.jsonl``.
     """
-    return _write(page([folder_of_records(name, records, provenance) for name, records in groups.items()], title), to)
-
-
-def _write(text: str, to: Path) -> int:
-    data = text.encode("utf-8")
-    write_whole(to, data)
-    return len(data)
+    return write([folder_of_records(name, records, provenance) for name, records in groups.items()], to, title)

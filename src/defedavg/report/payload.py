@@ -6,22 +6,20 @@ these can be ranked. Everything here is plain data, ready for JSON.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 from .. import __version__
 from ..config.build import make_fleet
 from ..config.study import Settings
 from ..errors import UserError
-from ..runstore.metrics import Trail
 from ..runstore.reader import RunEntry, RunFolder
-from . import seed_stats
 from .plan_digest import Digest, Floats, client_activity, digest, participation
 from .series import Series, conclusion, has_result, looks_of, names_of, shorten
+from .tables import grouped, mean, spread
 
 MAX_EVALUATIONS = 60_000  # on one page; above, every second, third, … is shown
 MAX_ACTIVITY_CHARTS = 12  # in a group
@@ -35,13 +33,11 @@ def payload(folders: Sequence[RunFolder], title: str) -> dict[str, Any]:
     every = [series for folder in folders for series in _series_of(folder)]
     if not every:
         raise UserError("there is nothing to show: no run has an evaluation yet")
-    groups: dict[tuple[Any, ...], list[Series]] = {}
-    for series in every:
-        groups.setdefault(series.key(), []).append(series)
+    groups = grouped(every, Series.key)
     for group in groups.values():
         for rank, series in enumerate(sorted(group, key=Series.rank)):
             _read_plans(series, with_activity=rank < MAX_ACTIVITY_CHARTS)
-    step = _thinning(every)
+    step = max(1, math.ceil(sum(len(run.trail.rounds) for series in every for run in series.runs) / MAX_EVALUATIONS))
     titles = _titles(list(groups.values()))
     return {
         "title": title,
@@ -57,24 +53,15 @@ def live(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the data of a run for the live view: its evaluations, without its plans."""
     found = []
     for series in _series_of(folder):
-        longest = max(len(run.trail.rounds) for run in series.runs)
-        step = max(1, math.ceil(longest / MAX_LIVE_EVALUATIONS))
-        found.append(
-            {
-                "name": series.label,
-                "algorithm": series.algorithm,
-                "target": series.target or None,
-                "runs": [_run(run, None, None, step) for run in series.runs],
-            }
-        )
+        step = max(1, math.ceil(max(len(run.trail.rounds) for run in series.runs) / MAX_LIVE_EVALUATIONS))
+        runs = [_run(run, None, None, step) for run in series.runs]
+        target = series.target or None
+        found.append({"name": series.label, "algorithm": series.algorithm, "target": target, "runs": runs})
     return found
 
 
 def _series_of(folder: RunFolder) -> list[Series]:
-    runs: dict[str, list[RunEntry]] = {}
-    for run in folder.runs:
-        runs.setdefault(run.label, []).append(run)
-    return [Series(folder, label, seeds) for label, seeds in runs.items()]
+    return [Series(folder, label, runs) for label, runs in grouped(folder.runs, lambda run: run.label).items()]
 
 
 def _read_plans(series: Series, *, with_activity: bool) -> None:
@@ -88,15 +75,6 @@ def _read_plans(series: Series, *, with_activity: bool) -> None:
                 series.notes.append(str(error))
 
 
-def _thinning(every: Iterable[Series]) -> int:
-    """Return the step at which evaluations are shown."""
-    total = sum(len(run.trail.rounds) for series in every for run in series.runs)
-    return max(1, math.ceil(total / MAX_EVALUATIONS))
-
-
-# Groups.
-
-
 def _titles(groups: Sequence[Sequence[Series]]) -> list[str]:
     """Return the names of the studies, with what differs between their tasks where the names are not unique."""
     names = [" + ".join(dict.fromkeys(series.folder.title for series in group)) for group in groups]
@@ -108,12 +86,12 @@ def _titles(groups: Sequence[Sequence[Series]]) -> list[str]:
 
 def _task_differences(series: Sequence[Series]) -> list[list[str]]:
     """Return, for every series, those values of its task and its target that differ between the series."""
-    tasks = [each.settings for each in series]
+    tasks, targets = [each.settings for each in series], [each.target for each in series]
     keys = [key for key in tasks[0] if key.startswith("task.") and len({str(task.get(key)) for task in tasks}) > 1]
     details = [[f"{key.split('.')[-1]} {task.get(key)}" for key in keys] for task in tasks]
-    if len({each.target for each in series}) > 1:
-        for words, each in zip(details, series, strict=True):
-            words += [f"target {100 * each.target:g} %"] if each.target else []
+    if len(set(targets)) > 1:
+        for words, target in zip(details, targets, strict=True):
+            words += [f"target {100 * target:g} %"] if target else []
     return details
 
 
@@ -149,19 +127,17 @@ def _notes(group: Iterable[Series]) -> list[str]:
 
 
 def _task(group: Sequence[Series]) -> str:
-    """Return the task in one line."""
     settings = group[0].settings
     if "task.data" not in settings:
         return ""
-    split = settings["task.split"]
+    split, samples = settings["task.split"], f"every client has {settings['task.samples_per_client']} samples"
     partition = {
         "iid": "every client has data of all classes",
         "classes": f"every client has {settings['task.classes_per_client']} classes",
         "dirichlet": f"classes partitioned by Dirichlet({settings['task.alpha']:g})",
         "shards": f"every client has {settings['task.shards_per_client']} shards",
-        "sampled": f"every client has {settings['task.samples_per_client']} samples drawn from all",
-        "sampled-classes": f"every client has {settings['task.samples_per_client']} samples drawn from "
-        f"{settings['task.classes_per_client']} classes",
+        "sampled": f"{samples} drawn from all",
+        "sampled-classes": f"{samples} drawn from {settings['task.classes_per_client']} classes",
     }.get(split, split)
     clients = sorted({series.settings["clients.num_clients"] for series in group})
     seeds = {run.seed for series in group for run in series.runs}
@@ -172,10 +148,7 @@ def _task(group: Sequence[Series]) -> str:
 
 
 def _differences(group: Sequence[Series], names: Sequence[str]) -> dict[str, Any]:
-    """Return a column per setting that differs, and the settings that all share.
-
-    A setting that only some algorithms have is shared if its value is the same in all of these.
-    """
+    """Return a column per setting that differs, and what all series share, or all whose algorithm has the setting."""
     tables = [{key: _setting_text(value) for key, value in series.settings.items()} for series in group]
     shared, differing = {}, []
     for key in dict.fromkeys(key for table in tables for key in table):
@@ -197,13 +170,10 @@ def _setting_text(value: Any) -> str:
 def _split(group: Sequence[Series]) -> dict[str, Any] | None:
     """Return the data split of the first folder that has one and whose first setting is in this group."""
     for series in group:
-        split = series.folder.partition
-        if split is not None and series.folder.runs and series.folder.runs[0].label == series.label:
+        split, runs = series.folder.partition, series.folder.runs
+        if split is not None and runs and runs[0].label == series.label:
             return {"title": split.title, "counts": split.counts[:MAX_SPLIT_CLIENTS], "of": len(split.counts)}
     return None
-
-
-# Series and runs.
 
 
 def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]:
@@ -211,23 +181,27 @@ def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]
     megabytes = None if settings is None else settings.clients.model_megabytes
     step_times = {} if settings is None else _step_times(series, settings)
     plans = series.digests
+    counts = [plan.staleness for plan in plans.values()]
     seed = next(iter(plans), None)
+    activity = None
+    if with_activity and seed is not None and len(plans[seed].jobs):
+        activity = _rounded(client_activity(plans[seed], step_times.get(seed)))
     return {
         "algorithm": series.algorithm,
         "folder": series.folder.title,
         "chosen": series.label in series.folder.best,
-        "seconds_to_target": seed_stats.mean(series.numbers, "first_hit_seconds"),
-        "spread": seed_stats.spread(series.numbers, "first_hit_seconds"),
+        "seconds_to_target": mean(series.numbers, "first_hit_seconds"),
+        "spread": spread(series.numbers, "first_hit_seconds"),
         "hits": series.hits,
-        **{name: seed_stats.mean(series.numbers, name) for name in (
+        **{name: mean(series.numbers, name) for name in (
             "best_accuracy", "final_accuracy", "rounds", "seconds", "staleness_mean", "updates_trained",
             "updates_started", "wall_seconds",
         )},
         "runs": [_run(run, plans.get(run.seed), megabytes, step) for run in series.runs],
         "lean_plans": any(not plan.traffic for plan in plans.values()),
-        "staleness": _staleness(plans.values()),
+        "staleness": [int(sum(column)) for column in itertools.zip_longest(*counts, fillvalue=0)] or None,
         "participation": _participation(plans, step_times),
-        "activity": None if not with_activity or seed is None else _activity(plans[seed], step_times.get(seed)),
+        "activity": activity,
         "activity_seed": seed,
     }  # fmt: skip
 
@@ -242,63 +216,36 @@ def _step_times(series: Series, settings: Settings) -> dict[int, Floats]:
     return {seed: each for seed, each in times.items() if len(each) == series.digests[seed].num_clients}
 
 
-def _activity(plan: Digest, step_times: Floats | None) -> dict[str, Any] | None:
-    activity: dict[str, Any] | None = _rounded(client_activity(plan, step_times)) if len(plan.jobs) else None
-    return activity
-
-
-def _staleness(plans: Iterable[Digest]) -> list[int] | None:
-    counts = [plan.staleness for plan in plans]
-    if not counts:
-        return None
-    total = np.zeros(max(map(len, counts)), np.int64)
-    for each in counts:
-        total[: len(each)] += each
-    return [int(value) for value in total]
-
-
 def _participation(plans: Mapping[int, Digest], step_times: Mapping[int, Floats]) -> dict[str, Any] | None:
     if not step_times:
         return None
     max_points = max(20, 240 // len(step_times))
     parts = [participation(plans[seed].merged, times, max_points) for seed, times in step_times.items()]
-    return {
-        "step": _rounded([x for part in parts for x in part["step"]]),
-        "share": _rounded([y for part in parts for y in part["share"]]),
-        "clients_per_point": max(part["clients_per_point"] for part in parts),
-    }
+    points = {key: _rounded([value for part in parts for value in part[key]]) for key in ("step", "share")}
+    return {**points, "clients_per_point": max(part["clients_per_point"] for part in parts)}
 
 
 def _run(run: RunEntry, plan: Digest | None, megabytes: float | None, step: int) -> dict[str, Any]:
     trail = run.trail
     size = len(trail.rounds)
-    kept = [i for i in range(size) if i % step == 0 or i == size - 1]
-    sent = _megabytes_sent(trail, plan, megabytes)
+    kept = sorted({*range(0, size, step), *range(size)[-1:]})  # the last is always shown
+    sent = None  # megabytes that all clients sent and received by every evaluation, if the plan says so
+    if plan is not None and megabytes is not None and plan.traffic:
+        last = len(plan.traffic) - 1
+        sent = [_digits(megabytes * plan.traffic[min(int(trail.rounds[i]), last)]) for i in kept]
     return {
-        "seed": run.seed,
-        "status": run.status,
-        "plan": run.plan,
+        **{name: getattr(run, name) for name in ("seed", "status", "plan")},
         "seconds_to_target": run.numbers["first_hit_seconds"],
-        "seconds": run.numbers["seconds"],
-        "diverged_at": run.numbers["diverged_at"],
-        "best_accuracy": run.numbers["best_accuracy"],
+        **{name: run.numbers[name] for name in ("seconds", "diverged_at", "best_accuracy")},
         "x": {
             "seconds": [_digits(trail.seconds[i]) for i in kept],
             "rounds": [int(trail.rounds[i]) for i in kept],
             "updates": [int(trail.updates[i]) for i in kept],
-            "megabytes": None if sent is None else [_digits(sent[i]) for i in kept],
+            "megabytes": sent,
         },
         "accuracy": [_digits(trail.accuracy[i], 5) for i in kept],
         "loss": [_digits(trail.loss[i], 5) for i in kept],
     }
-
-
-def _megabytes_sent(trail: Trail, plan: Digest | None, megabytes: float | None) -> list[float] | None:
-    """Return the megabytes that all clients sent and received by every evaluation, if the plan says so."""
-    if plan is None or megabytes is None or not plan.traffic:
-        return None
-    last = len(plan.traffic) - 1
-    return [megabytes * plan.traffic[min(int(done), last)] for done in trail.rounds]
 
 
 def _digits(value: float | None, digits: int = 6) -> float | None:
@@ -323,10 +270,5 @@ def _folder(folder: RunFolder, group: Sequence[Series]) -> dict[str, Any]:
         "provenance": dict(folder.provenance),
         "config": folder.text,
         "notes": [*folder.notes, *_notes(group)],
-        "plans": [
-            {"label": series.label, "seed": run.seed, "plan": run.plan}
-            for series in group
-            for run in series.runs
-            if run.plan
-        ],
+        "plans": [{"label": r.label, "seed": r.seed, "plan": r.plan} for s in group for r in s.runs if r.plan],
     }

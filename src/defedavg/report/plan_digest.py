@@ -10,6 +10,7 @@ import gzip
 import json
 import math
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -78,46 +79,38 @@ def _rows(lines: Iterable[str], bars: bool) -> Iterator[Any]:
 
 
 class _Records:
-    """Collects the columns of a plan's records."""
-
     def __init__(self, num_clients: int) -> None:
         if num_clients > MAX_CLIENTS:
             raise ValueError(f"{num_clients} clients are too many to show")
         self.num_clients = num_clients
-        self.jobs: list[tuple[Any, ...]] = []
-        self.uploads: list[tuple[Any, ...]] = []
-        self.absences: list[tuple[Any, ...]] = []
-        self.merges: list[tuple[Any]] = []
-        self.updates: list[tuple[Any, ...]] = []  # client, index, staleness
+        self.rows: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)  # by kind
         self.messages = 0
         self.traffic = [0]
 
     def add(self, row: Sequence[Any]) -> None:
-        """Add one record."""
         kind = row[0]
         if kind == "job":
-            self.jobs.append((row[1], row[2], row[3], row[5], row[6], row[7] == "running"))
+            self.rows[kind].append((row[1], row[2], row[3], row[5], row[6], row[7] == "running"))
         elif kind == "upload":
             self.messages += 1
             if len(row) > 1:
-                self.uploads.append((row[1], row[3], row[4]))
+                self.rows[kind].append((row[1], row[3], row[4]))
         elif kind == "sent":
             self.messages += self.num_clients if row[2] is None else 1
         elif kind == "round":
-            self.merges.append((row[1],))
+            self.rows[kind].append((row[1],))
             self.traffic.append(self.messages)
-            self.updates += [(u[0], u[1], row[2] - 1 - u[2]) for u in row[4]]
+            self.rows["update"] += [(u[0], u[1], row[2] - 1 - u[2]) for u in row[4]]  # client, index, staleness
         elif kind == "absence":
-            self.absences.append((row[1], row[2], math.inf if row[3] is None else row[3]))
+            self.rows[kind].append((row[1], row[2], math.inf if row[3] is None else row[3]))
 
     def digest(self) -> Digest:
-        """Check the columns and compute the figures."""
-        times = _columns(self.merges, 1)[:, 0]
+        times = _columns(self.rows["round"], 1)[:, 0]
         end = float(times[-1]) if len(times) else 0.0
-        jobs = _columns(self.jobs, 6)
+        jobs = _columns(self.rows["job"], 6)
         running = jobs[:, 5] > 0  # at the end of the plan
         jobs[:, 4] = np.where(running, np.maximum(end, jobs[:, 3]), jobs[:, 4])
-        updates = np.array(self.updates, dtype=np.int64).reshape(-1, 3)
+        updates = np.array(self.rows["update"], dtype=np.int64).reshape(-1, 3)
         if len(updates) and (updates.min() < 0 or updates[:, 0].max() >= self.num_clients):
             raise ValueError("a merge names a client or a version that does not exist")
         return Digest(
@@ -128,9 +121,9 @@ class _Records:
             staleness=np.bincount(updates[:, 2]) if len(updates) else np.zeros(1, np.int64),
             merged=np.bincount(updates[:, 0], minlength=self.num_clients),
             jobs=jobs[:, :5],
-            uploads=_columns(self.uploads, 3),
-            absences=_columns(self.absences, 3, allow_infinite=True),
-            used={(client, index): late for client, index, late in updates.tolist()} if self.jobs else {},
+            uploads=_columns(self.rows["upload"], 3),
+            absences=_columns(self.rows["absence"], 3, allow_infinite=True),
+            used={(client, index): late for client, index, late in updates.tolist()} if len(jobs) else {},
         )
 
 
@@ -142,10 +135,7 @@ def _columns(rows: Sequence[Sequence[float]], width: int, *, allow_infinite: boo
 
 
 def participation(merged: Integers, step_times: Floats, max_points: int = 120) -> dict[str, Any]:
-    """Return the share of merged updates against the time of a local step; 1 is an equal share.
-
-    Where there are more clients than ``max_points``, a point is the mean of clients of similar speed.
-    """
+    """Return the share of merged updates (1: an equal share) by step time; a point may be a mean over clients."""
     order = np.argsort(step_times, kind="stable")
     clients_per_point = -(-len(order) // max_points)
     mean = merged.mean() or 1.0
@@ -158,25 +148,21 @@ def participation(merged: Integers, step_times: Floats, max_points: int = 120) -
 
 
 def client_activity(plan: Digest, step_times: Floats | None) -> dict[str, Any]:
-    """Return the jobs, uploads and absences of a few clients, evenly spaced from the fastest to the slowest.
-
-    The chart ends where it would have more than ``CHART_JOBS`` jobs.
-    """
+    """Return the activity of a few clients, from the fastest to the slowest, for at most ``CHART_JOBS`` jobs."""
     order = np.arange(plan.num_clients) if step_times is None else np.argsort(step_times, kind="stable")
-    count = min(CHART_CLIENTS, len(order))
-    clients = order[np.linspace(0, len(order) - 1, count).round().astype(int)]
+    clients = order[np.linspace(0, len(order) - 1, min(CHART_CLIENTS, len(order))).round().astype(int)]
     row_of = {int(client): row for row, client in enumerate(clients)}
     jobs = plan.jobs[np.isin(plan.jobs[:, 0], clients)]
     jobs = jobs[np.argsort(jobs[:, 3], kind="stable")]
     end = max(plan.seconds, float(jobs[:, 4].max()) if len(jobs) else 0.0)
-    until = _start_of(jobs, CHART_JOBS, end)
+    until = float(jobs[CHART_JOBS, 3]) if len(jobs) > CHART_JOBS else end
     shown = [row for row in jobs.tolist() if row[3] < until]
     return {
         "clients": [int(client) for client in clients],
         "of": plan.num_clients,
         "by_speed": step_times is not None,
         "until": until,
-        "first_view": _start_of(jobs, FIRST_VIEW_JOBS, until),
+        "first_view": float(jobs[FIRST_VIEW_JOBS, 3]) if len(jobs) > FIRST_VIEW_JOBS else until,
         "end": end,
         "jobs": {
             **_spans(jobs[:, [0, 3, 4]], row_of, until),
@@ -189,15 +175,8 @@ def client_activity(plan: Digest, step_times: Floats | None) -> dict[str, Any]:
     }
 
 
-def _start_of(jobs: Floats, index: int, otherwise: float) -> float:
-    return float(jobs[index, 3]) if len(jobs) > index else otherwise
-
-
 def _spans(columns: Floats, row_of: Mapping[int, int], until: float) -> dict[str, list[float]]:
     """Return the spans (client, start, end) of the charted clients that start before the chart ends."""
     spans = [row for row in columns.tolist() if int(row[0]) in row_of and row[1] < until]
-    return {
-        "row": [row_of[int(row[0])] for row in spans],
-        "start": [row[1] for row in spans],
-        "end": [min(row[2], until) for row in spans],
-    }
+    rows = [row_of[int(client)] for client, _, _ in spans]
+    return {"row": rows, "start": [row[1] for row in spans], "end": [min(row[2], until) for row in spans]}

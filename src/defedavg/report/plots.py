@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +90,8 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix and suffix not in _FORMATS:
-        raise UserError(
-            f"a figure cannot be written as {path.suffix!r}; use {' or '.join(_FORMATS)}, or no suffix for both"
-        )
+        known = " or ".join(_FORMATS)
+        raise UserError(f"a figure cannot be written as {path.suffix!r}; use {known}, or no suffix for both")
     if not path.name:
         raise UserError(f"a figure needs a file name, but {str(path)!r} is a folder; name a file in it")
     written = [path] if suffix else [path.with_name(path.name + each) for each in _FORMATS]
@@ -129,12 +129,9 @@ def look(algorithm: str, variant: int = 0) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The evaluations of one run; runs with the same label are seeds of one setting.
+    """The evaluations of one run; runs with the same label are seeds of one setting."""
 
-    Without an algorithm, labels are values of one quantity, drawn from dark to light in the order given.
-    """
-
-    algorithm: str
+    algorithm: str  # if empty, labels are values of one quantity, drawn from dark to light in the order given
     label: str
     seconds: tuple[float, ...]
     rounds: tuple[int, ...]
@@ -143,6 +140,8 @@ class Curve:
 
 
 Panels: TypeAlias = Mapping[str, Sequence[Curve]]
+Points: TypeAlias = tuple[Sequence[float], Sequence[float]]
+"""The x and y of one seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +154,8 @@ class Band:
     high: Floats
 
 
-def band(runs: Iterable[tuple[Sequence[float], Sequence[float]]]) -> Band:
-    """Return the band of seeds, given as (x, y), on the union of their x.
-
-    Each seed holds its last value and counts from its first x to its last.
-    """
+def band(runs: Iterable[Points]) -> Band:
+    """Return the band of seeds on the union of their x; each holds its last value, from its first x to its last."""
     pairs = [(np.asarray(x, float), np.asarray(y, float)) for x, y in runs if len(x)]
     if not pairs:
         return Band(*np.empty((4, 0)))
@@ -176,11 +172,7 @@ def band(runs: Iterable[tuple[Sequence[float], Sequence[float]]]) -> Band:
 
 
 def accuracy_curves(
-    panels: Panels,
-    *,
-    target: Mapping[str, float] | float | None = None,
-    against: Against = "seconds",
-    columns: int = 4,
+    panels: Panels, *, target: Mapping[str, float] | float | None = None, against: Against = "seconds", columns: int = 4
 ) -> Figure:
     """Draw test accuracy over simulated seconds or rounds, one panel per title, with target accuracies where given."""
     targets = target if isinstance(target, Mapping) else {} if target is None else dict.fromkeys(panels, target)
@@ -191,10 +183,7 @@ def accuracy_curves(
 
 
 def loss_curves(panels: Panels, *, against: Against = "seconds", name: str = "test loss", columns: int = 4) -> Figure:
-    """Draw loss over simulated seconds or rounds, on a log axis where every loss is above zero.
-
-    The axis cuts off runs that diverge, so that the others stay legible.
-    """
+    """Draw loss, on a log axis where every loss is above zero; runs that diverge are cut off to keep others legible."""
     return _curves(panels, "loss", against, {}, name, columns)
 
 
@@ -208,8 +197,7 @@ def _curves(
     columns = min(len(panels), max_columns)
     rows = math.ceil(len(panels) / columns)
     width = 1.1 + 3.3 * columns
-    longest = max(map(len, looks))
-    legend_columns = max(1, min(2 * columns + 1, int(width / (0.75 + 0.08 * longest))))
+    legend_columns = max(1, min(2 * columns + 1, int(width / (0.75 + 0.08 * max(map(len, looks))))))
     height = 2.75 * rows + 0.15 + 0.22 * math.ceil((len(looks) + bool(targets)) / legend_columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -219,24 +207,21 @@ def _curves(
         for position, (title, curves) in enumerate(panels.items()):
             ax = axes[position]
             _panel(ax, curves, measure, against, looks)
-            ax.set_title(title)
-            ax.set_xlabel("simulated seconds" if against == "seconds" else "rounds")
+            ax.set(title=title, xlabel={"seconds": "simulated seconds"}.get(against, against))
             if position % columns == 0:
                 ax.set_ylabel(name)
             if title in targets:
-                _target(ax, targets[title])
+                value = targets[title]  # written outside the axes, where no curve crosses it
+                ax.axhline(value, zorder=2.5, gid="target", **_TARGET)
+                axis = ax.get_yaxis_transform()
+                ax.text(1.01, value, f"{value:g}", transform=axis, va="center", size=8.5, color="0.3")
         if measure == "loss":
             _scale_losses(axes[0], [curve.loss for curve in every])
-        _add_legend(figure, looks, legend_columns, with_target=bool(targets))
+        handles = [Line2D([], [], label=label, markersize=5, lw=1.6, **style) for label, style in looks.items()]
+        handles += [Line2D([], [], label="target", **_TARGET)] if targets else []
+        figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns, handlelength=3.2)
         _freeze(figure)
     return figure
-
-
-def _add_legend(figure: Figure, looks: Mapping[str, dict[str, Any]], columns: int, *, with_target: bool) -> None:
-    handles = [Line2D([], [], label=label, markersize=5, lw=1.6, **style) for label, style in looks.items()]
-    if with_target:
-        handles.append(Line2D([], [], label="target", **_TARGET))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=3.2)
 
 
 def _scale_losses(ax: Axes, losses: Sequence[Sequence[float]]) -> None:
@@ -252,35 +237,25 @@ def _scale_losses(ax: Axes, losses: Sequence[Sequence[float]]) -> None:
 
 
 def _looks(curves: Iterable[Curve]) -> dict[str, dict[str, Any]]:
-    """Return one style per label, the same in every panel."""
     styles: dict[str, dict[str, Any]] = {}
-    variants: dict[str, int] = {}
+    variants: Counter[str] = Counter()
     for curve in curves:
         if curve.label not in styles:
-            variant = variants.get(curve.algorithm, 0)
-            styles[curve.label] = look(curve.algorithm, variant) if curve.algorithm else _level(variant)
-            variants[curve.algorithm] = variant + 1
+            variant = variants[curve.algorithm]
+            level = dict(zip(("color", "linestyle", "marker"), _LEVELS[variant % len(_LEVELS)], strict=True))
+            styles[curve.label] = look(curve.algorithm, variant) if curve.algorithm else level
+            variants[curve.algorithm] += 1
     return styles
 
 
-def _level(index: int) -> dict[str, Any]:
-    colour, line, marker = _LEVELS[index % len(_LEVELS)]
-    return {"color": colour, "linestyle": line, "marker": marker}
-
-
-def _panel(
-    ax: Axes, curves: Sequence[Curve], measure: str, against: Against, looks: Mapping[str, dict[str, Any]]
-) -> None:
-    seeds: dict[str, list[tuple[Sequence[float], Sequence[float]]]] = {}
+def _panel(ax: Axes, curves: Sequence[Curve], measure: str, against: Against, looks: Mapping[str, Any]) -> None:
+    seeds: dict[str, list[Points]] = {}
     for curve in curves:
         seeds.setdefault(curve.label, []).append((getattr(curve, against), getattr(curve, measure)))
     ends = [float(x[-1]) for runs in seeds.values() for x, _ in runs if x and x[-1] > 0]
     log = bool(ends) and max(ends) > 8 * min(ends)
-    starts = []
-    for order, (label, runs) in enumerate(seeds.items()):
-        start = _draw_series(ax, runs, looks[label], log, order / len(seeds))
-        if start is not None:
-            starts.append(start)
+    shifted = enumerate(seeds.items())  # markers of different curves do not overlap
+    starts = [_draw_series(ax, runs, looks[label], log, i / len(seeds)) for i, (label, runs) in shifted]
     ax.grid(True)
     if log:
         _log(ax, "x", min(starts), max(ends))
@@ -289,19 +264,13 @@ def _panel(
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=against == "rounds", **_TICKS))
 
 
-def _draw_series(
-    ax: Axes,
-    runs: Sequence[tuple[Sequence[float], Sequence[float]]],
-    style: Mapping[str, Any],
-    log: bool,
-    marker_shift: float,
-) -> float | None:
-    """Draw the mean over seeds, and their band where there are several; return the first x drawn, if any."""
+def _draw_series(ax: Axes, runs: Sequence[Points], style: Mapping[str, Any], log: bool, marker_shift: float) -> float:
+    """Draw the mean over seeds, and their band where there are several; return the first x drawn, or infinity."""
     over_seeds = band(runs)
     shown = over_seeds.x > 0 if log else np.ones(over_seeds.x.size, bool)
     x = over_seeds.x[shown]
     if not x.size:
-        return None
+        return math.inf
     if len(runs) > 1:
         low, high = over_seeds.low[shown], over_seeds.high[shown]
         ax.fill_between(x, low, high, step="post", color=style["color"], alpha=0.16, lw=0, zorder=2, gid="band")
@@ -311,7 +280,7 @@ def _draw_series(
 
 
 def _marker_indices(x: Floats, log: bool, shift: float) -> list[int]:
-    """Return the points with markers: evenly along the axis, shifted for each curve so that markers do not overlap."""
+    """Return the points with markers: evenly along the axis, shifted for each curve."""
     along = np.log(x) if log else x
     wanted = along[0] + (along[-1] - along[0]) * (np.arange(MARKERS) + 0.2 + 0.6 * shift) / MARKERS
     return sorted(set(np.minimum(np.searchsorted(along, wanted), x.size - 1).tolist()))
@@ -320,17 +289,10 @@ def _marker_indices(x: Floats, log: bool, shift: float) -> list[int]:
 def _log(ax: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
     """Make an axis logarithmic, with plain numbers at enough ticks for its range."""
     axis = ax.xaxis if which == "x" else ax.yaxis
-    (ax.set_xscale if which == "x" else ax.set_yscale)("log")
-    subs = (1.0, 2.0, 5.0) if high < 300 * low else (1.0,)
-    axis.set_major_locator(LogLocator(subs=subs))
+    ax.set(**{f"{which}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _target(ax: Axes, value: float) -> None:
-    """Draw a target line, with its value outside the axes, where no curve crosses it."""
-    ax.axhline(value, zorder=2.5, gid="target", **_TARGET)
-    ax.text(1.01, value, f"{value:g}", transform=ax.get_yaxis_transform(), va="center", size=8.5, color="0.3")
 
 
 def _freeze(figure: Figure) -> None:

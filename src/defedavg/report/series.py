@@ -4,93 +4,53 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from ..jsonio import about
 from ..runstore.metrics import number
 from ..runstore.reader import RunEntry, RunFolder, flat_settings
-from . import seed_stats
 from .plan_digest import Digest
 from .plots import look, tint
-from .tables import share
+from .tables import mean, share, spread, values
 
 MAX_SHADES = 3  # settings of one algorithm that shades of its colour can tell apart
+# Okabe and Ito's colours without black and yellow, and two more that colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C6D31")
-"""Okabe and Ito's colours without black and yellow, and two more that colour-blind readers can distinguish."""
-
+# Plotly's names of matplotlib's markers.
 SYMBOLS = {
     "s": "square", "^": "triangle-up", "v": "triangle-down", "D": "diamond", "o": "circle", "X": "x", "P": "cross",
     "<": "triangle-left", ">": "triangle-right", "p": "pentagon", "h": "hexagon", "*": "star", "d": "diamond-tall",
 }  # fmt: skip
-"""Plotly's names of matplotlib's markers."""
 
 
-@dataclass
 class Series:
     """A setting of one folder, with its runs."""
 
-    folder: RunFolder
-    label: str
-    runs: list[RunEntry]
-    digests: dict[int, Digest] = field(default_factory=dict)  # by seed
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm of the setting."""
-        return self.runs[0].algorithm
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Every setting by its dotted name, or only the algorithm where the configuration cannot be read."""
-        settings = self.folder.settings(self.label)
-        return {"algorithm": self.algorithm} if settings is None else flat_settings(settings)
-
-    @property
-    def target(self) -> float | None:
-        """The target accuracy."""
-        return next((t for run in self.runs if (t := run.numbers["target_accuracy"])), None) or number(
-            self.settings.get("stop.target_accuracy")
-        )
-
-    @property
-    def numbers(self) -> list[Mapping[str, float | None]]:
-        """The numbers of every run, for means and spreads over seeds."""
-        return [run.numbers for run in self.runs]
-
-    @property
-    def hits(self) -> int:
-        """The number of seeds that reached the target."""
-        return len(seed_stats.values(self.numbers, "first_hit_seconds"))
-
-    @property
-    def misses(self) -> int:
-        """The number of seeds that did not reach the target."""
-        return len(self.runs) - self.hits
-
-    @property
-    def seconds_to_target(self) -> float:
-        """The mean time to the target over the seeds that reached it; infinite if none did."""
-        mean = seed_stats.mean(self.numbers, "first_hit_seconds")
-        return math.inf if mean is None else mean
-
-    @property
-    def running(self) -> bool:
-        """Whether a seed is still running."""
-        return not self.folder.finished and any(run.status == "running" for run in self.runs)
+    def __init__(self, folder: RunFolder, label: str, runs: Sequence[RunEntry]) -> None:
+        self.folder, self.label, self.runs = folder, label, runs
+        self.digests: dict[int, Digest] = {}  # by seed
+        self.notes: list[str] = []
+        self.algorithm = runs[0].algorithm
+        settings = folder.settings(label)  # None where the configuration cannot be read
+        self.settings = {"algorithm": self.algorithm} if settings is None else flat_settings(settings)
+        self.numbers = [run.numbers for run in runs]
+        target = next((t for numbers in self.numbers if (t := numbers["target_accuracy"])), None)
+        self.target = target or number(self.settings.get("stop.target_accuracy"))
+        self.hits = len(values(self.numbers, "first_hit_seconds"))
+        self.misses = len(runs) - self.hits
+        seconds = mean(self.numbers, "first_hit_seconds")  # of the seeds that reached the target
+        self.seconds_to_target = math.inf if seconds is None else seconds
+        self.running = not folder.finished and any(run.status == "running" for run in runs)
 
     def key(self) -> tuple[Any, ...]:
         """Return the values that must be equal for two series to be compared: the task and the target."""
-        task = tuple((name, value) for name, value in self.settings.items() if name.startswith("task."))
-        if not task:
-            task = (("folder", str(self.folder.path)),)
-        return (*task, self.target or 0.0)
+        task = [(name, value) for name, value in self.settings.items() if name.startswith("task.")]
+        return (*(task or [("folder", str(self.folder.path))]), self.target or 0.0)
 
     def rank(self) -> tuple[float, float, float]:
         """Return a sort key, lower is better: seeds that missed the target, mean time to it, negative accuracy."""
-        return self.misses, self.seconds_to_target, -(seed_stats.mean(self.numbers, "best_accuracy") or 0.0)
+        return self.misses, self.seconds_to_target, -(mean(self.numbers, "best_accuracy") or 0.0)
 
 
 def shorten(text: str, limit: int = 60) -> str:
@@ -105,11 +65,8 @@ def names_of(group: Sequence[Series]) -> list[str]:
 
 
 def looks_of(group: Sequence[Series], order: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the colours (light and dark theme), dash and symbol of every series, as in every other figure.
-
-    Shades of one colour cannot distinguish many settings of an algorithm. Then styles follow the rank, so that the
-    series shown first differ most.
-    """
+    """Return the colours (light and dark theme), dash and symbol of every series, as in every other figure."""
+    # Shades of one colour cannot distinguish many settings: then styles follow the rank, so the first differ most.
     counts = Counter(series.algorithm for series in group)
     if max(counts.values()) > MAX_SHADES or (len(counts) == 1 and len(group) > 1):
         return [_look_by_rank(order.index(i)) for i in range(len(group))]
@@ -137,7 +94,7 @@ def _look(colour: str, dash: str, symbol: str) -> dict[str, Any]:
 
 def has_result(best: Series, target: float | None) -> bool:
     """Return whether the best series of a group reached the target, or any accuracy where no target is set."""
-    return best.hits > 0 if target else seed_stats.mean(best.numbers, "best_accuracy") is not None
+    return best.hits > 0 if target else mean(best.numbers, "best_accuracy") is not None
 
 
 def conclusion(ranked: Sequence[tuple[str, Series]], target: float | None) -> str:
@@ -147,7 +104,7 @@ def conclusion(ranked: Sequence[tuple[str, Series]], target: float | None) -> st
         running = any(series.running for _, series in ranked)
         return f"No run reached {f'{100 * target:g} %' if target else 'any accuracy'}{' yet' if running else ''}."
     if not target:
-        accuracy = share(seed_stats.mean(best.numbers, "best_accuracy"))
+        accuracy = share(mean(best.numbers, "best_accuracy"))
         return f"{name} was the most accurate: {accuracy}. No target accuracy was set, so times are not compared."
     return _comparison(name, best, ranked[1:], target)
 
@@ -155,18 +112,14 @@ def conclusion(ranked: Sequence[tuple[str, Series]], target: float | None) -> st
 def _comparison(name: str, best: Series, others: Sequence[tuple[str, Series]], target: float) -> str:
     reached = [(other, series) for other, series in others if series.hits]
     missed = [other for other, series in others if not series.hits and not series.running]
-    sentence = _first_to_target(name, best, target)
+    seeds = f" in {best.hits} of {len(best.runs)} seeds" if best.misses else ""
+    sentence = f"{name} reached {100 * target:g} % first: after {best.seconds_to_target:.3g} simulated seconds{seeds}"
     if reached:
         sentence += _lead(best, *reached[0])
     if missed:
-        sentence += f". {_listed(missed)} did not reach it"
-    caveat = _caveat(best, reached[0][1]) if reached else ""
-    return f"{sentence}. {caveat}".strip()
-
-
-def _first_to_target(name: str, best: Series, target: float) -> str:
-    seeds = f" in {best.hits} of {len(best.runs)} seeds" if best.misses else ""
-    return f"{name} reached {100 * target:g} % first: after {best.seconds_to_target:.3g} simulated seconds{seeds}"
+        more = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
+        sentence += f". {', '.join(missed[:3])}{more} did not reach it"
+    return f"{sentence}. {_caveat(best, reached[0][1]) if reached else ''}".strip()
 
 
 def _lead(best: Series, name: str, second: Series) -> str:
@@ -177,16 +130,12 @@ def _lead(best: Series, name: str, second: Series) -> str:
     return f", {about(ratio)} times as fast as {name}" if ratio >= 1.05 else f", just ahead of {name}"
 
 
-def _listed(names: Sequence[str], limit: int = 3) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
 def _caveat(best: Series, second: Series) -> str:
     """Return why the ranking may be chance, if it may."""
     if min(len(best.runs), len(second.runs)) == 1:
         return "This is one seed only; other seeds may rank differently."
-    spreads = [seed_stats.spread(series.numbers, "first_hit_seconds") for series in (best, second)]
+    deviations = [spread(series.numbers, "first_hit_seconds") for series in (best, second)]
     lead = second.seconds_to_target - best.seconds_to_target
-    if any(spread is not None and lead < spread for spread in spreads):
+    if any(deviation is not None and lead < deviation for deviation in deviations):
         return "The lead over the second is smaller than the spread over seeds, so it may be chance."
     return ""

@@ -1,13 +1,13 @@
-"""Tables for the terminal; each is also available as JSON."""
+"""Means and spreads over seeds, for the terminal and for the page, and the tables of the terminal."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from statistics import fmean
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, TypeAlias, TypeVar
 
 from rich.table import Table
 
@@ -15,7 +15,40 @@ from ..algorithms import ALGORITHMS
 from ..config.study import TABLES
 from ..jsonio import about
 from ..planning.plan_stats import PlanStats
-from . import seed_stats
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+Records: TypeAlias = Iterable[Mapping[str, Any]]
+"""Entries of runs; a value is None where it is unknown."""
+
+_QUARTERS = "fastest ¼, slowest ¼: how often updates of these clients are merged, relative to an equal share (1.00)."
+_LEAN = "–: not simulated, since no merge depends on it (clients.plan_detail)."
+_COUNTS = "trained: updates that a merge needed. started: updates that clients began."
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by their keys, in the order of their first items."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def values(records: Records, name: str) -> list[float]:
+    """Return a number of every record that has it."""
+    return [value for record in records if (value := record[name]) is not None]
+
+
+def mean(records: Records, name: str) -> float | None:
+    """Return the mean over the records that have the number, or None if none has."""
+    known = values(records, name)
+    return fmean(known) if known else None
+
+
+def spread(records: Records, name: str) -> float | None:
+    """Return the standard deviation over the records that have the number, or None if fewer than two have."""
+    known = values(records, name)
+    return stdev(known) if len(known) > 1 else None
 
 
 def seconds(value: float | None) -> str:
@@ -40,13 +73,22 @@ def size(value: float) -> str:
 def make(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> Table:
     """Return a table with text in the first column and numbers in the others."""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=None, pad_edge=False)
-    for position, column in enumerate(columns):
-        table.add_column(
-            column, justify="left" if position == 0 else "right", no_wrap=position == 0, header_style="bold"
-        )
+    for position, name in enumerate(columns):
+        table.add_column(name, justify="right" if position else "left", no_wrap=not position, header_style="bold")
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _means(records: Records, **formats: str) -> list[str]:
+    """Format the means of some numbers, each in its own format."""
+    means = {name: mean(records, name) for name in formats}
+    return ["–" if value is None else format(value, formats[name]) for name, value in means.items()]
+
+
+def _participation(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Format the mean participation of the fastest and of the slowest quarter of the clients."""
+    return [f"{fmean(record['participation'][quarter] for record in records):.2f}" for quarter in (0, -1)]
 
 
 def plan_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]], rounds: int) -> Table:
@@ -58,36 +100,20 @@ def plan_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]], roun
     rows = []
     for label, group in zip(labels, stats, strict=True):
         plans = [asdict(each) for each in group]
-        rows.append(
-            (
-                label + (" (stalled)" if any(plan["stalled"] for plan in plans) else ""),
-                str(group[0].updates_per_round),
-                _mean(plans, "seconds_per_round", ".4g"),
-                _mean(plans, "staleness_mean", ".1f"),
-                _mean(plans, "staleness_p95", ".1f"),
-                str(max(plan["staleness_max"] for plan in plans)),
-                *_participation(plans),
-                share(seed_stats.mean(plans, "idle_share")),
-                size(seed_stats.mean(plans, "uplink_bytes") or 0.0),
-                size(seed_stats.mean(plans, "downlink_bytes") or 0.0),
-                _mean(plans, "jobs_started", ".0f"),
-                share(seed_stats.mean(plans, "merged_share")),
-            )
-        )
-    caption = (
-        f"{_QUARTERS} idle: neither training nor uploading. "
-        "–: not simulated, since no merge depends on it (clients.plan_detail)."
-    )
+        cells = [
+            label + (" (stalled)" if any(plan["stalled"] for plan in plans) else ""),
+            str(group[0].updates_per_round),
+            *_means(plans, seconds_per_round=".4g", staleness_mean=".1f", staleness_p95=".1f"),
+            str(max(plan["staleness_max"] for plan in plans)),
+            *_participation(plans),
+            share(mean(plans, "idle_share")),
+            *(size(mean(plans, name) or 0.0) for name in ("uplink_bytes", "downlink_bytes")),
+            *_means(plans, jobs_started=".0f"),
+            share(mean(plans, "merged_share")),
+        ]
+        rows.append(cells)
+    caption = f"{_QUARTERS} idle: neither training nor uploading. {_LEAN}"
     return make(f"{rounds} rounds, mean over {len(stats[0])} seed(s)", columns, rows, caption)
-
-
-_QUARTERS = "fastest ¼, slowest ¼: how often updates of these clients are merged, relative to an equal share (1.00)."
-
-
-def _participation(records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Format the mean participation of the fastest and of the slowest quarter of the clients."""
-    quarters = [fmean(record["participation"][quarter] for record in records) for quarter in (0, -1)]
-    return f"{quarters[0]:.2f}", f"{quarters[1]:.2f}"
 
 
 def stats_json(stats: Sequence[PlanStats], swept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -99,13 +125,8 @@ def algorithm_rows() -> list[dict[str, Any]]:
     """Return the registered algorithms, ready for JSON."""
     return [
         {
-            "name": kind.name,
-            "summary": kind.summary,
-            "equation": kind.equation,
-            "citation": kind.citation,
-            "rates": [
-                name for name, used in (("global_lr", kind.uses_global_lr), ("local_lr", kind.uses_local_lr)) if used
-            ],
+            **{name: getattr(kind, name) for name in ("name", "summary", "equation", "citation")},
+            "rates": [name for name in ("global_lr", "local_lr") if getattr(kind, f"uses_{name}")],
             "settings": {
                 f.name: {"default": f.default, "help": f.metadata["help"]} for f in fields(kind.settings_type)
             },
@@ -121,7 +142,7 @@ def setting_rows() -> dict[str, dict[str, dict[str, Any]]]:
         table: {
             f.name: {
                 "default": None if f.default == math.inf else f.default,
-                "toml": _toml(f.default),
+                "toml": "inf" if f.default == math.inf else json.dumps(f.default, ensure_ascii=False),
                 "by_profile": f.metadata.get("profile", False),
                 "help": f.metadata["help"],
             }
@@ -130,10 +151,6 @@ def setting_rows() -> dict[str, dict[str, dict[str, Any]]]:
         for table, kind in kinds.items()
         if fields(kind)
     }
-
-
-def _toml(value: Any) -> str:
-    return "inf" if value == math.inf else json.dumps(value, ensure_ascii=False)
 
 
 def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "simulated seconds") -> Table:
@@ -145,37 +162,23 @@ def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "si
         "staleness", "fastest ¼", "slowest ¼", "trained", "started", "real time",
     )  # fmt: skip
     rows = [
-        (
+        [
             label,
             _time_to_target(seeds),
-            _mean(seeds, "rounds", ".0f"),
-            share(seed_stats.mean(seeds, "best_accuracy")),
-            share(seed_stats.mean(seeds, "final_accuracy")),
-            _mean(seeds, "staleness_mean", ".1f"),
+            *_means(seeds, rounds=".0f"),
+            *(share(mean(seeds, name)) for name in ("best_accuracy", "final_accuracy")),
+            *_means(seeds, staleness_mean=".1f"),
             *_participation(seeds),
-            _mean(seeds, "updates_trained", ".0f"),
-            _mean(seeds, "updates_started", ".0f"),
-            seconds(seed_stats.mean(seeds, "wall_seconds")),
-        )
+            *_means(seeds, updates_trained=".0f", updates_started=".0f"),
+            seconds(mean(seeds, "wall_seconds")),
+        ]
         for label, seeds in _by_label(entries).items()
     ]
-    caption = (
-        f"Times to the target are {clock}. {_QUARTERS} "
-        "trained: updates that a merge needed. started: updates that clients began."
-    )
-    return make(title, columns, rows, caption)
+    return make(title, columns, rows, f"Times to the target are {clock}. {_QUARTERS} {_COUNTS}")
 
 
 def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for entry in entries:
-        groups.setdefault(entry["label"], []).append(entry)
-    return groups
-
-
-def _mean(records: seed_stats.Records, name: str, form: str) -> str:
-    value = seed_stats.mean(records, name)
-    return "–" if value is None else format(value, form)
+    return grouped(entries, lambda entry: str(entry["label"]))
 
 
 def _time_to_target(seeds: Sequence[dict[str, Any]]) -> str:
@@ -188,8 +191,8 @@ def _time_to_target(seeds: Sequence[dict[str, Any]]) -> str:
             notes.append(f"dropped at {entry['seconds']:.3g} s")
         elif entry["first_hit_seconds"] is None and entry["target_accuracy"]:
             notes.append(f"not by {entry['seconds']:.3g} s")
-    mean, spread = (f(seeds, "first_hit_seconds") for f in (seed_stats.mean, seed_stats.spread))
-    times = [] if mean is None else [f"{mean:.4g}{'' if spread is None else f' ± {about(spread)}'} s"]
+    time, deviation = mean(seeds, "first_hit_seconds"), spread(seeds, "first_hit_seconds")
+    times = [] if time is None else [f"{time:.4g}{'' if deviation is None else f' ± {about(deviation)}'} s"]
     return "; ".join([*times, *dict.fromkeys(notes)]) or "–"
 
 
@@ -217,8 +220,8 @@ def tuning_table(title: str, records: Sequence[dict[str, Any]], best: Sequence[s
         (
             f"{label}{' ←' if label in best else ''}",
             _time_to_target(seeds),
-            share(seed_stats.mean(seeds, "best_accuracy")),
-            _mean(seeds, "seconds", ".4g"),
+            share(mean(seeds, "best_accuracy")),
+            *_means(seeds, seconds=".4g"),
             ", ".join(dict.fromkeys(record["status"] for record in seeds)),
         )
         for label, seeds in _by_label(records).items()

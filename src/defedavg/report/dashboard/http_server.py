@@ -41,8 +41,7 @@ class DashboardServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, index: RunIndex, host: str, port: int) -> None:
-        self.index = index
-        self.host = host
+        self.index, self.host = index, host
         super().__init__((host, port), DashboardHandler)
 
     @property
@@ -53,8 +52,7 @@ class DashboardServer(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         """The address to open in a browser."""
-        every_interface = self.host in ("0.0.0.0", "")  # noqa: S104 -- compared, not bound
-        shown = socket.gethostname() if every_interface else self.host
+        shown = socket.gethostname() if self.host in ("0.0.0.0", "") else self.host  # noqa: S104 -- compared, not bound
         return f"http://{shown}:{self.port}/"
 
     def is_own_name(self, header: str | None) -> bool:
@@ -66,9 +64,7 @@ class DashboardServer(ThreadingHTTPServer):
             return False
         if name in ("localhost", "127.0.0.1", self.host):
             return True
-        if _is_loopback(self.host):
-            return False
-        return name == socket.gethostname() or _is_address(name)
+        return not _is_loopback(self.host) and (name == socket.gethostname() or _is_address(name))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore browsers that close the connection early."""
@@ -105,7 +101,10 @@ class DashboardHandler(BaseHTTPRequestHandler):
         except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, "the address is malformed", "text/plain")
             return
-        self._answer(parts.path, (query.get("id") or [""])[0])
+        try:
+            self._answer(parts.path, (query.get("id") or [""])[0])
+        except UserError as error:
+            self._send(HTTPStatus.CONFLICT, first_line(error), "text/plain")
 
     do_HEAD = do_GET  # noqa: N815 -- http.server prescribes the name
 
@@ -116,21 +115,12 @@ class DashboardHandler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, asset(file), kind)
         elif path == "/api/runs":
             self._send_json({"root": str(index.root), "runs": index.list()})
-        elif path == "/api/run":
-            found = index.curves(name)
-            self._send_json(found) if found is not None else self._not_found()
-        elif path == "/report":
-            try:
-                page = index.page(name)
-            except UserError as error:
-                self._send(HTTPStatus.CONFLICT, first_line(error), "text/plain")
-                return
-            self._send(HTTPStatus.OK, page, "text/html", REPORT_POLICY) if page is not None else self._not_found()
+        elif path == "/api/run" and (curves := index.curves(name)) is not None:
+            self._send_json(curves)
+        elif path == "/report" and (page := index.page(name)) is not None:
+            self._send(HTTPStatus.OK, page, "text/html", REPORT_POLICY)
         else:
-            self._not_found()
-
-    def _not_found(self) -> None:
-        self._send(HTTPStatus.NOT_FOUND, "there is no such run", "text/plain")
+            self._send(HTTPStatus.NOT_FOUND, "there is no such run", "text/plain")
 
     def _send_json(self, value: Any) -> None:
         self._send(HTTPStatus.OK, json.dumps(finite(value), allow_nan=False), "application/json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +9,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import psutil
+
 from ...errors import UserError
 from ...runstore.layout import RunFiles, find_run_folders
 from ...runstore.reader import RunFolder, read_run
-from .. import seed_stats
 from ..page import build
 from ..payload import live
+from ..tables import values
 
 MAX_CACHED_REPORTS = 8
 
@@ -79,10 +80,8 @@ class RunIndex:
             self._reports.pop(name, None)
         for name, path in paths.items():
             revision = _revision(path)
-            run = self._runs.get(name)
-            if run is not None and run.revision == revision:
-                continue
-            self._runs[name] = IndexedRun(revision, read_run(path))
+            if name not in self._runs or self._runs[name].revision != revision:
+                self._runs[name] = IndexedRun(revision, read_run(path))
 
 
 def _revision(path: Path) -> Revision:
@@ -92,10 +91,9 @@ def _revision(path: Path) -> Revision:
     for watched in (files.summary, files.metrics, files.rate_points, files.config):
         try:
             state = watched.stat()
+            states.append((state.st_size, state.st_mtime_ns))
         except OSError:
             states.append((0, 0))
-        else:
-            states.append((state.st_size, state.st_mtime_ns))
     return tuple(states)
 
 
@@ -116,7 +114,7 @@ def _summary(name: str, run: IndexedRun) -> dict[str, Any]:
         "algorithms": algorithms or ([] if study is None else list(study.algorithms)),
         "done": sum(entry.status != "running" for entry in folder.runs),
         "expected": max(expected, len(folder.runs)),
-        "best": max(seed_stats.values((entry.numbers for entry in folder.runs), "best_accuracy"), default=None),
+        "best": max(values((entry.numbers for entry in folder.runs), "best_accuracy"), default=None),
         "changed": max(modified for _, modified in run.revision) / 1e9,
         "started": folder.provenance.get("started", ""),
         "command": folder.provenance.get("command", ""),
@@ -138,12 +136,9 @@ def status(folder: RunFolder) -> str:
 def _process_exists(provenance: Mapping[str, str]) -> bool:
     """Return whether the process that writes a run exists; assume so if it runs on another machine."""
     pid = provenance.get("pid", "")
-    if provenance.get("host") != socket.gethostname() or not pid.isdigit() or os.name != "posix":
+    if provenance.get("host") != socket.gethostname() or not pid.isdigit():
         return True
     try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
+        return bool(psutil.pid_exists(int(pid)))
+    except OverflowError:
         return True
-    return True
