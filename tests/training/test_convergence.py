@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from defedavg.algorithms import ALGORITHMS
 from defedavg.config.build import make_executor, make_simulator
@@ -100,4 +99,3 @@ def test_thrifty_and_eager_reach_the_same_optimum(unequal: tuple[LeastSquares, d
             problem, settings("defedavg-niid", **shape, **{"defedavg-niid": {"mode": mode}}), 1500, skip=300
         )
         assert np.abs(versions.mean(axis=0) - problem.optimum).max() < 0.08
-    assert torch.get_default_dtype() is torch.float32

@@ -14,7 +14,6 @@ from defedavg.config.build import make_executor, make_plan
 from defedavg.config.study import Settings
 from defedavg.errors import UserError
 from defedavg.experiments.simulation import Simulation
-from defedavg.planning.records import Round
 from defedavg.tasks import Task, cross_entropy, least_squares, make_task
 from defedavg.training import (
     EvalResult,
@@ -114,8 +113,6 @@ def test_only_merged_jobs_are_trained_and_versions_are_freed(name: str) -> None:
         most = max(most, len(executor.versions))
     assert executor.updates_trained == sum(u.steps > 0 for r in plan.rounds for u, _ in r.merge.updates)
     assert most < 50
-    needed = {u.version for r in plan.rounds for u, _ in r.merge.updates}
-    assert needed <= set(range(61))
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
@@ -245,11 +242,6 @@ def test_a_model_without_parameters_is_refused() -> None:
     task = make_task(model=nn.Flatten, train=(x, x), test=(x, x), clients=[np.arange(2)], classes=None)
     with pytest.raises(UserError, match="no parameters"):
         Reference(task, LocalTraining(seed=0))
-
-
-def test_rounds_hold_their_times() -> None:
-    plan = make_plan(settings("fedavg", **small(4, 2)), 0, 3)
-    assert all(isinstance(record, Round) and record.time > 0 for record in plan.rounds)
 
 
 def test_counters_and_the_callers_module_do_not_change() -> None:
