@@ -49,7 +49,8 @@ class RunGroup(NamedTuple):
 def _groups(runs: Iterable[RunFolder]) -> list[RunGroup]:
     groups = []
     for run in runs:
-        entries = tables.grouped(run.entries, lambda entry: entry.label)
+        # The pairs of rates of a search are not settings of their own: its folder is one line.
+        entries = {} if run.tuned else tables.grouped(run.entries, lambda entry: entry.label)
         if not entries:
             entries[", ".join(run.algorithms) + (" (tuning)" if run.tuned else "")] = []
         groups += [RunGroup(run, *each) for each in entries.items()]

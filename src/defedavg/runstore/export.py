@@ -79,7 +79,7 @@ def export(
     with _writer(path) as write:
         for run in runs:
             table, unreadable = rows(run)
-            if labels is not None and run.entries:
+            if labels is not None and run.entries and not run.tuned:
                 table = [row for row in table if (run.name, row["label"]) in labels]
             if table:
                 write(table)
