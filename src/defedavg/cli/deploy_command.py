@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +14,24 @@ import typer
 
 from ..algorithms import ALGORITHMS
 from ..config import study as config
+from ..config.task_module import absolute_spec
 from ..errors import UserError, unknown
 from ..report import tables
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
-from .options import CommandWithOldNames, Force, Json, Out, err, out, print_json, print_line, print_note, print_notes
+from .options import (
+    CommandWithOldNames,
+    Force,
+    Json,
+    Out,
+    Plugin,
+    err,
+    out,
+    print_json,
+    print_line,
+    print_note,
+    print_notes,
+)
 
 if TYPE_CHECKING:
     from ..deploy.deploy_config import DeployConfig
@@ -111,6 +125,7 @@ def local(
     no_warm_workers: NoWarmWorkers = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run of this name that was interrupted.")] = False,
     force: Force = False,
+    plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
     """Run a complete deployment on this machine: a SuperLink, a SuperNode for every client, and one run.
@@ -131,6 +146,10 @@ def local(
         flat, app_folder = _interrupted_run(files, app_folder)
     else:
         flat = _new_settings(app_folder, name, algorithm, clients, given)
+        if plugin:
+            flat["plugins"] = os.pathsep.join(str(path.resolve()) for path in plugin)
+        if flat.get("task.module"):  # the processes of the deployment run in other folders
+            flat["task.module"] = absolute_spec(str(flat["task.module"]), Path.cwd())
     run_config = read_deploy_config({**flat, "deploy.resume": resume})
     if port is not None:
         check_port(port)

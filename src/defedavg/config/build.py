@@ -66,11 +66,14 @@ def make_plan(settings: Settings, seed: int, rounds: int) -> Plan:
     return Plan.collect(make_simulator(settings, seed), rounds)
 
 
-def build_task(settings: Settings, seed: int) -> Task:
-    """Return the task that the settings name: of ``task.module``, or of a data set, a model and a split."""
+def build_task(settings: Settings, seed: int, client: int | None = None) -> Task:
+    """Return the task that the settings name: of ``task.module``, or of a data set, a model and a split.
+
+    ``client`` is the number of a client in a deployment; its task module may return the data of this client alone.
+    """
     t = settings.task
     if t.module:
-        return task_from_module(t.module, {"algorithm": settings.algorithm, "seed": seed, **settings.flat()}, None)
+        return task_from_module(t.module, {"algorithm": settings.algorithm, "seed": seed, **settings.flat()}, client)
     from ..tasks import classification_task
     from ..tasks.partition import OPTIONS
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..algorithms import algorithm as find_algorithm
 from ..config import study as config
 from ..config.build import make_server
 from ..config.study import Settings
@@ -52,8 +54,11 @@ class DeployConfig:
     toml: str
 
 
-def read_deploy_config(flat: Mapping[str, Any]) -> DeployConfig:
-    """Return the configuration from keys such as ``training.local_steps``, as in Flower's run configuration."""
+def read_deploy_config(flat: Mapping[str, Any], *, stored: bool = False) -> DeployConfig:
+    """Return the configuration from keys such as ``training.local_steps``, as in Flower's run configuration.
+
+    ``plugins`` are paths, separated as in PATH. A ``stored`` configuration, of a log, imports no file that it names.
+    """
     tables: dict[str, Any] = {}
     deploy_values: dict[str, Any] = {}
     known = {item.name: item for item in dataclasses.fields(DeploySettings)}
@@ -69,7 +74,10 @@ def read_deploy_config(flat: Mapping[str, Any]) -> DeployConfig:
             tables.setdefault(table, {})[word] = value
     algorithm, seed = tables.pop("algorithm", "defedavg-iid"), tables.pop("seed", 0)
     tables["algorithms"], tables["seeds"] = [algorithm], [seed]
-    study = config.study(tables)
+    named = tables.pop("plugins", "")
+    tables["plugins"] = [path for path in str(named).split(os.pathsep) if path]
+    study = (config.stored_study if stored else config.study)(tables)
+    find_algorithm(str(algorithm))
     points = study.points()
     if len(points) != 1:
         raise UserError("a deployment runs one setting; give single values instead of lists")

@@ -43,7 +43,7 @@ class Replay:
 
 def replay(log: EventLog) -> Replay:
     """Replay a log; raise ``UserError`` if it is inconsistent."""
-    config = read_deploy_config(log.settings)
+    config = read_deploy_config(log.settings, stored=True)
     engine = make_engine(config)
     recorder = _PlanRecorder(engine)
     reproduced: list[LogNote] = []

@@ -55,7 +55,7 @@ from defedavg.deploy.deploy_config import read_deploy_config
 def make(config: Mapping[str, Any], client: int | None) -> Task:
     """Return the task for a client, by its number, or for the server (None); `config` is the run's configuration."""
     deployment = read_deploy_config(config)
-    return build_task(deployment.settings, deployment.seed)
+    return build_task(deployment.settings, deployment.seed, client)
 '''
 
 README = """# {package}
@@ -75,7 +75,7 @@ Run it on a SuperLink, with one SuperNode for each client (`--node-config "clien
 
 def default_settings(algorithm: str = "defedavg-iid", clients: int = 6) -> dict[str, Any]:
     """Return every setting of an app with its default, under names such as ``training.local_steps``."""
-    flat: dict[str, Any] = {"name": "deployment", "algorithm": algorithm, "seed": 0}
+    flat: dict[str, Any] = {"name": "deployment", "algorithm": algorithm, "seed": 0, "plugins": ""}
     kinds: dict[str, type[Any]] = {
         "task": TaskSettings,
         "training": TrainingSettings,

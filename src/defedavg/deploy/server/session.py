@@ -80,7 +80,7 @@ class Session:
     ) -> Session:
         """Continue the run in a folder."""
         log = logs.read(RunFiles(folder).event_log)
-        before = read_deploy_config(log.settings)
+        before = read_deploy_config(log.settings, stored=True)
         if (before.settings, before.seed) != (config.settings, config.seed):
             raise UserError(f"the run in {folder} has other settings; resume it with the same, or start another run")
         if log.notes("done"):
