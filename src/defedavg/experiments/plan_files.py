@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..planning.devices import Fleet
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
 from ..planning.plan_writer import PlanWriter
-from ..planning.records import Header, Record
+from ..planning.records import Record
 from .simulation import Simulation
 
 
 class PlanFile:
     """Receives the records of one run's plan."""
 
-    def __init__(self, path: Path, header: Header, fleet: Fleet) -> None:
-        self._writer = PlanWriter(path, header)
-        self._stats = PlanStatsCollector(header, fleet)
+    def __init__(self, path: Path, run: Simulation) -> None:
+        self._run = run
+        self._writer = PlanWriter(path, run.simulator.header)
+        self._stats = PlanStatsCollector(run.simulator.header, run.simulator.fleet)
+        run.record_plan(self._add)
 
-    def add(self, record: Record) -> None:
-        """Write a record of a round that was computed."""
+    def _add(self, record: Record) -> None:
         self._writer.add(record)
         self._stats.add(record)
 
-    def finish(self, run: Simulation) -> tuple[PlanStats, str]:
+    def commit(self) -> None:
+        """Write the records of the rounds that were computed since the last call, so that few are in memory."""
+        self._run.commit_plan()
+
+    def finish(self) -> tuple[PlanStats, str]:
         """Write what remains of the plan; return its statistics and its hash."""
-        run.finish_plan()
+        self._run.finish_plan()
         return self._stats.stats(), self._writer.close()
 
     def discard(self) -> None:

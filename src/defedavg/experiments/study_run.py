@@ -192,16 +192,16 @@ class StudyRun:
         return True
 
     def _checkpoint(self) -> None:
+        for plan in self._plans.values():
+            plan.commit()
         if self._journal is not None and self._checkpoints.due:
             self._checkpoints.save(self.sweep, self._positions, self._journal.position(), self.entries)
 
     def _record_plan(self, spec: RunSpec, run: Simulation) -> None:
         path = self._files.plan(spec.label, spec.seed)
-        self._plans[spec] = PlanFile(path, run.simulator.header, run.simulator.fleet)
-        run.record_plan(self._plans[spec].add)
+        self._plans[spec] = PlanFile(path, run)
 
     def _handle(self, event: Event) -> None:
-        event.run.commit_plan()
         if isinstance(event, RunFinished):
             self._finish(event)
         elif self._journal is not None:
@@ -210,7 +210,7 @@ class StudyRun:
     def _finish(self, event: RunFinished) -> None:
         spec, run = event.spec, event.run
         point = _point(spec)
-        stats, plan_hash = self._plans.pop(spec).finish(run)
+        stats, plan_hash = self._plans.pop(spec).finish()
         weights = safetensors.torch.save(run.executor.named(run.weights))
         write_whole(self._files.weights(spec.label, spec.seed), weights)
         self._evaluations[_run_key(_identity(spec))] = run.progress.evaluations
