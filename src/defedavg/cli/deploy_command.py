@@ -145,11 +145,7 @@ def local(
             raise UserError("--resume keeps the settings of the run; omit --set, --algorithm, --clients and --force")
         flat, app_folder = _interrupted_run(files, app_folder)
     else:
-        flat = _new_settings(app_folder, name, algorithm, clients, given)
-        if plugin:
-            flat["plugins"] = os.pathsep.join(str(path.resolve()) for path in plugin)
-        if flat.get("task.module"):  # the processes of the deployment run in other folders
-            flat["task.module"] = absolute_spec(str(flat["task.module"]), Path.cwd())
+        flat = _with_user_code(_new_settings(app_folder, name, algorithm, clients, given), plugin)
     run_config = read_deploy_config({**flat, "deploy.resume": resume})
     if port is not None:
         check_port(port)
@@ -179,6 +175,15 @@ def _new_settings(
     options = {"algorithm": algorithm, "clients.num_clients": clients}
     chosen = {key: value for key, value in options.items() if value is not None}
     return _with_changes(_app_settings(app_folder) | chosen, given)
+
+
+def _with_user_code(flat: dict[str, Any], plugins: list[Path] | None) -> dict[str, Any]:
+    """Add plugins, and make the path of a task module absolute: the processes of a deployment run in other folders."""
+    if plugins:
+        flat = {**flat, "plugins": os.pathsep.join(str(path.resolve()) for path in plugins)}
+    if flat.get("task.module"):
+        flat = {**flat, "task.module": absolute_spec(str(flat["task.module"]), Path.cwd())}
+    return flat
 
 
 def _run(
