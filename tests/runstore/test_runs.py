@@ -262,6 +262,12 @@ def test_what_is_no_run_is_not_removed(runs: Path, tmp_path: Path) -> None:
     assert "link" not in [run.name for run in find_runs(runs)]
 
 
+def test_a_run_is_removed_with_what_a_killed_process_left(runs: Path) -> None:
+    (runs / "one" / "summary.json.part").write_text("half")
+    assert call("remove", "one", "--out", runs, "--yes") == [{"name": "one", "kept": []}]
+    assert not (runs / "one").exists()
+
+
 def test_links_in_a_run_are_removed_and_not_followed(runs: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -98,7 +98,7 @@ class RunFolder:
         named = self.config.get("algorithms", ())
         return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
 
-    @property
+    @cached_property
     def flat_config(self) -> dict[str, Any]:
         """Every setting as ``table.key``, as the file has it: a list is swept."""
         flat: dict[str, Any] = {}
@@ -121,7 +121,7 @@ class RunFolder:
             return flat[f"{algorithm}.{word}"]
         return next((flat[name] for name in names if name in flat), None)
 
-    @cached_property
+    @property
     def study(self) -> Study | None:
         """The study, if the configuration can be read by this version."""
         return self._study[0]
@@ -163,7 +163,7 @@ class RunFolder:
         for key, (one, trail) in trails.items():
             if key not in known:  # in progress, or interrupted
                 numbers = _so_far(trail)
-                entries.append(RunEntry(*key[:1], one.algorithm, one.seed, "running", numbers=numbers, trail=trail))
+                entries.append(RunEntry(one.label, one.algorithm, one.seed, "running", numbers=numbers, trail=trail))
         return tuple(entries), lines.notes(RunFiles(self.path).metrics.name)
 
     @property
@@ -186,8 +186,9 @@ class RunFolder:
     def _settings(self) -> dict[str, Settings]:
         if self.study is None:
             return {}
-        points = {(p.settings.algorithm, json.dumps(dict(p.swept))): p.settings for p in self.study.points()}
-        labels = {point.label: point.settings for point in self.study.points()}
+        all_points = self.study.points()
+        points = {(p.settings.algorithm, json.dumps(dict(p.swept))): p.settings for p in all_points}
+        labels = {point.label: point.settings for point in all_points}
         found = {}
         for entry in self.runs:
             settings = labels.get(current_label(entry.label)) or points.get(

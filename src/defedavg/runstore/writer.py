@@ -44,8 +44,9 @@ def remove_run(folder: Path) -> list[str]:
 
 
 def _remove_owned(folder: Path) -> None:
-    for name in OWNED:
-        path = folder / name
+    for path in (
+        folder / f"{name}{suffix}" for name in OWNED for suffix in ("", ".part")
+    ):  # .part: of a killed process
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)  # removes a link inside without following it
         else:
