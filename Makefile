@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
-.PHONY: demo test test-deploy test-wheel test-browser lint types tests docs bench clean
+.PHONY: demo test fuzz test-deploy test-wheel test-browser lint types tests docs bench clean
 
 .venv/user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -37,6 +37,10 @@ UNTRACED := tests/algorithms tests/planning
 tests: .venv/dev
 	$(BIN)/python -m pytest $(UNTRACED)
 	$(BIN)/python -m pytest --cov --cov-report= $(addprefix --ignore=,$(UNTRACED))
+
+# Random and damaged input on the command line, 400 new examples per test instead of the 20 of `make test`: half an hour.
+fuzz: .venv/dev
+	DEFEDAVG_FUZZ=400 $(BIN)/python -m pytest tests/fuzz
 
 # Real SuperLink and SuperNode processes: minutes, mostly spent waiting.
 test-deploy: .venv/dev
