@@ -42,6 +42,8 @@ def _check(name: str, kind: type[ServerMachine]) -> None:
         raise UserError(f"{where} calls itself {kind.name!r}; register it under that name")
     if not isinstance(getattr(kind, "policy", None), ClientPolicy):
         raise UserError(f"{where} has no class attribute 'policy'; set it to a ClientPolicy")
+    if type(kind.past_versions) is not int or kind.past_versions < 0:
+        raise UserError(f"{where}: past_versions is {kind.past_versions!r}; set it to a whole number of zero or more")
     settings = kind.settings_type
     if not (dataclasses.is_dataclass(settings) and isinstance(settings, type)):
         raise UserError(f"{where}: settings_type must be a frozen dataclass")
