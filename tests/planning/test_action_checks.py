@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from defedavg import simulate
-from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup, register
+from defedavg.algorithms import ALGORITHMS, Setup, register
 from defedavg.algorithms.protocol import Send
 from defedavg.deploy.engine import events
 from defedavg.deploy.engine.engine import Engine
@@ -30,10 +30,8 @@ SETTINGS = {
     "stop.eval_every_rounds": 30,
 }
 IN_A_DEPLOYMENT = [faulty.WrongSum, faulty.OlderVersion, faulty.UndeclaredBroadcast, faulty.Stalls]
-ALL_FAULTS: dict[type[ServerMachine], tuple[str, ...]] = {
-    **faulty.FAULTS,
-    faulty.MergesTwice: ("the plan is not valid", "is merged twice"),
-}
+TWICE = ("the plan is not valid", "is merged twice")
+ALL_FAULTS: dict[type[faulty.SendsToSenders], tuple[str, ...]] = {**faulty.FAULTS, faulty.MergesTwice: TWICE}
 
 
 def ids(value: object) -> str | None:
@@ -55,7 +53,9 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("executor", ["batched", "reference"])
 @pytest.mark.parametrize(("kind", "words"), ALL_FAULTS.items(), ids=ids)
-def test_simulate_reports_a_late_fault(kind: type[ServerMachine], words: tuple[str, ...], executor: str) -> None:
+def test_simulate_reports_a_late_fault(
+    kind: type[faulty.SendsToSenders], words: tuple[str, ...], executor: str
+) -> None:
     register(kind)
     with pytest.raises(UserError) as caught:
         simulate(kind.name, settings=SETTINGS, executor=executor)
@@ -66,7 +66,7 @@ def test_simulate_reports_a_late_fault(kind: type[ServerMachine], words: tuple[s
 
 @pytest.mark.parametrize("detail", ["all", "used"])
 @pytest.mark.parametrize(("kind", "words"), faulty.FAULTS.items(), ids=ids)
-def test_every_simulator_reports_it(kind: type[ServerMachine], words: tuple[str, ...], detail: str) -> None:
+def test_every_simulator_reports_it(kind: type[faulty.SendsToSenders], words: tuple[str, ...], detail: str) -> None:
     made = make_simulator_for(kind(Setup(10, 3, 2)), Fleet(10), detail)
     assert made.sparse == (detail == "used")
     with pytest.raises(UserError) as caught:
@@ -76,13 +76,15 @@ def test_every_simulator_reports_it(kind: type[ServerMachine], words: tuple[str,
 
 @pytest.mark.parametrize("command", ["run", "plan"])
 @pytest.mark.parametrize("kind", [*IN_A_DEPLOYMENT, faulty.MergesTwice])
-def test_the_command_line_reports_it_in_one_line(kind: type[ServerMachine], command: str, tmp_path: Path) -> None:
+def test_the_commands_report_it_in_one_line(
+    kind: type[faulty.SendsToSenders], command: str, tmp_path: Path
+) -> None:
     (tmp_path / "plugin.py").write_text(
         inspect.getsource(faulty) + f"\nfrom defedavg.algorithms import register\nregister({kind.__name__})\n"
     )
     (tmp_path / "study.toml").write_text(
-        f'algorithms = ["{kind.name}"]\nplugins = ["plugin.py"]\n[task]\nmodel = "softmax"\n'
-        "[clients]\nnum_clients = 10\n[training]\nlocal_steps = 2\nupdates_per_round = 3\n[stop]\nmax_rounds = 30\neval_every_rounds = 30\n"
+        f'algorithms = ["{kind.name}"]\nplugins = ["plugin.py"]\n[task]\nmodel = "softmax"\n[clients]\n'
+        "num_clients = 10\n[training]\nlocal_steps = 2\nupdates_per_round = 3\n[stop]\nmax_rounds = 30\n"
     )
     refuse(call(command, "study.toml", cwd=tmp_path), f"algorithm {kind.name!r}", *ALL_FAULTS[kind])
 
@@ -145,7 +147,7 @@ def test_a_deployment_keeps_a_declared_older_version(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("worlds")
 @pytest.mark.parametrize("kind", IN_A_DEPLOYMENT)
-def test_a_deployment_reports_it(kind: type[ServerMachine], tmp_path: Path) -> None:
+def test_a_deployment_reports_it(kind: type[faulty.SendsToSenders], tmp_path: Path) -> None:
     register(kind)
     world = World(tmp_path / "run", algorithm=kind.name, stop__max_rounds=30)
     with pytest.raises(UserError) as caught:

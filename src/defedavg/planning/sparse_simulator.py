@@ -14,6 +14,7 @@ Clients that can fail tell the server when they return, so only ``Simulator`` ha
 from __future__ import annotations
 
 import math
+from typing import NoReturn
 
 import numpy as np
 
@@ -36,22 +37,26 @@ PLAN_DETAIL = ("auto", "all", "used")
 
 def make_simulator_for(server: ServerMachine, fleet: Fleet, plan_detail: str = "all") -> Simulator:
     """Return the simulator that records ``all`` jobs, only the ``used`` ones, or, by fleet size, either (``auto``)."""
-    if plan_detail == "used" and fleet.lossy:
-        raise UserError("clients.plan_detail is 'used', but clients can be lost, so all jobs matter; set it to 'all'")
     policy = server.client_policy(server.settings)
     eager = policy.hold_until_requested and not policy.pause_when_full
-    if plan_detail == "used" and eager and not server.broadcasts:
-        refuse(
-            server.name,
-            "clients.plan_detail is 'used', which needs broadcasts if clients keep training between requests; set it "
-            "to 'all', or broadcast versions and set the class attribute broadcasts to True",
-        )
-    few = plan_detail == "auto" and fleet.num_clients < SPARSE_FROM_CLIENTS
-    if plan_detail == "all" or fleet.lossy or few or (eager and not server.broadcasts):
+    possible = not fleet.lossy and (server.broadcasts or not eager)
+    if plan_detail == "used" and not possible:
+        _refuse_used(server, fleet)
+    if plan_detail == "all" or not possible or (plan_detail == "auto" and fleet.num_clients < SPARSE_FROM_CLIENTS):
         return Simulator(server, fleet)
     if not policy.hold_until_requested:
         return SparseSimulator(server, fleet)
     return EagerClientsSimulator(server, fleet) if eager else PausingClientsSimulator(server, fleet)
+
+
+def _refuse_used(server: ServerMachine, fleet: Fleet) -> NoReturn:
+    if fleet.lossy:
+        raise UserError("clients.plan_detail is 'used', but clients can be lost, so all jobs matter; set it to 'all'")
+    refuse(
+        server.name,
+        "clients.plan_detail is 'used', which needs broadcasts if clients keep training between requests; set it to "
+        "'all', or broadcast versions and set the class attribute broadcasts to True",
+    )
 
 
 class SparseSimulator(Simulator):
