@@ -133,7 +133,7 @@ def fault(message: str) -> Any:
     return add
 
 
-@fault("returns Broadcast, but broadcasts is False; set the class attribute to True")
+@fault("returns Broadcast after round 0, but broadcasts is False; set the class attribute to True")
 class UndeclaredBroadcast(CorrectBroadcast):
     broadcasts = False
 
@@ -149,7 +149,7 @@ class SkipsABroadcast(CorrectBroadcast):
         return [Broadcast(self.version)] if self.version != 1 else [Send(update.client, 1) for update in merged]
 
 
-@fault(r"merge to version 3 uses past version 0; it may use the newest version and the start versions of its updates, ")
+@fault(r"round 3 uses past version 0; it may use the newest version and the start versions of its updates, ")
 class UsesAFreedVersion(Correct):
     def merge_of(self, merged: list[Update]) -> Merge:
         weighted = [(update, -1.0 / len(merged)) for update in merged if update.version or self.version < 2]
@@ -162,7 +162,7 @@ class UsesAFreedVersion(Correct):
         return super().on_update(update)
 
 
-@fault(r"merge to version 1 uses past version 1; it may use .*here 0")
+@fault(r"round 1 uses past version 1; it may use .*here 0")
 class UsesAFutureVersion(Correct):
     def merge_of(self, merged: list[Update]) -> Merge:
         return self.merge([(update, -0.5) for update in merged], [(self.version, 0.5), (self.version + 1, 0.5)])
@@ -233,13 +233,13 @@ class RequestsFromOthers(Correct):
         return [*super().start(), Request(0)]
 
 
-@fault("sends version 1, which does not exist; send the newest version")
+@fault("sends version 1 after round 0, which does not exist or was freed; send the newest version")
 class SendsTheNextVersion(Correct):
     def start(self) -> Actions:
         return [Send(0, 1)]
 
 
-@fault("sends version 0, which does not exist; send the newest version")
+@fault("sends version 0 after round 3, which does not exist or was freed; send the newest version")
 class SendsAFreedVersion(Correct):
     def start(self) -> Actions:
         return [Send(client, 0) for client in range(2)]
@@ -248,13 +248,13 @@ class SendsAFreedVersion(Correct):
         return [Send(update.client, 0 if self.version == 3 else self.version) for update in merged]
 
 
-@fault("no client has work after 0 merges; send a version")
+@fault("no client has work after 0 merges; return Send or Broadcast in start")
 class SendsNothing(Correct):
     def start(self) -> Actions:
         return []
 
 
-@fault("no client has work after 0 merges; .* request updates")
+@fault("no client has work after 0 merges; .* Request for updates")
 class NeverRequests(Correct):
     policy = ClientPolicy(hold_until_requested=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 from ..compat import renamed_names
 from ..errors import UserError
@@ -42,7 +43,12 @@ def _check(name: str, kind: type[ServerMachine]) -> None:
         raise UserError(f"{where} calls itself {kind.name!r}; register it under that name")
     if not isinstance(getattr(kind, "policy", None), ClientPolicy):
         raise UserError(f"{where} has no class attribute 'policy'; set it to a ClientPolicy")
-    settings = kind.settings_type
+    if type(kind.past_versions) is not int or kind.past_versions < 0:
+        raise UserError(f"{where}: past_versions is {kind.past_versions!r}; set it to a whole number of zero or more")
+    _check_settings(where, kind.settings_type)
+
+
+def _check_settings(where: str, settings: type[Any]) -> None:
     if not (dataclasses.is_dataclass(settings) and isinstance(settings, type)):
         raise UserError(f"{where}: settings_type must be a frozen dataclass")
     for item in dataclasses.fields(settings):

@@ -41,9 +41,9 @@ class NoSettings:
 class ServerMachine:
     """A server machine: it counts versions, checks events, and remembers which clients did not answer.
 
-    ``broadcasts`` must be true for an algorithm that returns ``Broadcast``. A merge may use the newest version and the
-    start versions of the updates it merges; the coefficients of past versions must sum to one. A class
-    names the attributes that it adds to its instances in ``state_attributes``.
+    ``broadcasts`` must be true for an algorithm that returns ``Broadcast``. A merge may use the newest version, the
+    ``past_versions`` before it, and the start versions of the updates it merges; the coefficients of past versions must
+    sum to one. A class names the attributes that it adds to its instances in ``state_attributes``.
     """
 
     name: ClassVar[str]
@@ -53,6 +53,7 @@ class ServerMachine:
     policy: ClassVar[ClientPolicy]
     settings_type: ClassVar[type[Any]] = NoSettings
     broadcasts: ClassVar[bool] = False
+    past_versions: ClassVar[int] = 0
     uses_global_lr: ClassVar[bool] = True
     uses_local_lr: ClassVar[bool] = True
     state_attributes: ClassVar[tuple[str, ...]] = ("version", "pool", "last_jobs", "timer_token")

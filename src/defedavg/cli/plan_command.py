@@ -22,7 +22,7 @@ from ..config.study import Study, SweepPoint
 from ..errors import UserError, unknown
 from ..fileio import file_name, writing
 from ..planning.plan import Plan, records, without_gc
-from ..planning.plan_checks import checked
+from ..planning.plan_checks import checked_for_use
 from ..planning.plan_io import saved
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
 from ..planning.records import Record, Round
@@ -117,7 +117,7 @@ def _make_plan(
     simulator = make_simulator(point.settings, seed)
     header = simulator.header
     collector = PlanStatsCollector(header, simulator.fleet)
-    stream: Iterator[Record] = checked(header, records(simulator, rounds))
+    stream: Iterator[Record] = checked_for_use(header, records(simulator, rounds))
     if save:
         stream = saved(save / (file_name(point.label, seed) + ".jsonl.gz"), header, stream)
     kept: list[Record] = []

@@ -11,6 +11,7 @@ from ..config.build import build_task, make_executor, make_plan, make_simulator,
 from ..config.settings import Settings
 from ..errors import UserError, unknown
 from ..planning.plan import Plan
+from ..planning.plan_checks import checked_for_use
 from ..planning.plan_recorder import PlanRecorder
 from ..planning.records import Record
 
@@ -56,7 +57,8 @@ class Simulation:
         """Return the rest of the plan, and the counters of earlier sessions."""
         from ..training import EvalCounters
 
-        stream = iter(self.simulator if self._recorder is None else self._recorder)
+        checked = checked_for_use(self.simulator.header, self.simulator)
+        stream = iter(checked if self._recorder is None else self._recorder)
         if self._resumed is None:
             return stream, EvalCounters()
         return self._resumed.skip(stream), self._resumed.counters

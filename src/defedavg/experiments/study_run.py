@@ -221,7 +221,6 @@ class StudyRun:
             run.progress,
             stats,
             plan_hash,
-            updates_trained=run.executor.updates_trained,
             wall_seconds=event.wall_seconds,
             threads=torch.get_num_threads(),
         )

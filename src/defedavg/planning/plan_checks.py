@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from ..algorithms.protocol import Merge, Update
+from ..errors import first_line
+from .action_checks import SUM_TOLERANCE, refuse
 from .records import Absence, Header, Job, Record, Round, Sent, Timeout, Uploaded
 
 
@@ -40,6 +42,14 @@ def checked(header: Header, records: Iterable[Record]) -> Iterator[Record]:
     for record in records:
         state.check(record)
         yield record
+
+
+def checked_for_use(header: Header, records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the same records, each after its checks; the first violation is ``UserError`` that names the algorithm."""
+    try:
+        yield from checked(header, records)
+    except PlanError as error:
+        refuse(header.algorithm, f"the plan is not valid: {first_line(error)}; correct the merges that it returns")
 
 
 class _JobsOfVersion:
@@ -155,7 +165,8 @@ class _PlanState:
         name = f"round {merge.version}"
         for version, _ in merge.past:
             version in self.created or _fail(f"{name} uses version {version}, which does not exist")
-        abs(math.fsum(a for _, a in merge.past) - 1.0) < 1e-9 or _fail(f"{name}: past coefficients do not sum to one")
+        total = math.fsum(a for _, a in merge.past)
+        abs(total - 1.0) <= SUM_TOLERANCE or _fail(f"{name}: past coefficients do not sum to one")
         for update, weight in merge.updates:
             self._merged_update(name, update, weight)
         self._merge_size(name, merge)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from .plan_checks import checked_for_use
 from .records import Job, Record, Round
 from .simulator import RunningJob, Simulator
 
@@ -12,7 +13,8 @@ from .simulator import RunningJob, Simulator
 class PlanRecorder:
     """Iterate to read the records of a simulator; ``commit`` passes them on to ``sink``, round by round.
 
-    A run is planned once: the executor that reads ahead and the sink share one simulator.
+    A run is planned once: the executor that reads ahead and the sink share one simulator. Each record is checked before
+    the executor reads it.
     """
 
     def __init__(self, simulator: Simulator, sink: Callable[[Record], None]) -> None:
@@ -29,7 +31,7 @@ class PlanRecorder:
         return self._source
 
     def _read(self) -> Iterator[Record]:
-        for record in self._simulator:
+        for record in checked_for_use(self._simulator.header, self._simulator):
             self._pending.append(record)
             yield record
 

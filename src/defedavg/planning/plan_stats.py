@@ -23,8 +23,9 @@ QUARTERS = 4
 class PlanStats:
     """Statistics of one plan; ``participation`` is per quarter of the clients, fastest first; 1 is an equal share.
 
-    None marks what a sparse plan does not contain, since it omits the jobs that no merge uses. ``replacements`` counts
-    timeouts.
+    ``jobs_trained`` are the merged ones with at least one local step: what an executor must compute, so it is at most
+    ``jobs_merged``, which is at most ``jobs_started``. None marks what a sparse plan does not contain, since it omits the
+    jobs that no merge uses. ``replacements`` counts timeouts.
     """
 
     algorithm: str
@@ -40,6 +41,7 @@ class PlanStats:
     idle_share: float | None
     jobs_started: int | None
     jobs_merged: int
+    jobs_trained: int
     merged_share: float | None
     uplink_bytes: float
     downlink_bytes: float
@@ -66,6 +68,7 @@ class PlanStatsCollector:
         self._seconds = 0.0
         self._staleness: Counter[int] = Counter()
         self._merged = np.zeros(fleet.num_clients, np.int64)
+        self._trained = 0
         self._sent = 0
         self._counts: Counter[type[Record]] = Counter()
         self._busy = None if header.sparse else _BusyTime()
@@ -80,6 +83,7 @@ class PlanStatsCollector:
             self._rounds += 1
             self._seconds = record.time
             self._staleness.update(record.merge.staleness)
+            self._trained += sum(update.steps > 0 for update, _ in record.merge.updates)
             np.add.at(self._merged, [update.client for update, _ in record.merge.updates], 1)
             if self._busy is not None:
                 self._busy.merged()
@@ -108,6 +112,7 @@ class PlanStatsCollector:
             idle_share=None if self._busy is None else self._busy.idle_share(self._seconds, fleet.num_clients),
             jobs_started=started,
             jobs_merged=merged,
+            jobs_trained=self._trained,
             merged_share=None if started is None else merged / started if started else 0.0,
             uplink_bytes=seen[Uploaded] * size,
             downlink_bytes=self._sent * size,

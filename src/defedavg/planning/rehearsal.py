@@ -17,11 +17,11 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from ..algorithms import ServerMachine, Setup, protocol
 from ..errors import UserError, first_line
+from .action_checks import refuse, refuse_action
 from .devices import Fleet
 from .plan import records
 from .plan_checks import PlanError, checked
 from .plan_io import encode
-from .records import Round
 from .simulator import Simulator
 
 ROUNDS = 5
@@ -95,28 +95,22 @@ def _plan(
     """Plan a few rounds with all checks; return what the server machine decided at every event."""
     server = _ObservedServer(kind, setup, settings, expected, restore=restore)
     simulator = _RehearsalSimulator(server, fleet)
-    rounds = 0
     try:
         for record in checked(simulator.header, records(simulator, ROUNDS)):
             encode(record)
-            rounds += isinstance(record, Round)
     except UserError:
         raise
     except PlanError as error:
         _fail(kind, f"the plan is not valid: {first_line(error)}; correct the merges that it returns")
     except Exception as error:  # what an action causes later, such as numbers that are not Python's
         _fail(kind, f"its actions cannot be planned: {type(error).__name__}: {first_line(error)}; correct them")
-    if kind.broadcasts and not simulator.broadcasts:
+    if kind.broadcasts and not simulator.has_broadcast:
         _fail(kind, "broadcasts is True, but it never broadcasts version 0; return Broadcast(0) from start()")
-    if rounds < ROUNDS:
-        failing = " after clients failed; send them a version in returned()" if fleet.lossy else ""
-        advice = failing or "; send a version, and request updates that clients hold, in start() and after every merge"
-        _fail(kind, f"no client has work after {rounds} merges{advice}")
     return server.decisions
 
 
 def _fail(kind: type[ServerMachine], fault: str) -> NoReturn:
-    raise UserError(f"algorithm {kind.name!r}: {fault}") from None
+    refuse(kind.name, fault)
 
 
 def _call(kind: type[ServerMachine], hook: str, function: Callable[[], T]) -> T:
@@ -174,11 +168,14 @@ class _RehearsalSimulator(Simulator):
     def __init__(self, server: _ObservedServer, fleet: Fleet) -> None:
         super().__init__(cast(ServerMachine, server), fleet)
         self._kind = server.kind
-        self._newest = 0
-        self.broadcasts = 0
         self._open: set[protocol.Update] = set()  # arrived, neither merged nor discarded
         self._closed: set[protocol.Update] = set()
         self._handled_at_merge = 0
+
+    @property
+    def has_broadcast(self) -> bool:
+        """Whether the server has broadcast a version."""
+        return len(self._broadcasts) > 0
 
     def _handle(self, event: int, client: int, detail: int) -> None:
         if self.handled - self._handled_at_merge > MAX_EVENTS:
@@ -200,47 +197,26 @@ class _RehearsalSimulator(Simulator):
     def _check(self, action: protocol.ServerAction) -> None:
         if isinstance(action, protocol.Merge):
             self._check_merge(action)
-        elif isinstance(action, protocol.Broadcast):
-            self._check_broadcast(action)
         elif isinstance(action, protocol.Send | protocol.Request):
-            self._check_message(action)
+            if not isinstance(action.client, int):
+                refuse_action(self.server, action, self._newest)
+            if isinstance(action, protocol.Request) and not self.policy.hold_until_requested:
+                _fail(
+                    self._kind,
+                    "it returns Request, but its clients send updates unrequested; set hold_until_requested=True in "
+                    "policy",
+                )
         elif isinstance(action, protocol.SetTimer):
             if not action.seconds >= 0.0:
                 _fail(self._kind, f"it sets a timer of {action.seconds} s; give zero seconds or more")
         elif isinstance(action, protocol.Discard):
             self._close(action.update, "discards")
-        elif not isinstance(action, protocol.Resample | protocol.EndOfInstant):
+        elif not isinstance(action, protocol.Resample | protocol.EndOfInstant | protocol.Broadcast):
             _fail(self._kind, f"it returns {action!r:.60}, which is not an action of a server")
 
-    def _check_broadcast(self, action: protocol.Broadcast) -> None:
-        if not self._kind.broadcasts:
-            _fail(self._kind, "it returns Broadcast, but broadcasts is False; set the class attribute to True")
-        if action.version != self.broadcasts or action.version != self._newest:
-            _fail(
-                self._kind,
-                f"it broadcasts version {action.version} after {self.broadcasts} broadcasts, and the newest version is "
-                f"{self._newest}; broadcast every version once, when it is new",
-            )
-        self.broadcasts += 1
-
-    def _check_message(self, action: protocol.Send | protocol.Request) -> None:
-        name, clients = type(action).__name__, self.fleet.num_clients
-        if not (isinstance(action.client, int) and 0 <= action.client < clients):
-            _fail(self._kind, f"{name} names client {action.client!r}; give one of 0 to {clients - 1}")
-        if isinstance(action, protocol.Send):
-            if action.version not in self._versions:
-                _fail(self._kind, f"it sends version {action.version}, which does not exist; send the newest version")
-        elif not self.policy.hold_until_requested:
-            _fail(
-                self._kind,
-                "it returns Request, but its clients send updates unrequested; set hold_until_requested=True in policy",
-            )
-
     def _check_merge(self, merge: protocol.Merge) -> None:
-        if merge.version != self._newest + 1:
-            _fail(self._kind, f"version {merge.version} follows version {self._newest}; use self.merge() for merges")
-        name = f"the merge to version {merge.version}"
         for update, weight in merge.updates:
+            name = f"round {merge.version}"
             self._close(update, f"{name} uses")
             if not (weight < 0.0 and math.isfinite(weight)):
                 _fail(
@@ -248,18 +224,6 @@ class _RehearsalSimulator(Simulator):
                     f"{name} gives an update the coefficient {weight}; Δ points away from the client's model, so "
                     "coefficients of updates must be below zero",
                 )
-        allowed = {self._newest, *(update.version for update, _ in merge.updates)}
-        for version, _ in merge.past:
-            if version not in allowed:
-                _fail(
-                    self._kind,
-                    f"{name} uses past version {version}; it may use the newest version and the start versions of its "
-                    f"updates, here {', '.join(map(str, sorted(allowed)))}",
-                )
-        total = math.fsum(weight for _, weight in merge.past)
-        if not abs(total - 1.0) < 1e-9:
-            _fail(self._kind, f"{name}: the coefficients of past versions sum to {total:g}; they must sum to one")
-        self._newest = merge.version
         self._handled_at_merge = self.handled
 
     def _close(self, update: protocol.Update, verb: str) -> None:

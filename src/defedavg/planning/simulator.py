@@ -30,10 +30,14 @@ from ..algorithms.protocol import (
     Update,
     Upload,
 )
+from . import action_checks
 from .devices import Fleet, Floats, StepTimes
 from .event_queue import EventKind, EventQueue
 from .records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Stall, Timeout, Uploaded
 from .version_tracker import Broadcasts, Versions
+
+MAX_EVENTS_WITHOUT_MERGE = 1_000_000
+"""And a hundred for each client and each update of a round: a round that needs more events never ends in practice."""
 
 
 @dataclass(slots=True)
@@ -53,7 +57,11 @@ def _as_list(times: Floats) -> list[float]:
 
 
 class Simulator:
-    """Iterate to plan: yields records in the order of events, without end or until every client is lost."""
+    """Iterate to plan: yields records in the order of events, without end or until every client is lost.
+
+    An action that breaks a rule of ``action_checks`` raises ``UserError``, and so does a server without further actions
+    while no client is lost for good.
+    """
 
     sparse = False  # whether jobs that no merge uses are omitted
 
@@ -77,7 +85,9 @@ class Simulator:
         self._up = _as_list(fleet.up_times)
         self._down = _as_list(fleet.down_times)
         self._broadcasts = Broadcasts(self._down)
-        self._versions = Versions(self._broadcasts, server.broadcasts)
+        self._versions = Versions(self._broadcasts, server.broadcasts, server.past_versions)
+        self._newest = 0
+        self._received_in_vain = False  # whether some client received a version that it could not use
         self._slack = 0.0  # seconds after its arrival in which a client may still start from a version
         self._lost_for_good = 0
         self._absent_until: dict[int, float] = {}
@@ -86,6 +96,9 @@ class Simulator:
         self._one_message = not (server.broadcasts or self.policy.hold_until_requested or fleet.lossy or has_timeout)
         self._started_iteration = False
         self.handled = 0  # events so far
+        setup = server.setup
+        self._events_per_round = MAX_EVENTS_WITHOUT_MERGE + 100 * (setup.num_clients + setup.updates_per_round)
+        self._deadline = self._events_per_round  # the number of events by which a merge must have happened
         self.on_start: Callable[[int, RunningJob], None] | None = None
 
     @property
@@ -106,10 +119,15 @@ class Simulator:
         while self._queue and self._lost_for_good < self.fleet.num_clients:
             self.now, _, client, _, event, detail = self._queue.pop()
             self.handled += 1
+            if self.handled > self._deadline:
+                action_checks.refuse_endless_round(self.server, self._newest, self._events_per_round)
             self._handle(event, client, detail)
             if self._out:
                 yield from self._out
                 self._out.clear()
+        if not self._lost_for_good:
+            faults = {"failed": self.fleet.lossy, "repeated": self._received_in_vain}
+            action_checks.refuse_stall(self.server, self.policy, self._newest, **faults)
         yield Stall(self.now)
 
     def _begin(self, actions: list[ServerAction]) -> None:
@@ -187,6 +205,7 @@ class Simulator:
         """Deliver a version that was sent to this client alone."""
         machine = self._client(client)
         if machine.phase is Phase.GONE or not machine.model(version):
+            self._received_in_vain = True
             self._versions.release(version)
             return
         self._versions.received(client, version)
@@ -305,12 +324,13 @@ class Simulator:
             if isinstance(action, Merge):
                 self._merge(action)
             elif isinstance(action, Broadcast):
+                action_checks.check_broadcast(self.server, action.version, len(self._broadcasts), self._newest)
                 self._broadcast(action.version)
             elif isinstance(action, Send):
-                self._versions.hold(action.version)
-                self._out.append(Sent(action.version, action.client, self.now))
-                self._push(self.now + self._down[action.client], EventKind.MODEL, action.client, action.version)
+                self._send(action)
             elif isinstance(action, Request):
+                if not 0 <= action.client < self.fleet.num_clients:
+                    action_checks.refuse_action(self.server, action, self._newest)
                 self._push(self.now + self.fleet.latency_seconds, EventKind.REQUEST, action.client)
             elif isinstance(action, SetTimer):
                 if math.isfinite(action.seconds):  # otherwise it never expires
@@ -318,9 +338,23 @@ class Simulator:
             elif isinstance(action, EndOfInstant):
                 self._push(self.now, EventKind.END_OF_INSTANT, -1)
             elif isinstance(action, Discard):
-                self._versions.release(action.update.version)
+                self._release(action.update, action)
             else:
                 self._out.append(Timeout(self.now, action.missing, action.drawn))
+
+    def _send(self, action: Send) -> None:
+        client, version = action.client, action.version
+        if version not in self._versions or not 0 <= client < self.fleet.num_clients:
+            action_checks.refuse_action(self.server, action, self._newest)
+        self._versions.hold(version)
+        self._out.append(Sent(version, client, self.now))
+        self._push(self.now + self._down[client], EventKind.MODEL, client, version)
+
+    def _release(self, update: Update, action: Merge | Discard) -> None:
+        """Drop the reference of an update that is merged or discarded."""
+        if update.version not in self._versions:
+            action_checks.refuse_action(self.server, action, self._newest)
+        self._versions.release(update.version)
 
     def _broadcast(self, version: int) -> None:
         self._broadcasts.add(version, self.now)
@@ -331,6 +365,9 @@ class Simulator:
             self._push(self.now + self._down[client], EventKind.GO, client)
 
     def _merge(self, merge: Merge) -> None:
+        action_checks.check_merge(self.server, merge, self._newest)
         for update, _ in merge.updates:
-            self._versions.release(update.version)
+            self._release(update, merge)
+        self._newest = merge.version
+        self._deadline = self.handled + self._events_per_round
         self._out.append(Round(self.now, merge, self._versions.add(merge.version, self.now - self._slack)))

@@ -14,12 +14,14 @@ Clients that can fail tell the server when they return, so only ``Simulator`` ha
 from __future__ import annotations
 
 import math
+from typing import NoReturn
 
 import numpy as np
 
 from ..algorithms import ServerMachine
 from ..algorithms.protocol import ClientMachine, Phase, Request, Send, ServerAction, Update
 from ..errors import UserError
+from .action_checks import refuse
 from .devices import Fleet
 from .event_queue import EventKind
 from .lazy_clients import LazyClients
@@ -35,14 +37,26 @@ PLAN_DETAIL = ("auto", "all", "used")
 
 def make_simulator_for(server: ServerMachine, fleet: Fleet, plan_detail: str = "all") -> Simulator:
     """Return the simulator that records ``all`` jobs, only the ``used`` ones, or, by fleet size, either (``auto``)."""
-    if plan_detail == "used" and fleet.lossy:
-        raise UserError("clients.plan_detail is 'used', but clients can be lost, so all jobs matter; set it to 'all'")
-    if plan_detail == "all" or fleet.lossy or (plan_detail == "auto" and fleet.num_clients < SPARSE_FROM_CLIENTS):
-        return Simulator(server, fleet)
     policy = server.client_policy(server.settings)
+    eager = policy.hold_until_requested and not policy.pause_when_full
+    possible = not fleet.lossy and (server.broadcasts or not eager)
+    if plan_detail == "used" and not possible:
+        _refuse_used(server, fleet)
+    if plan_detail == "all" or not possible or (plan_detail == "auto" and fleet.num_clients < SPARSE_FROM_CLIENTS):
+        return Simulator(server, fleet)
     if not policy.hold_until_requested:
         return SparseSimulator(server, fleet)
-    return PausingClientsSimulator(server, fleet) if policy.pause_when_full else EagerClientsSimulator(server, fleet)
+    return EagerClientsSimulator(server, fleet) if eager else PausingClientsSimulator(server, fleet)
+
+
+def _refuse_used(server: ServerMachine, fleet: Fleet) -> NoReturn:
+    if fleet.lossy:
+        raise UserError("clients.plan_detail is 'used', but clients can be lost, so all jobs matter; set it to 'all'")
+    refuse(
+        server.name,
+        "clients.plan_detail is 'used', which needs broadcasts if clients keep training between requests; set it to "
+        "'all', or broadcast versions and set the class attribute broadcasts to True",
+    )
 
 
 class SparseSimulator(Simulator):
@@ -61,8 +75,10 @@ class SparseSimulator(Simulator):
 
     def _begin(self, actions: list[ServerAction]) -> None:
         """Handle the first actions; a version 0 sent to every client is one record and no event."""
-        sends = sum(isinstance(action, Send) for action in actions)
-        if sends == self.fleet.num_clients and self._all_start_together:
+        sends = [action for action in actions if isinstance(action, Send)]
+        clients = {action.client for action in sends if action.version == 0}
+        everyone = len(sends) == len(clients) == self.fleet.num_clients == max(clients) + 1 and min(clients) == 0
+        if everyone and self._all_start_together:
             self._out.append(Sent(0, None, self.now))
             self._start_all()
             actions = [action for action in actions if not isinstance(action, Send)]
@@ -183,6 +199,13 @@ class EagerClientsSimulator(SparseSimulator):
         super()._broadcast(version)
         if version:
             self._lazy.broadcast(self.now)
+
+    def _send(self, action: Send) -> None:
+        refuse(
+            self.server.name,
+            f"it broadcasts, and sends version {action.version} to client {action.client} alone after round "
+            f"{self._newest}; set clients.plan_detail to 'all'",
+        )
 
     def _serve(self, actions: list[ServerAction]) -> None:
         """Handle all requests of one instant in one event."""

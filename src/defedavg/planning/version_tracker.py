@@ -18,6 +18,9 @@ class Broadcasts:
         self._returned: dict[int, float] = {}
         self._oldest_startable = 0
 
+    def __len__(self) -> int:
+        return len(self._times)
+
     def add(self, version: int, time: float) -> None:
         """Record that a version was broadcast."""
         if version != len(self._times):
@@ -63,11 +66,15 @@ class Broadcasts:
 
 
 class Versions:
-    """Reference counts of versions: running jobs, updates not yet merged, models sent to a single client."""
+    """Reference counts of versions: running jobs, updates not yet merged, models sent to a single client.
 
-    def __init__(self, broadcasts: Broadcasts, any_client_may_start: bool) -> None:
+    The ``past_versions`` before the newest one are kept, because the next merge may use them.
+    """
+
+    def __init__(self, broadcasts: Broadcasts, any_client_may_start: bool, past_versions: int = 0) -> None:
         self._broadcasts = broadcasts
         self._any_client_may_start = any_client_may_start  # from a version that is in transit, since it was broadcast
+        self._past_versions = past_versions
         self._users: dict[int, int] = {0: 0}
         self._received: dict[int, int] = {}  # client -> version in its receive buffer
         self._oldest = 0
@@ -106,6 +113,7 @@ class Versions:
         """Add a new version; return the versions that nothing will need again."""
         self._users[version] = 0
         limit = self._broadcasts.oldest_startable(now) if self._any_client_may_start else version
+        limit = min(limit, version - self._past_versions)
         while self._oldest < limit:
             if self._users[self._oldest] == 0:
                 self._free.append(self._oldest)

@@ -23,7 +23,10 @@ Records: TypeAlias = Iterable[Mapping[str, Any]]
 
 _QUARTERS = "fastest ¼, slowest ¼: how often updates of these clients are merged, relative to an equal share (1.00)."
 _LEAN = "–: not simulated, since no merge depends on it (clients.plan_detail)."
-_COUNTS = "trained: updates that a merge needed. started: updates that clients began."
+_COUNTS = (
+    "trained: updates that the merges of these rounds used, with at least one local step; at most started: all updates "
+    "that clients began in these rounds."
+)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

@@ -18,11 +18,10 @@ def run_entry(
     stats: PlanStats,
     plan_hash: str,
     *,
-    updates_trained: int,
     wall_seconds: float,
     threads: int,
 ) -> dict[str, Any]:
-    """Return the entry of one run."""
+    """Return the entry of one run; ``updates_trained`` are those of its rounds, without what was computed ahead."""
     return {
         "algorithm": point.settings.algorithm,
         "label": point.label,
@@ -37,7 +36,7 @@ def run_entry(
         "best_accuracy": progress.best_accuracy,
         "final_accuracy": progress.final_accuracy,
         "diverged_at": progress.diverged_at,
-        "updates_trained": updates_trained,
+        "updates_trained": stats.jobs_trained,
         "updates_started": stats.jobs_started,
         "staleness_mean": stats.staleness_mean,
         "participation": list(stats.participation),

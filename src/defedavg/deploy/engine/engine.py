@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from ...algorithms import ServerMachine
 from ...algorithms import protocol as actions
 from ...algorithms.protocol import ClientMachine, Phase, ProtocolError, Update
+from ...planning import action_checks
 from ...planning.records import Round, Sent, Timeout
 from . import events
 from .client_tracker import MAX_FAULTS, ClientLink, Tracker
@@ -54,7 +55,8 @@ class Engine:
         self.versions = {0}
         self.received: dict[tuple[int, int], Update] = {}  # updates that are neither merged nor discarded yet
         self._timers: dict[int, PendingTimer] = {}
-        self._newest = 0
+        self._newest = 0  # of the broadcast versions
+        self._merges = self._broadcasts = 0
         self._uploads: deque[Update] = deque()
         self._ready: set[int] = set()  # clients that may be able to take work
         self._commands: list[Command] = []
@@ -64,6 +66,12 @@ class Engine:
     def connected(self) -> list[int]:
         """The clients that are connected."""
         return [client for client, link in enumerate(self.links) if link.node is not None]
+
+    def check_stall(self) -> None:
+        """Raise ``UserError`` if nothing can happen: all clients are connected, none has work, and no timer is set."""
+        pending = self.finished or self._timers or self.end_of_instant_pending or not self.begun
+        if not pending and all(link.node is not None and not link.busy for link in self.links):
+            action_checks.refuse_stall(self.server, self.policy, self._merges)
 
     def expired_timers(self, now: float, early: bool = True) -> list[int]:
         """Return the timers whose time is over or, with ``early``, for which no client can answer any more."""
@@ -239,16 +247,20 @@ class Engine:
                 if self.finished:
                     return
             elif isinstance(action, actions.Broadcast):
+                action_checks.check_broadcast(self.server, action.version, self._broadcasts, self._merges)
+                self._broadcasts += 1
                 self._newest = action.version
                 self._commands.append(Sent(action.version, None, self._now))
                 self._ready.update(self.connected)
             elif isinstance(action, actions.Send):
+                if action.version not in self.versions or not 0 <= action.client < len(self.links):
+                    action_checks.refuse_action(self.server, action, self._merges)
                 self.links[action.client].next_version = action.version
                 self._commands.append(Sent(action.version, action.client, self._now))
                 self._ready.add(action.client)
                 invited.append(action.client)
             elif isinstance(action, actions.Request):
-                self._request(action.client)
+                self._request(action)
                 invited.append(action.client)
             elif isinstance(action, actions.SetTimer):
                 waits_for = frozenset(invited) if invited else None
@@ -262,7 +274,10 @@ class Engine:
             else:
                 self._commands.append(Timeout(self._now, action.missing, action.drawn))
 
-    def _request(self, client: int) -> None:
+    def _request(self, action: actions.Request) -> None:
+        client = action.client
+        if not 0 <= client < len(self.clients):
+            action_checks.refuse_action(self.server, action, self._merges)
         machine = self.clients[client]
         if self.background:
             self.links[client].wanted = True
@@ -271,8 +286,11 @@ class Engine:
         self._ready.add(client)  # has no effect on a client that is not connected
 
     def _merge(self, merge: actions.Merge) -> None:
+        action_checks.check_merge(self.server, merge, self._merges)
         for update, _ in merge.updates:
-            del self.received[update.client, update.index]
+            if self.received.pop((update.client, update.index), None) is None:
+                action_checks.refuse_action(self.server, merge, self._merges)
+        self._merges = merge.version
         self.versions.add(merge.version)
         self.finished = merge.version >= self.max_rounds
         freed = tuple(sorted(self.versions - self._needed_versions() - {merge.version}))
@@ -311,7 +329,8 @@ class Engine:
         self._commands.append(events.Exchange(client, newer, link.wanted, link.epoch, machine.jobs, machine.trained))
 
     def _needed_versions(self) -> set[int]:
-        needed = {self._newest} | {update.version for update in self.received.values()}
+        needed = {self._newest, *range(self._merges - self.server.past_versions, self._merges)}
+        needed |= {update.version for update in self.received.values()}
         for link in self.links:
             needed.update(link.open_jobs.values(), link.versions_sent)
             if link.next_version is not None:

@@ -112,6 +112,7 @@ class Coordinator:
         return busy
 
     def _check_end(self) -> None:
+        self.session.engine.check_stall()
         if self.now > self.session.stopping_rule.max_seconds:
             self.session.end(Status.SECONDS)
         elif self.session.engine.connected or self._hellos:

@@ -72,7 +72,6 @@ def finish(session: Session, wall_seconds: float) -> None:
         session.progress,
         summarise(found.plan, found.fleet),
         found.plan.hash(),
-        updates_trained=sum(u.steps > 0 for record in found.plan.rounds for u, _ in record.merge.updates),
         wall_seconds=wall_seconds,
         threads=torch.get_num_threads(),
     )

@@ -15,7 +15,7 @@
     ["best_accuracy", "best", percent, "highest accuracy evaluated"],
     ["rounds", "rounds", (v) => digits(v, 4), "merges by the server"],
     ["staleness_mean", "staleness", (v) => digits(v, 3), "mean staleness of merged updates"],
-    ["updates_trained", "trained", (v) => (v === null ? "–" : Math.round(v).toLocaleString("en")), "updates that a merge needed"],
+    ["updates_trained", "trained", (v) => (v === null ? "–" : Math.round(v).toLocaleString("en")), "updates that the merges used, with at least one local step"],
     ["wall_seconds", "real time", (v) => (v === null ? "–" : `${digits(v, 3)} s`), "seconds of computation on this computer"],
   ];
 
