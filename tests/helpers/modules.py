@@ -149,6 +149,38 @@ class Backwards(nn.Sequential):
         return x
 
 
+class Average(nn.Module):
+    """A buffer that training updates."""
+
+    level: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(ENTER, 3))
+        self.register_buffer("level", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        if self.training:
+            self.level.mul_(0.9).add_(out.detach().mean(0), alpha=0.1)
+        return out - self.level
+
+
+class NormalisedTwice(nn.Module):
+    """One layer with running statistics that is used twice, with a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.inner, self.leave = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(144, 3)
+        self.norm, self.last = nn.BatchNorm2d(4), nn.BatchNorm1d(3, affine=False, momentum=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.enter(x)))
+        hidden = hidden + self.norm(self.inner(hidden))
+        out: Tensor = self.last(self.leave(hidden.flatten(1)))
+        return out
+
+
 def hooked() -> nn.Module:
     net = nn.Sequential(nn.Flatten(), nn.Linear(ENTER, 8), nn.ReLU(), nn.Linear(8, 3))
     net[2].register_forward_hook(lambda _, args, out: out + 1)
@@ -181,6 +213,21 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "batch normalisation": ("chain", lambda: nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
     )),
+    "batch normalisation of features": ("chain", lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(ENTER, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Tanh(), nn.Linear(8, 3)
+    )),
+    "running statistics": ("chain", lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8), nn.BatchNorm1d(8),
+        nn.Tanh(), nn.Linear(8, 3),
+    )),
+    "normalised twice": ("composed", NormalisedTwice),
+    "running statistics, mapped": ("mapped", lambda: nn.Sequential(
+        nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(ENTER, 3), nn.Softmax(0)
+    )),
+    "instance statistics": ("mapped", lambda: nn.Sequential(
+        nn.InstanceNorm2d(1, affine=True, track_running_stats=True), nn.Flatten(), nn.Linear(ENTER, 3)
+    )),
+    "own statistics": ("mapped", Average),
     "unusual attention": ("mapped", lambda: Cross(dropout=0.0, add_zero_attn=True)),
     "mean of the batch": ("mapped", lambda: Around(lambda x: x - x.mean(0))),
     "mean of all": ("mapped", lambda: Around(lambda x: x - x.mean())),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..config import study as config
@@ -16,6 +16,8 @@ from ..planning.plan_recorder import PlanRecorder
 from ..planning.records import Record
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..tasks import Task
     from ..training import (
         BatchedRun,
@@ -139,6 +141,11 @@ class Result:
     best_accuracy: float | None
     plan: Plan
     weights: Any
+    named_weights: Mapping[str, Tensor] = field(repr=False)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return weights and buffers of the last version by name, on the CPU, for ``model.load_state_dict``."""
+        return {name: value.clone() for name, value in self.named_weights.items()}
 
 
 def simulate(
@@ -176,6 +183,7 @@ def simulate(
         best_accuracy=done.best_accuracy,
         plan=Plan(run.simulator.header, tuple(records)),
         weights=run.weights,
+        named_weights=run.executor.named(run.weights),
     )
 
 

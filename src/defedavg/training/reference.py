@@ -3,6 +3,9 @@
 For each merge it trains the jobs that the merge uses, one after the other, and applies
 
     w[t+1] = Σ a·w[v] + global_lr · Σ b·Δ
+
+Running statistics, such as those of batch normalisation, are no weights: a difference of variances can be negative.
+Their new values are the mean of the clients' values at the end of their jobs, with weights proportional to |b|.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from ..rng import extend, key
 from ..tasks import Data, Task, seeded
 from .evaluation import EvalResult, EvalSchedule, PendingEval
 from .local_training import LocalTraining
-from .module_state import keyed_copy, updated_buffers
+from .module_state import VersionLayout, keyed_copy, updated_buffers, weighted_mean
 from .stopping import Evaluation, StoppingRule
 from .tensor_rng import signed
 
@@ -33,16 +36,16 @@ CheckpointHook = Callable[[], None]
 
 
 class FlatModel:
-    """A module whose parameters and averaged buffers are views of one vector, so that a version is one tensor.
+    """A module whose parameters and running statistics are views of one vector, so that a version is one tensor.
 
-    Float buffers that training updates are averaged like parameters. Dropout layers draw keyed masks from ``draws``.
+    ``statistics`` names the buffers that a version contains. Dropout layers draw keyed masks from ``draws``.
     """
 
-    def __init__(self, module: nn.Module, constants: Collection[str] = ()) -> None:
+    def __init__(self, module: nn.Module, statistics: Collection[str] = ()) -> None:
         # A copy, because this class writes to it, and a model builder may return the same module each time.
         self.module, self.draws = keyed_copy(module)
-        averaged = [b for name, b in self.module.named_buffers() if b.is_floating_point() and name not in constants]
-        tensors = [*self.module.parameters(), *averaged]
+        self.layout = VersionLayout.of(self.module, statistics)
+        tensors = self.layout.tensors(self.module)
         self.trainable = [p for p in self.module.parameters() if p.requires_grad]
         if not tensors:
             raise UserError("the model has no parameters; use a model that has some")
@@ -52,14 +55,28 @@ class FlatModel:
             raise UserError("every parameter of the model is frozen; use a model that can be trained")
         self.vector = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         vector_to_parameters(self.vector, tensors)
-        ids = set(map(id, averaged))
-        self._constants = [(b, b.clone()) for b in self.module.buffers() if id(b) not in ids]
+        views = set(map(id, tensors))
+        self._buffers = [  # with the initial values of constants and counters
+            (owner, name, buffer, None if id(buffer) in views else buffer.clone())
+            for owner in self.module.modules()
+            for name, buffer in owner.named_buffers(recurse=False)
+        ]
 
     def load(self, weights: Tensor) -> None:
-        """Load a version, and reset the constants and counters, which no merge averages, to their initial values."""
+        """Load a version, and reset the constants and counters, which no version contains, to their initial values."""
         self.vector.copy_(weights)
-        for buffer, initial in self._constants:
-            buffer.copy_(initial)
+        for owner, name, buffer, initial in self._buffers:
+            if getattr(owner, name) is not buffer:  # forward has assigned a new tensor
+                setattr(owner, name, buffer)
+            if initial is not None:
+                buffer.copy_(initial)
+
+    def trained(self) -> Tensor:
+        """Return the vector after training, with the statistics to which ``forward`` has assigned new tensors."""
+        for owner, name, buffer, initial in self._buffers:
+            if initial is None and getattr(owner, name) is not buffer:
+                buffer.copy_(getattr(owner, name).detach())
+        return self.vector
 
 
 def sample_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -73,6 +90,16 @@ def sample_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     return losses
 
 
+def _misfit(error: Exception, batch_size: int) -> str:
+    """Return why a model cannot be trained, and what to do."""
+    if batch_size == 1 and "more than 1 value per channel" in str(error):
+        return (
+            "batch_size is 1, but batch normalisation needs several values per channel in every batch; set a larger "
+            "batch_size, or use GroupNorm"
+        )
+    return f"the model cannot be trained on these data with this loss: {first_line(error)}"
+
+
 class Reference:
     """Computes the rounds of one plan, in order."""
 
@@ -80,17 +107,15 @@ class Reference:
         self.task, self.local_training = task, local_training
         self.updates_trained = 0
         module = seeded(task.model, key(local_training.seed, "init")).to(task.train.inputs.device)
-        buffers = {name for name, _ in module.named_buffers()}
-        samples = torch.from_numpy(task.clients[0][: local_training.batch_size])
-        self._flat = FlatModel(module, constants=buffers - updated_buffers(module, task.train.inputs[samples]))
-        self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
+        samples = torch.from_numpy(np.resize(task.clients[0], local_training.batch_size))
         try:  # so that a model that does not fit its data is refused at once
+            self._flat = FlatModel(module, updated_buffers(module, task.train.inputs[samples]).statistics)
+            self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
             with torch.random.fork_rng(devices=[]):
                 self._flat.module.eval()
                 self._gradients(samples)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            message = f"the model cannot be trained on these data with this loss: {first_line(error)}"
-            raise UserError(message) from error
+            raise UserError(_misfit(error, local_training.batch_size)) from error
 
     def _gradients(self, samples: Tensor) -> tuple[Tensor | None, ...]:
         data = self.task.train
@@ -101,6 +126,11 @@ class Reference:
     def module(self) -> nn.Module:
         """The model, with the weights that were loaded last."""
         return self._flat.module
+
+    @property
+    def layout(self) -> VersionLayout:
+        """Which values a version contains."""
+        return self._flat.layout
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """Return a version as a state dict for ``load_state_dict``, on the CPU."""
@@ -115,11 +145,16 @@ class Reference:
         """Merge trained updates, delete the versions that the plan frees, and return the new version."""
         merge = record.merge
         merged = torch.zeros_like(self._flat.vector)
-        for update, weight in merge.updates:
-            if update.steps:
-                merged.add_(deltas[update], alpha=weight * self.local_training.global_lr)
+        # An update without steps has no difference and no statistics: its client has seen no data.
+        trained = [(deltas[update], weight) for update, weight in merge.updates if update.steps]
+        for delta, weight in trained:
+            merged.add_(delta, alpha=weight * self.local_training.global_lr)
         for version, weight in merge.past:
             merged.add_(self.versions[version], alpha=weight)
+        if self.layout.statistics:
+            first = self.layout.first_statistic
+            newest = self.versions[max(version for version, _ in merge.past)]
+            merged[first:] = weighted_mean(((delta[first:], weight) for delta, weight in trained), newest[first:])
         self.versions[merge.version] = merged
         for version in record.freed:
             del self.versions[version]
@@ -133,7 +168,7 @@ class Reference:
         self, update: Update, start: Tensor, client_samples: NDArray[np.int64] | None = None,
         may_continue: Callable[[int], bool] = lambda _: True,
     ) -> tuple[Tensor, int]:  # fmt: skip
-        """Return Δ = start − end of a job that starts from ``start``, and the number of steps done.
+        """Return the update of a job that starts from ``start``, and the number of steps done.
 
         ``may_continue`` is called with the step number before each step, and ends the job by returning False.
         """
@@ -157,7 +192,7 @@ class Reference:
                         if gradient is not None:
                             parameter.sub_(gradient, alpha=training.local_lr)
                 done += 1
-        return start - flat.vector, done
+        return flat.layout.update(start, flat.trained()), done
 
     def evaluate(self, weights: Tensor, data: Data) -> tuple[float, float | None]:
         """Return the mean loss of a version and, for a task with classes, its accuracy."""

@@ -17,7 +17,7 @@ from .kernels.cuda_graph import StepGraph
 from .kernels.plain import CpuLayerKernels, LayerKernels
 from .local_training import DeviceMinibatches, TrainingJob, host_minibatches
 from .memory import allowed, batch_limits, step_bytes
-from .module_state import same_constants
+from .module_state import VersionLayout, same_constants
 from .precision import DEFAULT, check_precision
 from .reference import sample_losses
 from .stacking.layer_registry import CHANNELS_LAST, StackedPass
@@ -49,14 +49,15 @@ class Trainer:
         if max_batch_jobs < 1:
             raise UserError(f"max_batch_jobs is {max_batch_jobs}; it must be at least 1")
         self._task, self._module = task, module
-        self._shapes = _shapes(module)
-        self._size = sum(shape.numel() for shape in self._shapes.values())
         self._trainable = [name for name, p in module.named_parameters() if p.requires_grad]
         self._device = task.train.inputs.device
         dtype = next(module.parameters()).dtype
         self.asynchronous = self._device.type == "cuda"
         self._kernels = _kernels(self._device, dtype, precision)
         self._stacked = stack(module, self._kernels, task.train.inputs[:3])
+        self._layout = VersionLayout.of(module, self._stacked.statistics)
+        self._shapes = self._layout.shapes
+        self._size = sum(shape.numel() for shape in self._shapes.values())
         self._minibatches = DeviceMinibatches(self._device)
         self._graphs: dict[tuple[int, int, int], StepGraph] = {}
         self.pool: Any = torch.cuda.graph_pool_handle() if self.asynchronous else None
@@ -64,8 +65,9 @@ class Trainer:
         self._stopped = False
         self._set_limits(dtype.itemsize, batch_size, max_batch_jobs, memory)
         same_in_any_batch = self._kernels.skips_zero_rates and isinstance(module, nn.Sequential)
-        fully_fused = self._stacked.self_updating >= set(self._trainable)
-        self.batch_invariant = not self.asynchronous or (same_in_any_batch and fully_fused)
+        fully_fused = self._stacked.self_updating >= set(self._trainable) and not self._layout.statistics
+        invariant_on_device = not self.asynchronous or (same_in_any_batch and fully_fused)
+        self.batch_invariant = self._stacked.batch_invariant and invariant_on_device
 
     def _set_limits(self, itemsize: int, batch_size: int, max_batch_jobs: int, memory: int | None) -> None:
         size = self._size * itemsize
@@ -80,14 +82,17 @@ class Trainer:
 
     def _discarded_step(self, batch_size: int, clients: int) -> None:
         """Run one step on copies of the weights."""
-        vector = torch.cat([p.detach().reshape(1, -1) for p in self._module.parameters()], dim=1)
+        vector = torch.cat([p.detach().reshape(1, -1) for p in self._layout.tensors(self._module)], dim=1)
         zeros = torch.zeros((clients, batch_size), dtype=torch.int64, device=self._device)
         rates = torch.ones_like(vector[0, :1]).expand(clients)
         self.step(self.split(vector.expand(clients, -1)), zeros, rates, zeros[:, 0])
 
     def accepts(self, module: nn.Module) -> bool:
         """Return whether a model has the same parameters and constants as the one of this trainer."""
-        return list(self._shapes.items()) == list(_shapes(module).items()) and same_constants(self._module, module)
+        statistics = self._layout.statistics
+        shapes = VersionLayout.of(module, statistics).shapes
+        same_shapes = list(self._shapes.items()) == list(shapes.items())
+        return same_shapes and same_constants(self._module, module, statistics)
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         """Return Δ of every job, in their order; after running out of memory, continue with smaller batches."""
@@ -171,7 +176,7 @@ class Trainer:
             remaining = {name: w[:active] for name, w in weights.items()} if active < len(jobs) else weights
             step_keys = extend_all(keys[:active], torch.tensor(step))
             self.step(remaining, samples[:active, step], rates[:active], step_keys)
-        return list((starts - self.join(weights)).unbind())
+        return list(self._layout.update(starts, self.join(weights)).unbind())
 
     def _train_on_device(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
@@ -183,7 +188,11 @@ class Trainer:
         graph = self._graph(len(jobs), size, longest, starts[:1])
         ends = graph.run(starts, samples, rates, steps, keys, longest)
         # Each difference has its own memory: one that waits long for its round must not keep a whole batch alive.
-        return list(torch._foreach_sub(list(starts.unbind()), list(ends.unbind())))
+        deltas = list(torch._foreach_sub(list(starts.unbind()), list(ends.unbind())))
+        if self._layout.statistics:
+            first = self._layout.first_statistic
+            torch._foreach_copy_([delta[first:] for delta in deltas], list(ends[:, first:].unbind()))
+        return deltas
 
     def _graph(self, count: int, size: int, steps: int, like: Tensor) -> StepGraph:
         # Where unused slots cost nothing, two graphs are enough.
@@ -227,27 +236,23 @@ class Trainer:
         return torch.stack([losses / len(data), accuracy], dim=1)
 
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Return the parameters in vectors (C, …) as views, with the dimensions in the order of the stacked layers."""
+        """Return the parts of vectors (C, …) as views, with the dimensions in the order of the stacked layers."""
         parts = torch.split(vectors, [shape.numel() for shape in self._shapes.values()], dim=1)
         shaped = zip(self._shapes.items(), parts, strict=True)
         views = {name: part.view(len(vectors), *shape) for (name, shape), part in shaped}
         return views | {name: views[name].permute(CHANNELS_LAST) for name in self._stacked.channels_last}
 
     def split(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Return contiguous copies of the parameters in vectors."""
+        """Return contiguous copies of the parts of vectors."""
         return {name: w.clone(memory_format=torch.contiguous_format) for name, w in self.views(vectors).items()}
 
     def join(self, weights: dict[str, Tensor]) -> Tensor:
-        """Return the vectors of parameters, (C, …)."""
+        """Return the vectors of these parts, (C, …)."""
         first = next(iter(weights.values()))
         vectors = first.new_empty((len(first), self._size))
         for name, view in self.views(vectors).items():
             view.copy_(weights[name])
         return vectors
-
-
-def _shapes(module: nn.Module) -> dict[str, torch.Size]:
-    return {name: parameter.shape for name, parameter in module.named_parameters()}
 
 
 def _kernels(device: torch.device, dtype: torch.dtype, precision: str | None) -> LayerKernels:

@@ -23,7 +23,7 @@ from defedavg.training.stacking.dropout import factors
 from defedavg.training.stacking.layer_registry import StackedModel
 from defedavg.training.stacking.stacked_model import stack
 from defedavg.training.tensor_rng import signed
-from helpers.modules import ENTER, MODELS, RANDOM, WORDS, Around, Encoder, Language, Residual, X, named, task_of
+from helpers.modules import ENTER, MODELS, RANDOM, WORDS, Around, Average, Encoder, Language, Residual, X, named, task_of
 from helpers.small_runs import batched_run, final_versions, how, reference
 
 
@@ -59,11 +59,20 @@ def test_every_form_agrees_with_the_reference(model: str) -> None:
     assert float((found - expected).norm() / expected.norm()) < 1e-10
 
 
-@pytest.mark.parametrize("model", ["dropout", "residual with dropout", "encoder"])
-def test_a_model_with_dropout_is_bit_identical_in_every_batch(model: str) -> None:
+BATCH_NORMS = ["batch normalisation", "batch normalisation of features", "running statistics", "normalised twice"]
+
+
+@pytest.mark.parametrize("model", ["dropout", "residual with dropout", "encoder", *BATCH_NORMS])
+def test_a_model_is_bit_identical_in_every_batch(model: str) -> None:
     task = named(model)
     found = [merged(task, 3, jobs) for jobs in (1, 2, 3)]
     assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_a_mapped_batch_normalisation_is_not_bit_identical_in_every_batch() -> None:
+    x = torch.from_numpy(X[:3])
+    assert stack(named("running statistics").model(), LayerKernels(), x).batch_invariant
+    assert not stack(named("running statistics, mapped").model(), LayerKernels(), x).batch_invariant
 
 
 @pytest.mark.parametrize("model", ["residual with dropout", "language, tied"])
@@ -189,23 +198,6 @@ def test_a_version_does_not_contain_constant_buffers() -> None:
     assert executor.versions[0].numel() == sum(p.numel() for p in Language().parameters())
 
 
-class Average(nn.Module):
-    """A buffer that training updates."""
-
-    level: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(ENTER, 3))
-        self.register_buffer("level", torch.zeros(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(x)
-        if self.training:
-            self.level.mul_(0.9).add_(out.detach().mean(0), alpha=0.1)
-        return out - self.level
-
-
 def test_a_version_contains_buffers_that_training_updates() -> None:
     executor = make_executor(how("fedavg"), 0, task_of(Average))
     assert executor.versions[0].numel() == 3 * ENTER + 3 + 3
@@ -244,7 +236,6 @@ def used(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), "BatchNorm2d keeps .*; use GroupNorm"),
         (
             lambda: nn.Sequential(nn.Flatten(), nn.AlphaDropout(0.5), nn.Linear(ENTER, 2)),
             "AlphaDropout draws from the global generator; use Dropout",
@@ -255,7 +246,6 @@ def used(module: nn.Module) -> nn.Module:
         (lambda: Around(lambda x: x if x.sum() > 0 else -x), "data-dependent"),
         (lambda: Around(lambda x: x.view(5, -1)), "fails on 2 samples"),
         (lambda: Around(lambda x: x / 0), "not finite"),
-        (Average, "buffer level changes"),
         (lambda: used(Caching()), "cannot be copied"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ Form = Callable[[nn.Module, LayerKernels, Tensor], StackedModel]
 """Stacks a module; it may use a few samples."""
 
 StepResult = tuple[Tensor, Tensor, dict[str, Tensor]]
-"""The outputs of a step, those of an evaluation before it, and the change of every parameter."""
+"""The outputs of a step, those of an evaluation before it, and the changes of parameters and running statistics."""
 
 
 class DisagreementError(StackingError):
@@ -61,7 +61,8 @@ class EquivalenceCheck:
     proves nothing.
     """
 
-    def __init__(self, module: nn.Module, sample: Tensor) -> None:
+    def __init__(self, module: nn.Module, sample: Tensor, statistics: Collection[str] = ()) -> None:
+        self._statistics = statistics
         first = next(module.parameters()).dtype
         for dtype in dict.fromkeys((torch.float64, first)):
             try:
@@ -84,6 +85,9 @@ class EquivalenceCheck:
         self._sample = sample.cpu().to(dtype) if sample.is_floating_point() else sample.cpu()
         self._weights = {name: _noisy(p.detach(), random) for name, p in self._module.named_parameters()}
         self._trainable = [name for name, p in self._module.named_parameters() if p.requires_grad]
+        kept = {name: b for name, b in self._module.named_buffers() if name in self._statistics}
+        # With noise above zero, because a variance is.
+        self._weights.update((name, buffer + (_noisy(buffer, random) - buffer).abs()) for name, buffer in kept.items())
         self._inputs = self._sample[(torch.arange(CLIENTS)[:, None] + torch.arange(SAMPLES)) % len(sample)]
         if sample.is_floating_point():  # all inputs differ, and none is outside the range of the data
             shrink = torch.from_numpy(random.uniform(0.5, 1.0, tuple(self._inputs.shape))).to(dtype)
@@ -111,11 +115,13 @@ class EquivalenceCheck:
             loss = (out * self._slopes[c]).sum()
             gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
             outputs.append(out.detach())
-            changes.append({name: self._rates[c] * g for name, g in zip(self._trainable, gradients, strict=True)})
+            change = {name: self._rates[c] * g for name, g in zip(self._trainable, gradients, strict=True)}
+            change.update((name, self._weights[name][c] - weights[name]) for name in self._statistics)
+            changes.append(change)
         self._draws.key = None
         if not torch.equal(state, torch.get_rng_state()):
             raise StackingError("it draws from the global generator; use nn.Dropout, nn.Dropout1d or nn.Dropout2d")
-        stacked = {name: torch.stack([change[name] for change in changes]) for name in self._trainable}
+        stacked = {name: torch.stack([change[name] for change in changes]) for name in changes[0]}
         if not all(bool(value.isfinite().all()) for value in (*outputs, *evaluated, *stacked.values())):
             raise StackingError("its results are not finite with weights close to its own")
         return torch.cat(outputs), torch.cat(evaluated), stacked

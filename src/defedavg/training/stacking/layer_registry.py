@@ -7,6 +7,7 @@ The contract of ``run(context, x)``:
 
 * Shapes: ``x`` is (C·B, …), B samples for each of C clients, the samples of one client adjacent; so is the result.
   ``context.weights`` maps ``site.name`` + the parameter's name in the module to the parameters of all clients, (C, …).
+  It contains the buffers that training changes, too; ``run`` updates them in place if ``context.training`` is True.
 * SGD update: by default, autograd computes the gradients of ``context.weights`` and the trainer applies the update. A
   layer that names parameters in ``StackedLayer.self_updating`` updates these itself in its backward pass, in place, by
   ``context.rates`` (C,), and must leave a client with rate zero unchanged even if its gradient is not finite. Pass
@@ -47,7 +48,7 @@ class StackingError(Exception):
 class StackedPass:
     """The context of one forward pass: with ``rates`` it is part of an SGD step, without them an evaluation."""
 
-    weights: Mapping[str, Tensor]  # name -> the parameter of every client, (C, …)
+    weights: Mapping[str, Tensor]  # name -> the parameter or running statistic of every client, (C, …)
     rates: Tensor | None = None  # learning rates, (C,)
     keys: Tensor | None = None  # (C,): random layers draw from them
     anchor: Tensor | None = None  # a leaf that needs a gradient, so that the backward pass visits every layer
@@ -80,11 +81,17 @@ class StackedLayer:
 
 @dataclass(frozen=True, slots=True)
 class StackedModel:
-    """A model for many clients; the sets of names are those of all its layers."""
+    """A model for many clients; the sets of names are those of all its layers.
+
+    ``statistics`` are the buffers that a training step updates. If ``batch_invariant`` is False, the rounding of one
+    client's results depends on the other clients, even on the CPU.
+    """
 
     run: Callable[[StackedPass, Tensor], Tensor]
     self_updating: frozenset[str] = frozenset()
     channels_last: frozenset[str] = frozenset()
+    statistics: frozenset[str] = frozenset()
+    batch_invariant: bool = True
 
     @classmethod
     def of(cls, run: Callable[[StackedPass, Tensor], Tensor], layers: Iterable[StackedLayer]) -> StackedModel:
@@ -103,12 +110,16 @@ class StackedModel:
         anchor = rates.new_zeros((), requires_grad=True)
         leaves = {name: weights[name].detach().requires_grad_() for name in trainable if name not in self.self_updating}
         context = StackedPass({**weights, **leaves} if leaves else weights, rates, keys, anchor)
+        statistics = {name: weights[name].clone() for name in self.statistics}
         outputs = self.run(context, inputs)
         gradients = torch.autograd.grad(loss(outputs), [*leaves.values(), anchor], allow_unused=True)
         with torch.no_grad():
             for name, gradient in zip(leaves, gradients, strict=False):
                 if gradient is not None:
                     weights[name].sub_(scaled(gradient, rates.view(-1, *(1,) * (gradient.ndim - 1))))
+            for name, before in statistics.items():  # a client with rate zero keeps them
+                idle = (rates == 0).view(-1, *(1,) * (before.ndim - 1))
+                weights[name].copy_(torch.where(idle, before, weights[name]))
         return outputs
 
 
@@ -144,9 +155,11 @@ def stacked_layer(*kinds: type[nn.Module]) -> Callable[[Builder], Builder]:
 
 
 def samplewise(module: nn.Module, site: LayerSite) -> StackedLayer:
-    """Stack a layer without parameters that treats every sample by itself: the module is its own stacked form."""
+    """Stack a layer without state that treats every sample by itself: the module is its own stacked form."""
     if next(module.parameters(), None) is not None:
         raise StackingError(f"{site.name}: {type(module).__name__} with parameters")
+    if next(module.buffers(), None) is not None:
+        raise StackingError(f"{site.name}: {type(module).__name__} with buffers")
     return StackedLayer(lambda _, x: module(x))
 
 

@@ -139,18 +139,38 @@ def group_norm(module: nn.GroupNorm, site: LayerSite) -> StackedLayer:
     return StackedLayer(run)
 
 
+class _Contiguous(torch.autograd.Function):
+    """Makes a tensor and its gradient contiguous: the rounding of kernels depends on the order in memory."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]  # noqa: ARG004  (signature)
+        return x.contiguous()
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]  # noqa: ARG004  (signature)
+        return grad.contiguous()
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    out: Tensor = _Contiguous.apply(x)  # type: ignore[no-untyped-call]
+    return out
+
+
 @stacked_layer(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def batch_norm(module: nn.modules.batchnorm._BatchNorm, site: LayerSite) -> StackedLayer:
-    """Stack a normalisation over the batch of each client, without running statistics."""
-    if module.running_mean is not None:
-        raise StackingError(f"{site.name}: batch normalisation with running statistics")
+    """Stack a normalisation over the batch of each client; evaluations use its running statistics, if it has any."""
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
-        by_client = x.reshape(context.clients, -1, *x.shape[1:]).transpose(0, 1)
-        given = (context.weights.get(f"{site.name}{parameter}") for parameter in ("weight", "bias"))
-        weight, bias = (None if values is None else values.reshape(-1) for values in given)
-        out = F.batch_norm(by_client.flatten(1, 2), None, None, weight, bias, training=True, eps=module.eps)
-        return out.view_as(by_client).transpose(0, 1).reshape(x.shape)
+        names = ("running_mean", "running_var", "weight", "bias")
+        given = (context.weights.get(f"{site.name}{name}") for name in names)
+        # As views, because F.batch_norm updates the statistics in place.
+        mean, variance, weight, bias = (None if values is None else values.view(-1) for values in given)
+        training, momentum = context.training or mean is None, module.momentum or 0.0
+        by_client = _contiguous(x).view(context.clients, -1, *x.shape[1:]).transpose(1, 2)
+        # In (1, C·channels, values of a channel), the rounding of a channel does not depend on the other channels.
+        flat = by_client.reshape(1, by_client.shape[0] * by_client.shape[1], -1).contiguous()
+        out = _contiguous(F.batch_norm(flat, mean, variance, weight, bias, training, momentum, module.eps))
+        return _contiguous(out.view(by_client.shape).transpose(1, 2).reshape(x.shape))
 
     return StackedLayer(run)
 

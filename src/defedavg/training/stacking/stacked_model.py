@@ -24,7 +24,7 @@ def stack(module: nn.Module, kernels: LayerKernels | None = None, sample: Tensor
 
     Without samples there is no check, and the result is a chain or uses ``torch.func``.
     """
-    _refuse_random_and_running(module)
+    _refuse_unsupported(module)
     kernels = kernels or CpuLayerKernels()
     try:
         model, _ = keyed_copy(module)
@@ -32,9 +32,8 @@ def stack(module: nn.Module, kernels: LayerKernels | None = None, sample: Tensor
         raise StackingError(f"it cannot be copied: {first_line(error)}") from error
     if sample is None:
         return _unchecked(model, kernels)
-    check, reason, disagreement = EquivalenceCheck(model, sample), "", ""
-    if updated := updated_buffers(model, sample):
-        raise StackingError(f"the buffer {min(updated)} changes while it trains")
+    statistics = _statistics(model, sample)
+    check, reason, disagreement = EquivalenceCheck(model, sample, statistics), "", ""
     # A module that branches on its data may branch once for all clients; only torch.func detects that.
     for form in (_mapped,) if check.branches_on_data else (_chained, _composed, _reshaped, _mapped):
         if form is _mapped and disagreement and (plugins := plugin_layers(model)):
@@ -42,7 +41,7 @@ def stack(module: nn.Module, kernels: LayerKernels | None = None, sample: Tensor
             raise StackingError(f"with the registered form of {', '.join(plugins)}: {disagreement}")
         try:
             check.check(form)
-            return form(model, kernels, sample)
+            return replace(form(model, kernels, sample), statistics=statistics)
         except DisagreementError as error:
             reason = disagreement = str(error)
         except StackingError as error:
@@ -59,13 +58,27 @@ def _unchecked(model: nn.Module, kernels: LayerKernels) -> StackedModel:
         return _mapped(model, kernels)
 
 
-def _refuse_random_and_running(module: nn.Module) -> None:
+def _statistics(model: nn.Module, sample: Tensor) -> frozenset[str]:
+    """Return the running statistics of a module; refuse one that keeps other state from step to step."""
+    try:
+        updated = updated_buffers(model, sample)
+    except Exception as error:  # a module may raise anything
+        raise StackingError(f"it fails on {len(sample)} samples: {first_line(error)}") from error
+    if updated.assigned:
+        raise StackingError(f"it assigns a new tensor to the buffer {min(updated.assigned)}; update it in place")
+    normalisations = [n for n, inner in model.named_modules() if isinstance(inner, nn.modules.batchnorm._NormBase)]
+    unused = {f"{name}.num_batches_tracked".lstrip(".") for name in normalisations}  # with a fixed momentum
+    if counters := updated.counters - unused:
+        raise StackingError(f"the buffer {min(counters)} changes while it trains, and is not of floating point")
+    return updated.statistics
+
+
+def _refuse_unsupported(module: nn.Module) -> None:
     for inner in module.modules():
         kind = type(inner).__name__
-        if isinstance(inner, nn.modules.batchnorm._BatchNorm) and inner.running_mean is not None:
-            raise StackingError(
-                f"{kind} keeps running statistics; use GroupNorm or {kind}(…, track_running_stats=False)"
-            )
+        tracks = isinstance(inner, nn.modules.batchnorm._NormBase) and inner.running_mean is not None
+        if tracks and inner.momentum is None:
+            raise StackingError(f"{kind} with momentum=None counts its batches; give it a momentum")
         if isinstance(inner, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.Dropout3d) and inner.p > 0:
             raise StackingError(f"{kind} draws from the global generator; use Dropout, Dropout1d or Dropout2d")
 
@@ -127,4 +140,5 @@ def mapped(module: nn.Module) -> StackedModel:
             draws.key = None
         return out.flatten(0, 1)
 
-    return StackedModel(run)
+    normalises = any(isinstance(inner, nn.modules.batchnorm._BatchNorm) for inner in model.modules())
+    return StackedModel(run, batch_invariant=not normalises)
