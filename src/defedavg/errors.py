@@ -1,8 +1,9 @@
-"""The one exception that is shown to users as a single line."""
+"""The one exception that is shown to users as a single line, and text that is safe to show on a terminal."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -21,3 +22,19 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# Control characters (ESC starts commands to a terminal), marks that change the direction of text, separators of lines,
+# and surrogates, which stand for bytes of file names that are not UTF-8.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return text for a terminal: characters that are commands to it, except those to keep, are shown as escapes."""
+    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
+
+
+def _escape(sign: str) -> str:
+    if "\udc80" <= sign <= "\udcff":  # a byte that Python could not decode
+        return f"\\x{ord(sign) - 0xDC00:02x}"
+    return sign.encode("unicode_escape").decode()

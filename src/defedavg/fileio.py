@@ -1,18 +1,35 @@
-"""File output that readers can trust: they see the old content or the new one, never a part, even after a crash."""
+"""Files that users and readers can trust.
+
+Readers of a file see the old content or the new one, never a part, even after a crash. A link is followed, so that it
+stays a link; what is not a regular file (a device, a pipe) is written to and never replaced. Files of a run folder are
+read only if they are regular files: a pipe would wait forever, and a device may never end.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import select
+import shutil
+import stat
+import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
 from .errors import UserError, first_line
 
 LOCK_FILE = ".lock"
+MAX_INPUT = 64 << 20  # bytes of a configuration or a Python file, from a device or a pipe above all
+# Opening a pipe does not wait for its writer. Windows has no such pipes.
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+PIPE_SECONDS = 10.0
+"""How long a pipe that a user names as input may stay silent."""
 
 
 @contextmanager
@@ -20,22 +37,65 @@ def writing(path: Path) -> Iterator[None]:
     """Turn an ``OSError`` in the block into a ``UserError`` that names the path."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader has seen enough; the command line ends silently
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a scratch path beside ``path``; at the end of the block, flush it to disk and rename it to ``path``."""
-    scratch = path.with_name(path.name + ".part")
+    """Yield a scratch path; at the end of the block, flush it to disk and rename it to ``path``.
+
+    If ``path`` is a link, the file that it points to is replaced. If it is a device, a pipe or standard output, the
+    content is copied to it.
+    """
+    if _is_stream(path):
+        with tempfile.TemporaryDirectory() as folder:
+            scratch = Path(folder) / "content"
+            yield scratch
+            _copy_to_stream(scratch, path)
+        return
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    scratch = target.with_name(target.name + ".part")
+    scratch.unlink(missing_ok=True)  # of a killed process
     try:
         yield scratch
         sync(scratch)
-        scratch.replace(path)
-        sync(path.parent)
+        scratch.replace(target)
+        sync(target.parent)
     except BaseException:  # a full disk above all: an incomplete file only takes space
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink()
         raise
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether a path names something that must not be replaced by a file, and can be written to."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    return not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)) or is_standard_output(path)
+
+
+def is_standard_output(path: Path) -> bool:
+    """Return whether a path, such as /dev/stdout, names what this process prints to."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(1))
+    except OSError:
+        return False
+
+
+def _copy_to_stream(content: Path, path: Path) -> None:
+    # Standard output keeps its position, which opening it a second time would not.
+    if is_standard_output(path):
+        sys.stdout.flush()
+        handle = os.dup(1)
+    else:
+        handle = os.open(path, os.O_WRONLY)
+    with content.open("rb") as source, os.fdopen(handle, "wb") as stream:
+        shutil.copyfileobj(source, stream)
 
 
 def sync(path: Path) -> None:
@@ -53,12 +113,56 @@ def write_whole(path: Path, data: bytes) -> None:
         scratch.write_bytes(data)
 
 
+class NotRegularError(OSError):
+    """Something other than a regular file has the name of a file that is to be read."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; raise ``NotRegularError`` for a pipe, a device or a folder, without waiting."""
+    handle = os.open(path, _READ)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise NotRegularError("it is not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file; see ``open_regular``."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def read_text(path: Path) -> str:
-    """Return the text of a file; a failure raises ``UserError``."""
+    """Return the text of a regular file; a failure raises ``UserError``."""
     try:
-        return path.read_text(encoding="utf-8")
+        return _text(read_regular(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}") from None
+
+
+def _text(data: bytes) -> str:
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()  # any kind of line break is \n
+
+
+def read_input(path: Path) -> str:
+    """Return the text of a small file that a user names, which may also be a pipe.
+
+    Raise ``OSError`` if it has more than ``MAX_INPUT`` bytes, or if a pipe stays silent for ``PIPE_SECONDS``.
+    """
+    handle = os.open(path, _READ)
+    with os.fdopen(handle, "rb", buffering=0) as file:
+        is_pipe = stat.S_ISFIFO(os.fstat(handle).st_mode)
+        if is_pipe:
+            os.set_blocking(handle, True)
+        data = io.BytesIO()
+        while data.tell() <= MAX_INPUT:
+            if is_pipe and not select.select([handle], [], [], PIPE_SECONDS)[0]:
+                raise TimeoutError(f"the pipe sent nothing for {PIPE_SECONDS:g} seconds")
+            part = file.read(1 << 16)
+            if not part:
+                return _text(data.getvalue())
+            data.write(part)
+    raise OSError(f"it has more than {MAX_INPUT >> 20} MiB")
 
 
 class InUseError(UserError):

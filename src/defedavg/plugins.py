@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from .errors import UserError, first_line
+from .fileio import read_input
 from .registry import registering
 
 
@@ -101,7 +102,7 @@ def read_source(path: str | Path) -> str:
     if name in _texts:
         return _texts[name]
     try:
-        return Path(name).read_text(encoding="utf-8")
+        return read_input(Path(name))
     except FileNotFoundError:
         raise UserError(f"there is no Python file {name}; correct the path in plugins or task.module") from None
     except (OSError, ValueError) as error:

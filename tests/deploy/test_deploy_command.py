@@ -147,12 +147,12 @@ def test_the_summary_records_the_users_command_and_the_process_of_the_server(
 
     config = read_deploy_config({**default_settings("fedavg", 2), "name": "x"})
     monkeypatch.setattr("sys.argv", ["defedavg", "deploy", "local", "--name", "run"])
-    runfolder.create_run_folder(config, tmp_path / "run", force=False)
-    first = made()
-    assert first["command"] == "defedavg deploy local --name run"
-    monkeypatch.setattr("sys.argv", ["flower-serverapp"])
-    monkeypatch.setattr("os.getpid", lambda: first["pid"] + 1)
-    runfolder.open_run(config, tmp_path / "run", resume=False)
+    with runfolder.new_run_folder(config, tmp_path / "run", force=False):
+        first = made()
+        assert first["command"] == "defedavg deploy local --name run"
+        monkeypatch.setattr("sys.argv", ["flower-serverapp"])
+        monkeypatch.setattr("os.getpid", lambda: first["pid"] + 1)
+        runfolder.open_run(config, tmp_path / "run", resume=False)
     assert made() == {**first, "pid": first["pid"] + 1}
 
 

@@ -21,7 +21,7 @@ from defedavg.errors import UserError
 from defedavg.experiments.study_run import StudyRun
 from defedavg.runstore.export import COLUMNS
 from defedavg.runstore.reader import find_runs, locate_run, read_run
-from defedavg.runstore.writer import remove_run
+from defedavg.runstore.writer import remove_runs
 from helpers.strategies import bounded
 
 STUDY = """
@@ -277,6 +277,6 @@ def test_links_in_a_run_are_removed_and_not_followed(runs: Path, tmp_path: Path)
     (runs / "one" / "plans" / "way-out").symlink_to(outside)
     (runs / "one" / "summary.json").unlink()
     (runs / "one" / "summary.json").symlink_to(outside / "precious")
-    assert remove_run(locate_run(runs, "one").path) == []
+    assert remove_runs([locate_run(runs, "one").path]) == [[]]
     assert (outside / "precious").read_text() == "x"
     assert not os.path.lexists(runs / "one")

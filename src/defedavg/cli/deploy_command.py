@@ -7,6 +7,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..config.task_module import absolute_spec
 from ..errors import UserError, unknown
+from ..fileio import read_regular, read_text, write_whole
 from ..report import tables
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
@@ -137,7 +139,7 @@ def local(
     from ..deploy.deploy_config import read_deploy_config
     from ..deploy.flower.app_template import write_app
     from ..deploy.flower.processes import check_port
-    from ..deploy.server.deployment_folder import create_run_folder
+    from ..deploy.server.deployment_folder import new_run_folder
 
     run_folder, files = folder / name, RunFiles(folder / name)
     if resume:
@@ -149,14 +151,13 @@ def local(
     run_config = read_deploy_config({**flat, "deploy.resume": resume})
     if port is not None:
         check_port(port)
-    if not resume:
-        create_run_folder(run_config, run_folder, force=force)
+    with nullcontext() if resume else new_run_folder(run_config, run_folder, force=force):
         if app_folder is None:
             write_app(files.app, flat)
-        else:
-            files.app_path.write_text(f"{app_folder.absolute()}\n", encoding="utf-8")
-    _run(app_folder or files.app, run_config, flat, files, port, warm=not no_warm_workers)
-    entries = json.loads(files.summary.read_text())["runs"]
+        elif not resume:
+            write_whole(files.app_path, os.fsencode(f"{app_folder.absolute()}\n"))
+        _run(app_folder or files.app, run_config, flat, files, port, warm=not no_warm_workers)
+    entries = json.loads(read_text(files.summary))["runs"]
     if as_json:
         print_json(entries)
     else:
@@ -208,19 +209,21 @@ def _run(
 
 def _interrupted_run(files: RunFiles, app_folder: Path | None) -> tuple[dict[str, Any], Path]:
     from ..deploy.engine import event_log as logs
+    from ..deploy.server.deployment_folder import recover
 
+    recover(files.folder)
     if not files.event_log.exists():
         raise UserError(f"there is no run to resume in {files.folder}")
     if read_run(files.folder).finished:
         raise UserError(f"the run in {files.folder} is finished; start another run")
     recorded = files.app_path
-    own_app = Path(recorded.read_text(encoding="utf-8").strip()) if recorded.exists() else files.app
+    own_app = Path(os.fsdecode(read_regular(recorded)).strip()) if recorded.exists() else files.app
     return logs.read(files.event_log).settings, app_folder or own_app
 
 
 def _app_settings(folder: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        content = tomllib.loads(read_regular(folder / "pyproject.toml").decode())
         return _flat(content["tool"]["flwr"]["app"]["config"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{folder} is not a Flower app with settings; create one with `defedavg deploy init`") from None

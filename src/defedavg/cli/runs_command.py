@@ -20,7 +20,7 @@ from ..errors import UserError, unknown
 from ..fileio import writing
 from ..report import tables
 from ..runstore.reader import RunEntry, RunFolder, find_runs, locate_run
-from ..runstore.writer import remove_run
+from ..runstore.writer import remove_runs
 from .options import Json, Out, err, out, print_json, print_line, print_note
 
 app = typer.Typer(help="List, filter, compare, export and remove runs.", no_args_is_help=True)
@@ -286,8 +286,7 @@ def remove_(
         print_note("nothing was removed")
         raise typer.Exit(1)
     removed = []
-    for run in runs:
-        kept = remove_run(run.path)
+    for run, kept in zip(runs, remove_runs([run.path for run in runs]), strict=True):
         removed.append({"name": run.name, "kept": kept})
         if not as_json:
             if kept:

@@ -20,6 +20,7 @@ from typing import Any
 from ..algorithms import ALGORITHMS
 from ..compat import make_callable
 from ..errors import UserError, first_line, unknown
+from ..fileio import read_input
 from ..planning.devices import PAPER
 from ..planning.traces import read_trace
 from ..plugins import load_plugins
@@ -114,7 +115,7 @@ def load(path: str | Path, overrides: tuple[str, ...] = (), plugins: Iterable[st
     """Read a study from a TOML file, apply ``table.key=value`` overrides, and load its plugins and further ones."""
     path = Path(path)
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(read_input(path))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
     except (OSError, UnicodeDecodeError) as error:

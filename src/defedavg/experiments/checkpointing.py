@@ -29,7 +29,7 @@ from torch import Tensor
 from .. import __version__
 from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
-from ..fileio import read_text, replacing, writing
+from ..fileio import open_regular, read_text, replacing, writing
 from ..plugins import plugin_hashes
 from ..runstore.journal import JournalPosition
 from ..runstore.layout import RunFiles
@@ -82,6 +82,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        open_regular(path).close()  # a pipe would wait forever
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:

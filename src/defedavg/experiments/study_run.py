@@ -26,8 +26,9 @@ from ..runstore.journal import Journal, read_until
 from ..runstore.layout import RunFiles
 from ..runstore.provenance import provenance
 from ..runstore.reader import PartitionCounts, RunFolder
+from ..runstore.replacement import Replacement
 from ..runstore.summary import run_entry
-from ..runstore.writer import begin_run, open_folder, write_partition, write_summary
+from ..runstore.writer import begin_run, check_folder, write_partition, write_summary
 from ..tasks import class_counts
 from ..training import Evaluation
 from .checkpointing import (
@@ -87,16 +88,15 @@ class StudyRun:
         self._directory = CheckpointDir(self._files.checkpoints)
         self._checkpoints = CheckpointWriter(self._directory, study, checkpoint_interval)
         self._lock = FolderLock(folder)
+        self._old = Replacement(folder)
         try:
-            if resume and not self._files.is_empty():
+            if self._old.recover():
+                self.notes.append(f"restored the run in {folder}, which a killed process was about to replace")
+            self._resumed = resume and not self._files.is_empty()
+            if self._resumed:
                 self._resume()
             else:
-                open_folder(folder, force=force)
-            begin_run(self._files, study.to_toml())
-            if self._partition is not None:
-                write_partition(self._files, self._partition)
-            if not self.finished:
-                self._write_summary(finished=False)
+                check_folder(folder, force=force)
         except BaseException:
             self._lock.release()
             raise
@@ -117,6 +117,7 @@ class StudyRun:
     def _resume(self) -> None:
         """Load the state of an earlier session; nothing is written."""
         files = self._files
+        files.refuse_links()
         if files.foreign() and not files.config.exists():
             raise UserError(f"{self.folder} holds something other than a run and is not resumed; use another name")
         if files.config.exists():
@@ -157,8 +158,12 @@ class StudyRun:
     # Running.
 
     def run(self, watch: Watch) -> bool:
-        """Compute all runs; return False if Ctrl-C stopped them, with everything evaluated so far saved."""
+        """Compute all runs; return False if Ctrl-C stopped them, with everything evaluated so far saved.
+
+        A run that this one replaces is removed after the first round; if the new one ends before, it is restored.
+        """
         try:
+            self._begin()
             if not self.finished:
                 self._journal = Journal(self._files.metrics, self._session.metrics)
                 try:
@@ -168,9 +173,21 @@ class StudyRun:
             if self.finished:
                 self._write_summary(finished=True)
                 self._directory.clear()
+        except BaseException:
+            self._old.restore()
+            raise
         finally:
             self._lock.release()
         return self.finished
+
+    def _begin(self) -> None:
+        if not self._resumed:
+            self._old.set_aside()
+        begin_run(self._files, self.study.to_toml())
+        if self._partition is not None:
+            write_partition(self._files, self._partition)
+        if not self.finished:
+            self._write_summary(finished=False)
 
     def _run(self, watch: Watch) -> bool:
         remaining = [spec for spec in self._specs if not self._is_finished(spec)]
@@ -183,6 +200,8 @@ class StudyRun:
                 self._handle(event)
                 watch(event)
         except KeyboardInterrupt:
+            if self._old.pending:
+                raise
             for event in self.sweep.interrupt():
                 self._handle(event)
             return False
@@ -202,6 +221,8 @@ class StudyRun:
         self._plans[spec] = PlanFile(path, run)
 
     def _handle(self, event: Event) -> None:
+        if isinstance(event, RunFinished) or event.evaluation.round > 0:
+            self._old.commit()
         if isinstance(event, RunFinished):
             self._finish(event)
         elif self._journal is not None:

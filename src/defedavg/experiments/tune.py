@@ -25,8 +25,9 @@ from ..jsonio import json_line
 from ..runstore.journal import Journal
 from ..runstore.layout import RunFiles
 from ..runstore.provenance import provenance
+from ..runstore.replacement import Replacement
 from ..runstore.summary import label_with_rates
-from ..runstore.writer import begin_run, open_folder, write_lines, write_summary
+from ..runstore.writer import begin_run, check_folder, write_lines, write_summary
 from ..training import RunProgress, Status
 from .compute import ComputeConfig
 from .run_events import Event, PausableRun, RunEvaluated, RunFinished, RunSpec, Watch
@@ -235,19 +236,37 @@ class TuningFolder:
         self._origin = provenance(executor=compute.executor, device=compute.device, precision=compute.precision)
         self._files = RunFiles(folder)
         self._lock = FolderLock(folder)
+        self._old = Replacement(folder)
         try:
-            open_folder(folder, force=force)
-            begin_run(self._files, study.to_toml())
-            self._save(finished=False)
+            if self._old.recover():
+                tuning.sweep.notes.append(f"restored {folder}, which a killed process was about to replace")
+            check_folder(folder, force=force)
         except BaseException:
             self._lock.release()
             raise
 
     def run(self, watch: Watch) -> bool:
-        """Search; return False if Ctrl-C stopped it, with everything known so far saved."""
+        """Search; return False if Ctrl-C stopped it, with everything known so far saved.
+
+        A run that this one replaces is removed after the first round; if the new one ends before, it is restored.
+        """
+        try:
+            self._old.set_aside()
+            begin_run(self._files, self._study.to_toml())
+            self._save(finished=False)
+            return self._run(watch)
+        except BaseException:
+            self._old.restore()
+            raise
+        finally:
+            self._lock.release()
+
+    def _run(self, watch: Watch) -> bool:
         journal = Journal(self._files.metrics)
 
         def log(event: Event) -> None:
+            if not isinstance(event, RunEvaluated) or event.evaluation.round > 0:
+                self._old.commit()
             if isinstance(event, RunEvaluated):
                 spec = event.spec
                 head = {"algorithm": spec.settings.algorithm, "label": spec.label, "seed": spec.seed}
@@ -256,10 +275,11 @@ class TuningFolder:
 
         try:
             finished = self._tuning.run(log)
+            if self._old.pending:
+                raise KeyboardInterrupt  # before the first round
             self._save(finished=finished)
         finally:
             journal.close()
-            self._lock.release()
         return finished
 
     def _save(self, *, finished: bool) -> None:

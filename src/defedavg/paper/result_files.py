@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import RunFinished, RunSpec, Watch
 from ..experiments.sweep import Sweep
-from ..fileio import file_name, write_whole, writing
+from ..fileio import file_name, read_regular, write_whole, writing
 from ..jsonio import finite
 from ..runstore.provenance import provenance
 from ..training import Status
@@ -79,7 +79,7 @@ class ResultFiles:
 
     def _read(self, path: Path, run: PaperRun) -> Result:
         try:
-            result = json.loads(gzip.decompress(path.read_bytes()))
+            result = json.loads(gzip.decompress(read_regular(path)))
             expected = finite([self.choices.without_time_limit(), asdict(run)])
             matches = [result["choices"], result["piece"]] == expected
             times = result["first_hit_seconds"], result["sustained_seconds"], result["seconds"]
@@ -169,7 +169,7 @@ def logged_session(folder: Path, compute: ComputeConfig) -> Iterator[None]:
 def last_session(folder: Path) -> dict[str, str]:
     """Return the last line of a folder's log with all values as text; an empty dict if no line can be read."""
     try:
-        line = json.loads((folder / _LOG).read_text(encoding="utf-8").splitlines()[-1])
+        line = json.loads(read_regular(folder / _LOG).splitlines()[-1])
     except (OSError, ValueError, IndexError):
         return {}
     if not isinstance(line, dict):

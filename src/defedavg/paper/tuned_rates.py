@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import Event, RunFinished, Watch
 from ..experiments.tune import PairOutcome, RatePair, Tuning, pairs_of, score
-from ..fileio import file_name
+from ..fileio import file_name, read_regular
 from ..jsonio import finite
 from ..training import Status
 from .published import GLOBAL_GRID, LOCAL_GRID, Cell, Rates
@@ -62,7 +62,7 @@ class TunedRates:
     def _read(self, cell: Cell) -> Result:
         path = self.path(cell)
         try:
-            tuned = json.loads(path.read_text(encoding="utf-8"))
+            tuned = json.loads(read_regular(path))
             global_lr, local_lr = tuned["best"]
             matches = tuned["choices"] == self.store.choices.without_time_limit()
             valid = all(rate is None or 0 < rate < 1e9 for rate in (global_lr, local_lr))

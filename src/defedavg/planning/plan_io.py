@@ -28,7 +28,7 @@ from typing import Any, get_args
 
 from ..algorithms.protocol import Merge, Update
 from ..errors import UserError
-from ..fileio import writing
+from ..fileio import open_regular, replacing, writing
 from .records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Stall, Timeout, Uploaded
 
 FORMAT = "defedavg-plan"
@@ -93,22 +93,16 @@ def saved(
     The file appears under its name after the last record.
     """
     path = Path(path)
-    scratch = path.with_name(path.name + ".part")
-    try:
-        with writing(path), scratch.open("wb") as file:
-            # Without a name and a time stamp, equal plans give equal files.
-            packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else None
-            target = packed or file
-            target.write(line(header).encode() + b"\n")
-            for record in records:
-                target.write(line(record).encode() + b"\n")
-                yield record
-            if packed:
-                packed.close()
-        with writing(path):
-            scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with writing(path), replacing(path) as scratch, scratch.open("wb") as file:
+        # Without a name and a time stamp, equal plans give equal files.
+        packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else None
+        target = packed or file
+        target.write(line(header).encode() + b"\n")
+        for record in records:
+            target.write(line(record).encode() + b"\n")
+            yield record
+        if packed:
+            packed.close()
 
 
 def stream(path: str | Path) -> tuple[Header, Iterator[Record]]:
@@ -127,8 +121,8 @@ def stream(path: str | Path) -> tuple[Header, Iterator[Record]]:
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for line in file:
+        with open_regular(path) as file:
+            for line in gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file:
                 yield line.decode()
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise UserError(f"the plan {path} cannot be read: {error}") from None

@@ -7,6 +7,7 @@ Malformed records still raise ``UserError``.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import zlib
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError, first_line
+from ..fileio import open_regular
 from ..planning.plan_io import read_header
 
 Floats = NDArray[np.float64]
@@ -51,7 +53,8 @@ class Digest:
 def digest(path: Path, *, bars: bool) -> Digest:
     """Read the figures of a plan file; without ``bars``, jobs and uploads are only counted, which is faster."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        with open_regular(path) as file:
+            lines = io.TextIOWrapper(gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file, encoding="utf-8")
             head = read_header(json.loads(next(lines, "null")))
             records = _Records(head.num_clients)
             for row in _rows(lines, bars and not head.sparse):

@@ -25,6 +25,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from numpy.typing import NDArray
 
 from ..errors import UserError, unknown
+from ..fileio import replacing, writing
 
 Floats: TypeAlias = NDArray[np.float64]
 Against: TypeAlias = Literal["seconds", "rounds"]
@@ -98,10 +99,8 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
     with matplotlib.rc_context(STYLE):
         for file in written:
             kind = file.suffix.lower()
-            try:
-                figure.savefig(file, format=kind[1:], **_FORMATS[kind])
-            except OSError as error:
-                raise UserError(f"the figure {file} cannot be written: {error.strerror or error}") from None
+            with writing(file), replacing(file) as scratch:
+                figure.savefig(scratch, format=kind[1:], **_FORMATS[kind])
     return written
 
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ..errors import UserError
-from ..fileio import writing
+from ..fileio import open_regular, writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def read_until(path: Path, position: JournalPosition) -> bytes:
     if position.size == 0:
         return b""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(position.size)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -13,6 +13,7 @@
       plots/*            figures as PNG and PDF
       report.html        the report page
       tensorboard/       logs for TensorBoard, on request
+      .previous/         after ``--force``, until the new run has results: the run that it replaces
 
 A deployment adds its event log, the state of its server, and what its processes printed.
 """
@@ -22,10 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..errors import UserError
 from ..fileio import LOCK_FILE, file_name
 
 MARKERS = ("config.toml", "summary.json")
 """A folder with one of them is a run folder, perhaps a damaged one."""
+
+PREVIOUS, PREVIOUS_MOVING, PREVIOUS_REMOVING = ".previous", ".previous.part", ".previous.old"
+"""The folders of a run that is being replaced; see ``replacement``."""
 
 OWNED = (
     *MARKERS,
@@ -39,7 +44,17 @@ OWNED = (
     "plots",
     "report.html",
     "tensorboard",
-    *("events.jsonl", "state", "server.log", "error.txt", "app", "app.txt", "flower"),  # of a deployment
+    *(PREVIOUS, PREVIOUS_MOVING, PREVIOUS_REMOVING),
+    *(
+        "events.jsonl",
+        "state",
+        "server.log",
+        "failed-server.log",
+        "error.txt",
+        "app",
+        "app.txt",
+        "flower",
+    ),  # of a deployment
 )
 """All that a run writes: removing a run removes these and nothing else."""
 
@@ -67,6 +82,7 @@ class RunFiles:
         self.event_log = folder / EVENT_LOG
         self.server_state = folder / "state"
         self.server_log = folder / "server.log"
+        self.failed_log = folder / "failed-server.log"  # of a server that did not start: the old run was restored
         self.error = folder / "error.txt"
         self.app = folder / "app"  # generated
         self.app_path = folder / "app.txt"  # where the user's own app is
@@ -85,15 +101,29 @@ class RunFiles:
         names = sorted(path.name for path in self.folder.iterdir())
         return [name for name in names if name.removesuffix(".part") not in OWNED and name != LOCK_FILE]
 
+    def refuse_links(self) -> None:
+        """Raise ``UserError`` if a file of the run is a link, a pipe or a device: writing would change other files."""
+        for path in (self.folder / name for name in OWNED):
+            for each in (path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())):
+                if each.is_symlink() or (each.exists() and not each.is_file() and not each.is_dir()):
+                    raise UserError(f"{each} is a link or a special file; replace it by the file, or use --force")
+
     def is_empty(self) -> bool:
         """Return whether the folder holds nothing except the lock."""
         return all(path.name == LOCK_FILE for path in self.folder.iterdir())
 
 
+def is_being_replaced(folder: Path) -> bool:
+    """Return whether an old run is kept aside in a folder, by a process that runs or that was killed."""
+    return any((folder / name).is_dir() and not (folder / name).is_symlink() for name in (PREVIOUS, PREVIOUS_MOVING))
+
+
 def is_run(folder: Path) -> bool:
     """Return whether this is a run folder, perhaps a damaged one."""
     try:
-        return not folder.is_symlink() and any((folder / name).is_file() for name in MARKERS)
+        return not folder.is_symlink() and (
+            any((folder / name).is_file() for name in MARKERS) or is_being_replaced(folder)
+        )
     except OSError:
         return False
 

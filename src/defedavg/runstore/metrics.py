@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import first_line
+from ..fileio import read_regular
 
 WHOLE = ("round", "updates")
 MAX_TEXT = 2000  # characters of one value
@@ -109,7 +110,7 @@ def read_lines(path: Path) -> JsonLines:
     """Read a file of JSON lines; one that does not exist, or is a link, is empty."""
     found = JsonLines()
     try:
-        data = b"" if path.is_symlink() else path.read_bytes()
+        data = b"" if path.is_symlink() else read_regular(path)
     except FileNotFoundError:
         return found
     except OSError as error:

@@ -19,6 +19,7 @@ from ..config.renamed_settings import current_label
 from ..config.settings import Settings
 from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
+from ..fileio import read_regular
 from .layout import MARKERS, RunFiles, find_run_folders, is_run
 from .metrics import JsonLines, Measurement, Trail, is_whole, number, read_lines, read_metrics, text_of
 from .summary import label_with_rates
@@ -308,7 +309,7 @@ def _text_of(path: Path, problems: list[str]) -> str | None:
         problems.append(f"{path.name} is a link")
         return None
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except FileNotFoundError:
         problems.append(f"{path.name} is missing")
     except (OSError, ValueError) as error:

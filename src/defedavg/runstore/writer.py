@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..errors import UserError
-from ..fileio import LOCK_FILE, write_whole, writing
+from ..fileio import LOCK_FILE, FolderLock, InUseError, write_whole, writing
 from ..jsonio import finite, json_line
 from .layout import MARKERS, OWNED, RunFiles
 from .reader import PartitionCounts
+from .replacement import remove
 
 
-def open_folder(folder: Path, *, force: bool) -> None:
-    """Create a run folder; refuse one that exists, or with ``force`` empty it if it holds a run."""
+def check_folder(folder: Path, *, force: bool) -> None:
+    """Create a run folder; refuse one that is not empty, or with ``force`` one that holds something else than a run."""
     with writing(folder):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} exists and is not a folder; choose another --out or name")
@@ -29,28 +30,32 @@ def open_folder(folder: Path, *, force: bool) -> None:
             raise UserError(f"{folder} already exists; use --force to replace it, or another name")
         if not all((folder / name).exists() for name in MARKERS):
             raise UserError(f"{folder} holds something other than a run and is not replaced; choose another name")
-        _remove_owned(folder)
 
 
-def remove_run(folder: Path) -> list[str]:
-    """Remove what a run wrote, and its folder if nothing else is in it; return the names of what remains."""
+def remove_runs(folders: Sequence[Path]) -> list[list[str]]:
+    """Remove what runs wrote, and their folders if nothing else is in them; return the names of what remains.
+
+    If a process writes to one of the runs, raise ``InUseError`` and remove none.
+    """
+    with ExitStack() as locks:
+        for folder in folders:
+            try:
+                locks.enter_context(FolderLock(folder))
+            except InUseError:
+                raise InUseError(f"{folder} is in use by another process; stop it before you remove the run") from None
+        return [_remove(folder) for folder in folders]
+
+
+def _remove(folder: Path) -> list[str]:
     with writing(folder):
-        _remove_owned(folder)
+        for name in OWNED:
+            remove(folder / name)
+            remove(folder / f"{name}.part")  # of a killed process
         foreign = RunFiles(folder).foreign()
         if not foreign:
             (folder / LOCK_FILE).unlink(missing_ok=True)
             folder.rmdir()
     return foreign
-
-
-def _remove_owned(folder: Path) -> None:
-    for path in (
-        folder / f"{name}{suffix}" for name in OWNED for suffix in ("", ".part")
-    ):  # .part: of a killed process
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)  # removes a link inside without following it
-        else:
-            path.unlink(missing_ok=True)
 
 
 def begin_run(files: RunFiles, config: str) -> None:

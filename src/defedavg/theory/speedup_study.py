@@ -30,6 +30,7 @@ from ..errors import UserError
 from ..fileio import write_whole, writing
 from ..jsonio import finite, json_line
 from ..report.plots import STYLE, look, save
+from ..runstore.replacement import Replacement
 from ..training.threads import threads
 from .estimates import Notify
 from .speedup import OnTrial, check_lists, measure
@@ -71,9 +72,20 @@ def run_speedup_study(
     """Measure every task and algorithm; return whether all are finished, and the results of those that are.
 
     ``jobs`` processes measure tasks and algorithms in parallel (None: one per core). ``notify`` receives progress lines
-    and is called in these processes, so it must be picklable: a function of a module.
+    and is called in these processes, so it must be picklable: a function of a module. With ``force``, old results are
+    replaced; they are restored if the study ends before its first trial.
     """
-    _prepare(folder, force)
+    old = _prepare(folder, force)
+    try:
+        return _run(scope, folder, notify, jobs)
+    finally:
+        if (folder / TRIALS).is_file() and (folder / TRIALS).stat().st_size:
+            old.commit()
+        else:
+            old.restore()
+
+
+def _run(scope: SpeedupScope, folder: Path, notify: Notify, jobs: int | None) -> tuple[bool, list[dict[str, Any]]]:
     order = list(itertools.product(scope.tasks, scope.algorithms))
     results: list[dict[str, Any]] = []
     finished = True
@@ -140,15 +152,16 @@ def _trial_writer(path: Path, notify: Notify) -> OnTrial:
     return write
 
 
-def _prepare(folder: Path, force: bool) -> None:
+def _prepare(folder: Path, force: bool) -> Replacement:
+    old = Replacement(folder, FILES)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        old = [folder / name for name in FILES if (folder / name).exists()]
-        if old and not force:
+        old.recover()
+        if any((folder / name).exists() for name in FILES) and not force:
             raise UserError(f"{folder} already has results; use --force to replace them, or another --out")
-        for path in old:
-            path.unlink()
+        old.set_aside()
         (folder / TRIALS).touch()
+    return old
 
 
 def speedup_figure(speedups: Sequence[Mapping[str, Any]]) -> Figure:

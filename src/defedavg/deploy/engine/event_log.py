@@ -18,7 +18,7 @@ from typing import Any
 
 from ...algorithms.protocol import Discard
 from ...errors import UserError, first_line
-from ...fileio import writing
+from ...fileio import read_regular, writing
 from ...jsonio import finite
 from ...planning.records import Round, Timeout
 from . import events
@@ -207,7 +207,7 @@ class EventLog:
 def read(path: Path) -> EventLog:
     """Read a log; ignore an incomplete last line, which a crash may leave, and refuse anything else that is invalid."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise UserError(f"the log {path} cannot be read: {error.strerror or error}") from None
     complete = data[: data.rfind(b"\n") + 1]

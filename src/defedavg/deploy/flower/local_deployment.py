@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ...config.build import make_fleet
 from ...errors import UserError
-from ...runstore.layout import RunFiles
+from ...runstore.layout import RunFiles, is_being_replaced
 from ...runstore.reader import read_run
 from ..deploy_config import DeployConfig
 from .processes import FlowerCluster, free_port
@@ -76,7 +76,8 @@ def wait_until_finished(
         time.sleep(poll_seconds)
     if not read_run(folder).finished:
         _raise_failure(cluster, folder)
-        log = RunFiles(folder).server_log
+        files = RunFiles(folder)
+        log = files.server_log if files.event_log.exists() or not is_being_replaced(folder) else files.failed_log
         raise UserError(f"the server ended before the run did; see {log}; continue with --resume")
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ...config.study import SweepPoint
 from ...errors import UserError
+from ...fileio import FolderLock, read_regular, write_whole
 from ...planning.plan_stats import summarise
-from ...runstore.layout import RunFiles
+from ...runstore.layout import RunFiles, is_being_replaced
 from ...runstore.provenance import provenance
+from ...runstore.replacement import Replacement
 from ...runstore.summary import run_entry
-from ...runstore.writer import begin_run, open_folder, write_summary
+from ...runstore.writer import begin_run, check_folder, write_summary
 from ..deploy_config import DeployConfig
 from ..engine import event_log as logs
 from ..replay import replay
@@ -35,10 +37,35 @@ def open_run(config: DeployConfig, folder: Path, *, resume: bool) -> None:
     files.error.unlink(missing_ok=True)
 
 
-def create_run_folder(config: DeployConfig, folder: Path, *, force: bool) -> None:
-    """Create a folder that counts as a run even if its server never starts; replace one only with ``force``."""
-    open_folder(folder, force=force)
-    _begin(config, RunFiles(folder))
+@contextmanager
+def new_run_folder(config: DeployConfig, folder: Path, *, force: bool) -> Iterator[None]:
+    """Create a folder that counts as a run even if its server never starts; replace one only with ``force``.
+
+    At the end of the block, remove the run that this one replaces, or restore it if no server has started.
+    """
+    with FolderLock(folder):
+        recover(folder)
+        check_folder(folder, force=force)
+        Replacement(folder).set_aside()
+    try:
+        _begin(config, RunFiles(folder))
+        yield
+    finally:
+        recover(folder)
+
+
+def recover(folder: Path) -> None:
+    """Complete the replacement of a run: restore the old one, unless the server of the new one has started.
+
+    What a server printed that did not start is kept in a file of its own.
+    """
+    if is_being_replaced(folder):
+        files = RunFiles(folder)
+        begun = files.event_log.exists()
+        printed = b"" if begun or not files.server_log.is_file() else read_regular(files.server_log)
+        Replacement(folder).recover(begun=begun)
+        if printed:
+            write_whole(files.failed_log, printed)
 
 
 def _begin(config: DeployConfig, files: RunFiles) -> None:

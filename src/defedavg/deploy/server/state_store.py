@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...algorithms.protocol import Update
 from ...errors import UserError
-from ...fileio import write_whole, writing
+from ...fileio import open_regular, read_regular, write_whole, writing
 
 
 class StateStore:
@@ -66,7 +66,7 @@ class StateStore:
         """Load the progress of the server, or return None if it was never saved."""
         path = self.folder / "state.json"
         try:
-            state = json.loads(path.read_bytes())
+            state = json.loads(read_regular(path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -78,6 +78,7 @@ class StateStore:
 
 def _load(path: Path, name: str) -> Tensor:
     try:
+        open_regular(path).close()  # a pipe would wait forever
         return load_file(path)[name]
     except (OSError, SafetensorError, KeyError) as error:
         raise UserError(f"the saved state is damaged: {path} cannot be read ({error})") from None
