@@ -4,10 +4,6 @@
   const { element, swatch, percent } = Charts;
   const $ = (id) => document.getElementById(id);
   const INTERVAL = 1000;  // milliseconds
-  const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C6D31"];
-  const DARK_THEME_COLOURS = ["#5aaee0", "#f0813f", "#3fc49d", "#e0a3c4", "#f2c35c", "#8fd0f5", "#c96a95", "#c0a05e"];
-  const DASHES = ["solid", "8px,4px", "3px,3px", "10px,3px,3px,3px"];
-  const SYMBOLS = ["circle", "x", "triangle-up", "triangle-down", "diamond", "square", "cross", "star"];
   const MAX_CURVES = 24;
 
   let runs = [];
@@ -128,12 +124,13 @@
     const all = [...ticked].flatMap(([id, loaded]) => (loaded ? loaded.series.map((s) => ({
       ...s, key: `${id} ${s.name}`, name: several ? `${id}: ${s.name}` : s.name,
     })) : []));
-    return all.slice(0, MAX_CURVES).map((s, i) => ({
-      ...s, look: {
-        light: COLOURS[i % COLOURS.length], dark: DARK_THEME_COLOURS[i % DARK_THEME_COLOURS.length], symbol: SYMBOLS[i % SYMBOLS.length],
-        dash: DASHES[Math.floor(i / COLOURS.length) % DASHES.length],
-      },
-    }));
+    const counts = new Map();  // settings so far that begin with the same look
+    return all.slice(0, MAX_CURVES).map((s) => {
+      const first = `${s.looks[0].light} ${s.looks[0].symbol}`;
+      const count = counts.get(first) || 0;
+      counts.set(first, count + 1);
+      return { ...s, look: s.looks[count % s.looks.length] };
+    });
   }
 
   function curves() {
