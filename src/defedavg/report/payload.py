@@ -19,8 +19,9 @@ from ..errors import UserError
 from ..runstore.reader import RunEntry, RunFolder
 from .palette import look, page_look
 from .plan_digest import Digest, Floats, client_activity, digest, participation
+from .seed_figures import accuracy_text, mean, record_of, time_to_target
 from .series import Series, conclusion, has_result, looks_of, names_of, shorten
-from .tables import grouped, mean, spread
+from .tables import grouped
 
 MAX_EVALUATIONS = 60_000  # on one page; above, every second, third, … is shown
 MAX_ACTIVITY_CHARTS = 12  # in a group
@@ -200,7 +201,8 @@ def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]
         "folder": series.folder.title,
         "chosen": series.label in series.folder.best,
         "seconds_to_target": mean(series.numbers, "first_hit_seconds"),
-        "spread": spread(series.numbers, "first_hit_seconds"),
+        "time_text": time_to_target([record_of(run) for run in series.runs]),
+        "accuracy_text": accuracy_text(series.numbers),
         "hits": series.hits,
         **{name: mean(series.numbers, name) for name in (
             "best_accuracy", "final_accuracy", "rounds", "seconds", "staleness_mean", "updates_trained",

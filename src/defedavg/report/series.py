@@ -11,7 +11,7 @@ from ..runstore.metrics import number
 from ..runstore.reader import RunEntry, RunFolder, flat_settings
 from .palette import looks, page_look
 from .plan_digest import Digest
-from .tables import mean, share, spread, values
+from .seed_figures import accuracy_text, mean, of_seeds, spread, values
 
 
 class Series:
@@ -71,15 +71,17 @@ def conclusion(ranked: Sequence[tuple[str, Series]], target: float | None) -> st
         running = any(series.running for _, series in ranked)
         return f"No run reached {f'{100 * target:g} %' if target else 'any accuracy'}{' yet' if running else ''}."
     if not target:
-        accuracy = share(mean(best.numbers, "best_accuracy"))
-        return f"{name} was the most accurate: {accuracy}. No target accuracy was set, so times are not compared."
+        accuracy = accuracy_text(best.numbers)
+        return (
+            f"{name} had the highest best accuracy: {accuracy}. No target accuracy was set, so times are not compared."
+        )
     return _comparison(name, best, ranked[1:], target)
 
 
 def _comparison(name: str, best: Series, others: Sequence[tuple[str, Series]], target: float) -> str:
     reached = [(other, series) for other, series in others if series.hits]
     missed = [other for other, series in others if not series.hits and not series.running]
-    seeds = f" in {best.hits} of {len(best.runs)} seeds" if best.misses else ""
+    seeds = f" in {of_seeds(best.hits, len(best.runs))}" if best.misses else ""
     sentence = f"{name} reached {100 * target:g} % first: after {best.seconds_to_target:.3g} simulated seconds{seeds}"
     if reached:
         sentence += _lead(best, *reached[0])

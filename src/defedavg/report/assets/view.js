@@ -1,7 +1,7 @@
 /* The live view: requests the list of runs once a second, and the curves of ticked runs that changed. */
 "use strict";
 (() => {
-  const { element, swatch, percent } = Charts;
+  const { element, swatch } = Charts;
   const $ = (id) => document.getElementById(id);
   const INTERVAL = 1000;  // milliseconds
   const MAX_CURVES = 24;
@@ -79,7 +79,8 @@
     tableState = newState;
     const active = document.activeElement;
     const focused = active && $("list").contains(active) ? active.dataset.key : null;
-    const head = ["run", "status", "done", "algorithms", "best", "changed", "report"];
+    const head = ["run", "status", "done", "algorithms", "best accuracy", "changed", "report"];
+    const help = { "best accuracy": "of the most accurate setting: the highest of each seed, mean ± sample standard deviation over seeds" };
     const body = shown.map((run) => {
       const box = element("input", { type: "checkbox", checked: ticked.has(run.id), "aria-label": `show ${run.id}`, "data-key": `box ${run.id}` });
       box.addEventListener("change", () => {
@@ -94,12 +95,12 @@
         element("td", { class: `status ${run.status === "running" ? "badge" : run.status === "finished" ? "" : "warn"}` }, status),
         element("td", { class: "number" }, `${run.done}/${run.expected}`),
         element("td", { class: "wide" }, run.algorithms.join(", ")),
-        element("td", { class: "number" }, percent(run.best)),
+        element("td", { class: "number" }, run.best_accuracy),
         element("td", { class: "number" }, ago(run.changed)), element("td", {}, link));
     });
     if (!runs.length) body.push(element("tr", {}, element("td", { colspan: "7" }, "There are no runs yet. Start one with: defedavg run my.toml")));
     $("list").replaceChildren(
-      element("thead", {}, element("tr", {}, ...head.map((name) => element("th", { scope: "col" }, name)))),
+      element("thead", {}, element("tr", {}, ...head.map((name) => element("th", { scope: "col", title: help[name] || "" }, name)))),
       element("tbody", {}, ...body));
     if (focused !== null) {
       const again = [...$("list").querySelectorAll("[data-key]")].find((each) => each.dataset.key === focused);
