@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import tomllib
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -13,6 +17,11 @@ from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import RunEvaluated, RunFinished
 from defedavg.experiments.tune import PairOutcome, Tuning, pairs_of, score
+from defedavg.experiments.tuned_study import Decision
+from defedavg.experiments.tuning_folder import TuningFolder
+from defedavg.report.seed_figures import outcomes, over_seeds, record_of
+from defedavg.report.tables import grouped
+from defedavg.runstore.reader import read_entry
 from helpers.command_line import call, refuse
 
 BASE: dict[str, Any] = {
@@ -200,3 +209,126 @@ def test_where_a_target_is_to_be_held_a_lucky_measurement_does_not_count() -> No
         outcome = own[0]
         assert outcome.first_hit_seconds is not None
         assert outcome.hit_seconds == (outcome.sustained_seconds if outcome.status == "target" else None)
+
+
+# The decision.
+
+
+def test_the_winner_and_the_runner_up_are_printed_and_the_tuned_study_runs(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    stop = {**BASE["stop"], "target_accuracy": 0.6}
+    chosen = study(algorithms=["fedavg", "asysg", "favano", "defedavg-iid"], stop=stop, fedavg={"replacement": False})
+    file.write_text(chosen.to_toml(), encoding="utf-8")
+    grid = ("--global-rates", "0.05,1", "--local-rates", "0.001,0.05")
+    result = call("tune", file, *grid, "--device", "cpu", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    *_, winner, second, advice = result.stdout.strip().splitlines()
+    records = [json.loads(line) for line in (tmp_path / "runs/study-tune/points.jsonl").read_text().splitlines()]
+    times: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        if record["hit_seconds"] is not None:
+            times.setdefault((record["algorithm"], record["label"]), []).append(record["hit_seconds"])
+    best: dict[str, tuple[float, str]] = {}
+    for (algorithm, label), hits in times.items():
+        if len(hits) == 2:
+            best[algorithm] = min(best.get(algorithm, (math.inf, "")), (fmean(hits), label))
+    (_, label), (_, other), *_ = sorted(best.values())
+    time = over_seeds([{"hit": hit} for hit in times[label.split()[0], label]], "hit").text()
+    assert winner.startswith(f"winner: {label} (time to 60 %: {time} s; best accuracy: ")
+    assert second.startswith(f"runner-up: {other} (time to 60 %: ")
+    path = tmp_path / "runs" / "study-tune" / "tuned.toml"
+    assert advice == f"run it: defedavg run {path.relative_to(tmp_path)}"
+    text = path.read_text(encoding="utf-8")
+    assert f"# {winner.removeprefix('winner: ')}" in text
+    assert "# Seeds of the search: 0, 1." in text
+    found = config.load(path)
+    assert (found.name, found.seeds, found.algorithms) == ("study-tuned", (0, 1), chosen.algorithms)
+    summary = json.loads((path.parent / "summary.json").read_text())
+    assert [f"{each['label']}" for each in summary["ranking"]] == [label.split()[0], other.split()[0]]
+    for point in found.points():
+        algorithm = point.settings.algorithm
+        (pair,) = [each for each in summary["best"] if each["label"] == algorithm]
+        own = found.tables[algorithm]
+        assert {key: own.get(key) for key in ("global_lr", "local_lr")} == {
+            key: pair[key] for key in ("global_lr", "local_lr")
+        }
+        before = next(each for each in chosen.points() if each.settings.algorithm == algorithm)
+        assert replace(point.settings, training=before.settings.training) == before.settings
+    assert call("run", path, "--device", "cpu", cwd=tmp_path).returncode == 0
+    again = json.loads((tmp_path / "runs" / "study-tuned" / "summary.json").read_text())["runs"]
+    hits = [entry["first_hit_seconds"] for entry in again if entry["algorithm"] == label.split()[0]]
+    assert hits == times[label.split()[0], label]  # the same run as in the search
+    assert call("runs", "remove", "study-tune", "--yes", cwd=tmp_path).returncode == 0
+    assert not path.parent.exists()
+
+
+def test_swept_settings_of_a_tuned_study_are_those_of_the_winner() -> None:
+    chosen = study(
+        algorithms=["fedavg", "fedbuff"], seeds=[0], training={"updates_per_round": [2, 8], "local_steps": [2, 5]},
+        fedbuff={"concurrency": [4, 20], "local_steps": [1, 6]},
+    )  # fmt: skip
+    pairs = pairs_of(chosen.points(), (1.0,), (0.01, 0.05))
+    times = {("fedavg", 2, 5): 1.0, ("fedavg", 8, 2): 3.0, ("fedbuff", 8, 6): 2.0, ("fedbuff", 2, 1): 4.0}
+    search = Tuning(pairs, (0,), ComputeConfig(), ())
+    for pair in pairs:
+        training = pair.point.settings.training
+        key = (pair.point.settings.algorithm, training.updates_per_round, training.local_steps)
+        hit = times.get(key, 9.0) + (0.5 if pair.local_lr == 0.01 else 0.0)
+        if pair.point.settings.algorithm == "fedbuff":
+            hit += 0.1 * (pair.point.settings.algorithm_settings.concurrency == 4)
+        search.outcomes[pair] = {0: PairOutcome("target", hit, hit, None, 0.81)}
+    decision = Decision(search)
+    assert decision.winner.label == "fedavg updates_per_round=2 local_steps=5 η=1 η̄=0.05"
+    assert decision.runner_up is not None
+    assert decision.runner_up.label == "fedbuff updates_per_round=8 local_steps=6 concurrency=20 η=1 η̄=0.05"
+    found = decision.study(chosen)
+    assert found == config.study(tomllib.loads(decision.to_toml(chosen)))
+    assert (found.tables["training"]["updates_per_round"], found.tables["training"]["local_steps"]) == (2, 5)
+    fedavg, fedbuff = found.points()
+    assert fedavg.settings.training.local_lr == fedbuff.settings.training.local_lr == 0.05
+    assert found.tables["fedbuff"] == {"concurrency": 20, "local_steps": 1, "global_lr": 1.0, "local_lr": 0.05}
+    assert "training.updates_per_round = 2, training.local_steps = 5" in decision.to_toml(chosen)
+
+
+def test_with_one_setting_the_runner_up_is_its_second_pair() -> None:
+    search = Tuning(pairs_of(study(seeds=[0]).points(), (1.0,), (0.01, 0.05)), (0,), ComputeConfig(), ())
+    for pair, hit in zip(search.pairs, (None, 2.0), strict=True):
+        search.outcomes[pair] = {0: PairOutcome("max_rounds" if hit is None else "target", hit, hit, None, 0.7)}
+    assert Decision(search).lines() == [
+        "winner: defedavg-iid η=1 η̄=0.05 (time to 80 %: 2 s; best accuracy: 70.0 %)",
+        "runner-up: defedavg-iid η=1 η̄=0.01 (time to 80 %: 0 of 1 seed; best accuracy: 70.0 %)",
+    ]
+
+
+def test_a_search_that_ctrl_c_stops_decides_nothing(tmp_path: Path) -> None:
+    chosen = study(seeds=[0])
+    search = Tuning(pairs_of(chosen.points(), (1.0,), (0.01, 0.05)), (0,), ComputeConfig())
+    session = TuningFolder(search, chosen, tmp_path / "search", force=False)
+
+    def watch(event: RunEvaluated | RunFinished) -> None:
+        raise KeyboardInterrupt
+
+    assert session.run(watch) is False
+    assert session.decision is None
+    assert not (tmp_path / "search" / "tuned.toml").exists()
+
+
+def test_every_seed_of_a_search_is_in_one_category() -> None:
+    """A pair that touches the target, does not hold it and is dropped has no hit."""
+    stop = {**BASE["stop"], "consecutive_hits": 5, "eval_every_rounds": 1, "max_rounds": 200, "target_accuracy": 0.7}
+    chosen = study(seeds=[0, 1], stop=stop)
+    found = tuned(chosen, (1.0,), (0.01, 0.05, 0.1, 0.2), 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+    records = found.records()
+    assert any(r["status"] == "dropped" and r["first_hit_seconds"] is not None for r in records)  # the case in question
+    for label, entries in grouped(filter(None, map(read_entry, records)), lambda entry: entry.label).items():
+        counts = outcomes(map(record_of, entries))
+        own = [r for r in records if r["label"] == label]
+        assert sum(counts.values()) == len(own) == 2
+        assert counts.get("dropped", 0) == sum(r["status"] == "dropped" for r in own)
+        assert counts.get("reached", 0) == sum(r["status"] == "target" for r in own)
+
+
+def test_runs_of_a_search_end_at_the_target() -> None:
+    chosen = study(seeds=[0], stop={**BASE["stop"], "stop_at_target": False, "target_accuracy": 0.3})
+    found = tuned(chosen, (1.0,), (0.05,))
+    assert [r["status"] for r in found.records()] == ["target"]

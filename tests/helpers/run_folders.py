@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shutil
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from defedavg.config import study as config
 from defedavg.config.build import make_plan
@@ -116,3 +120,10 @@ def make_hostile(root: Path) -> Path:
     (folder / "split.json").write_text(json.dumps({"title": HOSTILE, "counts": [[1, 2], [3, 4]]}))
     shutil.rmtree(folder / "plans")
     return folder
+
+
+def rendered(table: Table) -> str:
+    """Return a table as a wide terminal shows it."""
+    console = Console(file=io.StringIO(), width=250)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]

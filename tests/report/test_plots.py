@@ -18,7 +18,8 @@ from defedavg.config.study import ClientSettings, Settings, TrainingSettings
 from defedavg.errors import UserError
 from defedavg.planning.plan import Plan
 from defedavg.report.gantt import gantt
-from defedavg.report.plots import Curve, accuracy_curves, band, look, loss_curves, save, split_map
+from defedavg.report.palette import look, looks
+from defedavg.report.plots import Curve, accuracy_curves, band, loss_curves, save, split_map
 
 
 def plan(algorithm: str, clients: int = 3, updates: int = 2, rounds: int = 8, mbps: float = math.inf) -> Plan:
@@ -208,6 +209,14 @@ def test_looks_are_fixed_and_distinct() -> None:
     for name in (*names, "another"):
         shades = [look(name, variant)["color"] for variant in range(5)]
         assert len(set(shades)) == 5
+        every = {(style["color"], style["marker"]) for style in (look(name, variant) for variant in range(40))}
+        assert len(every) == 40
+
+
+def test_two_algorithms_of_plugins_never_share_a_look() -> None:
+    names = [f"own-{i}" for i in range(60)]  # more than there are first looks
+    styles = looks((name, name) for name in names).values()
+    assert len({(style["color"], style["marker"], str(style["linestyle"])) for style in styles}) == 60
 
 
 def test_curves_without_evaluations_and_targets_without_panels_are_user_errors() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from defedavg.experiments.study_run import StudyRun
 from defedavg.runstore.export import COLUMNS
 from defedavg.runstore.reader import find_runs, locate_run, read_run
 from defedavg.runstore.writer import remove_runs
+from helpers.command_line import call as run_command
+from helpers.command_line import refuse
 from helpers.strategies import bounded
 
 STUDY = """
@@ -79,7 +82,9 @@ def test_runs_are_listed_a_line_per_setting(made: Path) -> None:
     for row in rows:
         summary = json.loads((made / row["name"] / "summary.json").read_text())["runs"]
         own = [entry for entry in summary if entry["label"] == row["label"]]
-        assert row["best_accuracy"] == max(entry["best_accuracy"] for entry in own)
+        best = [entry["best_accuracy"] for entry in own]
+        assert row["best_accuracy"] == fmean(best)
+        assert row["best_accuracy_sd"] == stdev(best)
         assert (row["task"], row["seeds"], row["status"]) == ("mnist5k/softmax/iid", 2, "finished")
         assert row["ended_by"] == ["max_rounds"]
         assert row["time_to_target"] is None
@@ -159,6 +164,52 @@ def test_the_parquet_file_has_every_measurement(made: Path, tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     call("export", tmp_path / "file" / "x.parquet", "--out", made, fails="cannot be written")
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_csv_and_json_have_the_rows_and_columns_of_parquet(runs: Path, tmp_path: Path) -> None:
+    metrics = runs / "one" / "metrics.jsonl"
+    first, *lines = metrics.read_text().splitlines(keepends=True)
+    odd = json.loads(first) | {"accuracy": None, "loss": float("nan"), "label": 'a "b",\nη=1'}
+    metrics.write_text("".join([json.dumps(odd) + "\n", *lines]))  # NaN is not JSON, but Python writes it
+    config_file = runs / "one" / "config.toml"
+    config_file.write_text(config_file.read_text().replace("local_lr = 0.05", "local_lr = nan"))
+    for ending in ("parquet", "csv", "JSON"):
+        said = call("export", tmp_path / f"all.{ending}", "--out", runs)
+        assert said["file"].endswith(ending)
+    whole = pd.read_parquet(tmp_path / "all.parquet")
+    table = pd.read_csv(tmp_path / "all.csv")
+    records = json.loads((tmp_path / "all.JSON").read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert tuple(table.columns) == COLUMNS
+    assert all(tuple(record) == COLUMNS for record in records)
+    assert len(whole) == len(table) == len(records) == said["rows"]
+    for name in COLUMNS:
+        expected = [None if value is None or value != value else value for value in whole[name].tolist()]
+        assert [record[name] for record in records] == expected
+        shown = [None if value != value else value for value in table[name].tolist()]
+        assert shown == expected, name
+    (changed,) = [record for record in records if record["label"] == 'a "b",\nη=1']
+    assert [changed[name] for name in ("accuracy", "loss", "train_loss", "local_lr")] == [None] * 4
+
+
+def test_the_ending_chooses_the_format(made: Path, tmp_path: Path) -> None:
+    for name in ("all.xlsx", "all", "all.parquet.gz", "."):
+        refuse(run_command("runs", "export", name, "--out", made, cwd=tmp_path), ".parquet, .csv or .json")
+    assert list(tmp_path.iterdir()) == []
+    assert run_command("runs", "export", "all.csv", "--out", made, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "all.csv").read_text().startswith("run,algorithm,label,")
+
+
+def test_a_json_file_without_rows_is_an_empty_list(runs: Path, tmp_path: Path) -> None:
+    for name in ("one", "deep/two"):
+        (runs / name / "metrics.jsonl").write_text("")
+    call("export", tmp_path / "none.json", "--out", runs)
+    assert json.loads((tmp_path / "none.json").read_text()) == []
+
+
+def test_only_parquet_needs_pyarrow(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("defedavg.runstore.export.find_spec", lambda name: None)
+    assert call("export", tmp_path / "x.csv", "--out", made)["rows"] > 0
+    assert call("export", tmp_path / "x.json", "--out", made)["rows"] > 0
 
 
 def test_without_pyarrow_one_line_says_what_to_do(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

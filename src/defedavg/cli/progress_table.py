@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..experiments.run_events import Event, RunEvaluated, RunSpec, Watch
+from ..report.palette import terminal_style
 from ..runstore.layout import RunFiles
 from ..runstore.tensorboard import TensorBoardLogs
 from .options import err
@@ -100,7 +101,9 @@ class ProgressTable:
             table.add_column(name, justify="right" if column else "left", no_wrap=True, overflow="ellipsis")
         rows = list(self.rows.values())
         for row in rows[-max_rows:]:
-            table.add_row(*map(Text, row.cells()))
+            name, *others = row.cells()
+            dot = Text("● ", style=terminal_style(row.event.spec.settings.algorithm))
+            table.add_row(dot + Text(name), *map(Text, others))
         hidden = len(rows) - max_rows
         more = [Text(f"and {hidden} more in progress", style="dim")] if hidden > 0 else []
         return Group(bar, *([table] if rows else []), *more)

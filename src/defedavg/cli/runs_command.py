@@ -1,4 +1,4 @@
-"""``defedavg runs``: list, compare, export and remove stored runs."""
+"""``defedavg runs``: list, compare, tabulate, export and remove stored runs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from typer import Argument, Option
 
 from ..algorithms import ALGORITHMS
 from ..errors import UserError, unknown
-from ..fileio import writing
+from ..fileio import write_whole, writing
 from ..report import tables
+from ..report.seed_figures import OVER_SEEDS, accuracy_text, mean, over_seeds, record_of, time_to_target
 from ..runstore.reader import RunEntry, RunFolder, find_runs, locate_run
 from ..runstore.writer import remove_runs
 from .options import Json, Out, err, out, print_json, print_line, print_note
 
-app = typer.Typer(help="List, filter, compare, export and remove runs.", no_args_is_help=True)
+app = typer.Typer(help="List, filter, compare, tabulate, export and remove runs.", no_args_is_help=True)
 
 Names = Annotated[list[str], Argument(metavar="NAME…", help="Runs, named by their folders below --out.")]
 Algorithm = Annotated[str | None, Option(help="Only runs of this algorithm.")]
@@ -113,7 +114,8 @@ def _row(group: RunGroup) -> dict[str, Any]:
     algorithm, swept = (entries[0].algorithm, entries[0].swept) if entries else ("", {})
     task = [run.setting(f"task.{key}", algorithm, swept) for key in ("data", "model", "split")]
     seeds = run.config.get("seeds", [])
-    numbers = [entry.numbers for entry in entries]
+    records = [record_of(entry) for entry in entries]
+    best, time = (over_seeds(records, name) for name in ("best_accuracy", "first_hit_seconds"))
     return {
         "name": run.name,
         "label": group.label,
@@ -122,19 +124,17 @@ def _row(group: RunGroup) -> dict[str, Any]:
         "seeds": len(entries) or (len(seeds) if isinstance(seeds, list) else 1),
         "status": run.status,
         "ended_by": sorted({entry.status for entry in entries}),
-        "best_accuracy": max(tables.values(numbers, "best_accuracy"), default=None),
-        "time_to_target": tables.mean(numbers, "first_hit_seconds"),
-        "hits": len(tables.values(numbers, "first_hit_seconds")),
-        "rounds": tables.mean(numbers, "rounds"),
+        "best_accuracy": best.mean,
+        "best_accuracy_sd": best.sd,
+        "best_accuracy_text": accuracy_text(records),
+        "time_to_target": time.mean,
+        "time_to_target_sd": time.sd,
+        "time_to_target_text": time_to_target(records),
+        "hits": time.count,
+        "rounds": mean(records, "rounds"),
         "changed": datetime.fromtimestamp(run.changed).astimezone().isoformat(timespec="seconds"),
         "problem": run.problem,
     }
-
-
-def _time_to_target(row: ResultRow) -> str:
-    """Format the mean time to the target; add how many seeds reached it, if not all did."""
-    some = f" ({row['hits']} of {row['seeds']})" if 0 < row["hits"] < row["seeds"] else ""
-    return tables.seconds(row["time_to_target"]) + some
 
 
 def _print_damage(problems: Mapping[str, str | None]) -> None:
@@ -166,14 +166,14 @@ def list_(
             row["task"] or "–",
             str(row["seeds"]),
             ", ".join([row["status"], *(word for word in row["ended_by"] if word in ("diverged", "stalled"))]),
-            tables.share(row["best_accuracy"]),
-            _time_to_target(row),
+            row["best_accuracy_text"],
+            row["time_to_target_text"],
             row["changed"][:16].replace("T", " "),
         )
         for row in rows
     ]
-    columns = ("name", "algorithm", "task", "seeds", "status", "best", "time to target", "when")
-    out.print(tables.make(f"{len(rows)} in {folder}", columns, cells))
+    columns = ("name", "algorithm", "task", "seeds", "status", "best accuracy", "time to target", "when")
+    out.print(tables.make(f"{len(rows)} in {folder}", columns, cells, OVER_SEEDS))
     _print_damage({row["name"]: row["problem"] for row in rows})
 
 
@@ -220,32 +220,87 @@ def _results_table(columns: Sequence[str], results: Mapping[str, Sequence[Result
         lines.append((label, *("" for _ in rows)))
         cells = [("–",) * len(names) if row is None else _result_cells(row) for row in rows]
         lines += [(f"  {name}", *line) for name, *line in zip(names, *cells, strict=True)]
-    return tables.make("results", columns, lines)
+    return tables.make("results", columns, lines, OVER_SEEDS)
 
 
 def _result_cells(row: ResultRow) -> tuple[str, ...]:
     rounds = "–" if row["rounds"] is None else f"{row['rounds']:.0f}"
-    return tables.share(row["best_accuracy"]), _time_to_target(row), rounds, ", ".join(row["ended_by"]) or row["status"]
+    ended_by = ", ".join(row["ended_by"]) or row["status"]
+    return row["best_accuracy_text"], row["time_to_target_text"], rounds, ended_by
+
+
+@app.command()
+def table(
+    names: Names,
+    latex: Annotated[bool, Option("--latex", help="Print LaTeX with the rules of booktabs.")] = False,
+    markdown: Annotated[bool, Option("--markdown", help="Print Markdown.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV: mean, sd and n of every figure.")] = False,
+    to: Annotated[
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write to a file: .tex, .md or .csv.")
+    ] = None,
+    folder: Out = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Print every figure of runs as mean ± sample standard deviation over seeds, for a paper.
+
+    Times and rounds to the target are means over the seeds that reached it; "reached" counts them.
+
+    Example: `defedavg runs table first --latex -o first.tex`
+    """
+    from ..report import figure_table
+
+    flags = {"latex": latex, "markdown": markdown, "csv": as_csv, "json": as_json}
+    chosen = [name for name, given in flags.items() if given]
+    if len(chosen) > 1:
+        raise UserError("give one of --latex, --markdown, --csv and --json")
+    if to is not None and not chosen:
+        if to.suffix.lower() not in figure_table.ENDINGS:
+            raise UserError(f"{to} has no ending .tex, .md or .csv; use one of them, or give a format like --latex")
+        chosen = [figure_table.ENDINGS[to.suffix.lower()]]
+    runs = [locate_run(folder, name) for name in dict.fromkeys(names)]
+    rows = figure_table.figure_rows(runs)
+    if not rows:
+        raise UserError(f"{', '.join(run.name for run in runs)}: no run has a result yet, so there is no table")
+    for run in runs:
+        if run.status == "unfinished":
+            print_note(f"{run.name} is unfinished: the figures are those so far")
+    _print_damage({run.name: run.problem for run in runs})
+    if not chosen:
+        for each in figure_table.terminal_tables(rows):
+            out.print(each)
+            out.print()
+        return
+    text = figure_table.FORMATS[chosen[0]](rows)
+    if to is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(to, text.encode())
+        print_note(f"written: {to}")
 
 
 @app.command()
 def export(
-    file: Annotated[Path, Argument(metavar="FILE.parquet", help="The file to write; replaced if it exists.")],
+    file: Annotated[
+        Path, Argument(metavar="FILE", help="The file to write: .parquet, .csv or .json; replaced if it exists.")
+    ],
     folder: Out = Path("runs"),
     algorithm: Algorithm = None,
     where: Where = None,
     status: Status = None,
     as_json: Json = False,
 ) -> None:
-    """Write the metrics of all runs, or of those selected, to one Parquet file for pandas, Polars or DuckDB.
+    """Write the metrics of all runs, or of those selected, to one table: Parquet, CSV or JSON, by the file's ending.
 
     Example: `defedavg runs export all.parquet --status finished`
     """
+    from ..runstore.export import check_format
     from ..runstore.export import export as write
 
+    check_format(file)
     groups = _select(folder, algorithm, where, status)
     runs = list({group.run.name: group.run for group in groups}.values())
-    labels = {(group.run.name, group.label) for group in groups}
+    # Without a filter, settings that have evaluations and no result yet are exported too.
+    labels = {(group.run.name, group.label) for group in groups} if algorithm or where or status else None
     if not runs:
         raise UserError(f"there is no such run in {folder}; `defedavg runs list` lists all runs")
     with writing(file):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from typer import Option
 
 from ..errors import UserError
 from ..report import tables
+from ..runstore.reader import read_entry
 from . import options as opt
 from .data_command import DataDir
 from .report_command import close_with_page
@@ -46,12 +48,14 @@ def tune(
 
     All pairs share batches. At 1/8, 1/4 and 1/2 of the time limit, the worse half of the pairs is dropped; a pair that
     can no longer reach the target first is dropped earlier. The grid of an algorithm has only the rates that it uses.
-    The results of every pair go to FOLDER/NAME-tune. The study needs `stop.target_accuracy`.
+    The results of every pair go to FOLDER/NAME-tune, and the study with the best rates of every algorithm to
+    FOLDER/NAME-tune/tuned.toml. The study needs `stop.target_accuracy`.
 
     Example: `defedavg tune my.toml --set stop.target_accuracy=0.8 --local-rates 0.01,0.05,0.1`
     """
     from ..experiments.compute import ComputeConfig
-    from ..experiments.tune import RUNGS, Tuning, TuningFolder, pairs_of
+    from ..experiments.tune import RUNGS, Tuning, pairs_of
+    from ..experiments.tuning_folder import TuningFolder
     from .progress_table import progress_and_logs
 
     study = opt.load_study(file, overrides, plugin)
@@ -67,7 +71,13 @@ def tune(
     if as_json:
         opt.print_json(tuning.records())
     else:
-        opt.out.print(tables.tuning_table(study.name, tuning.records(), [pair.label for pair in tuning.best()]))
+        entries = filter(None, map(read_entry, tuning.records()))
+        opt.out.print(tables.tuning_table(study.name, entries, [pair.label for pair in tuning.best()]))
         opt.print_line(f"\nevery pair: {results / 'points.jsonl'}")
     close_with_page([results], results, as_json)
+    if session.decision is not None:
+        say = opt.print_note if as_json else opt.print_line
+        for line in session.decision.lines():
+            say(line)
+        say(f"run it: defedavg run {shlex.quote(str(results / 'tuned.toml'))}")
     opt.exit_if_stopped(finished)

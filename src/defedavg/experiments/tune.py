@@ -13,24 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ..algorithms import ALGORITHMS
-from ..config.study import Study, SweepPoint
+from ..config.study import SweepPoint
 from ..errors import UserError
-from ..fileio import FolderLock
-from ..jsonio import json_line
-from ..runstore.journal import Journal
-from ..runstore.layout import RunFiles
-from ..runstore.provenance import provenance
-from ..runstore.replacement import Replacement
 from ..runstore.summary import label_with_rates
-from ..runstore.writer import begin_run, check_folder, write_lines, write_summary
 from ..training import RunProgress, Status
 from .compute import ComputeConfig
-from .run_events import Event, PausableRun, RunEvaluated, RunFinished, RunSpec, Watch
+from .run_events import Event, PausableRun, RunFinished, RunSpec, Watch
 from .sweep import Sweep
 
 RUNGS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
@@ -91,7 +83,8 @@ def pairs_of(
 def _with_rates(point: SweepPoint, global_lr: float | None, local_lr: float | None) -> SweepPoint:
     training = point.settings.training
     training = replace(training, global_lr=global_lr or training.global_lr, local_lr=local_lr or training.local_lr)
-    return replace(point, settings=replace(point.settings, training=training))
+    stop = replace(point.settings.stop, stop_at_target=True)  # pairs are ranked by the time to the target
+    return replace(point, settings=replace(point.settings, training=training, stop=stop))
 
 
 class Tuning:
@@ -224,71 +217,6 @@ class Tuning:
             for pair in self.pairs
             for seed, outcome in self.outcomes[pair].items()
         ]
-
-
-class TuningFolder:
-    """A search that is saved in a run folder: every evaluation when it is made, every pair at the end."""
-
-    def __init__(self, tuning: Tuning, study: Study, folder: Path, *, force: bool) -> None:
-        self._tuning = tuning
-        self._study = study
-        compute = tuning.sweep.compute
-        self._origin = provenance(executor=compute.executor, device=compute.device, precision=compute.precision)
-        self._files = RunFiles(folder)
-        self._lock = FolderLock(folder)
-        self._old = Replacement(folder)
-        try:
-            if self._old.recover():
-                tuning.sweep.notes.append(f"restored {folder}, which a killed process was about to replace")
-            check_folder(folder, force=force)
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def run(self, watch: Watch) -> bool:
-        """Search; return False if Ctrl-C stopped it, with everything known so far saved.
-
-        A run that this one replaces is removed after the first round; if the new one ends before, it is restored.
-        """
-        try:
-            self._old.set_aside()
-            begin_run(self._files, self._study.to_toml())
-            self._save(finished=False)
-            return self._run(watch)
-        except BaseException:
-            self._old.restore()
-            raise
-        finally:
-            self._lock.release()
-
-    def _run(self, watch: Watch) -> bool:
-        journal = Journal(self._files.metrics)
-
-        def log(event: Event) -> None:
-            if not isinstance(event, RunEvaluated) or event.evaluation.round > 0:
-                self._old.commit()
-            if isinstance(event, RunEvaluated):
-                spec = event.spec
-                head = {"algorithm": spec.settings.algorithm, "label": spec.label, "seed": spec.seed}
-                journal.append(json_line({**head, **asdict(event.evaluation)}))
-            watch(event)
-
-        try:
-            finished = self._tuning.run(log)
-            if self._old.pending:
-                raise KeyboardInterrupt  # before the first round
-            self._save(finished=finished)
-        finally:
-            journal.close()
-        return finished
-
-    def _save(self, *, finished: bool) -> None:
-        best = [
-            {"label": pair.point.label, "global_lr": pair.global_lr, "local_lr": pair.local_lr}
-            for pair in (self._tuning.best() if finished else ())
-        ]
-        write_lines(self._files.rate_points, self._tuning.records())
-        write_summary(self._files, self._study.name, self._origin, {"best": best}, finished=finished)
 
 
 def score(outcomes: Iterable[PairOutcome]) -> tuple[float, float, float]:

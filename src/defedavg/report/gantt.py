@@ -25,7 +25,8 @@ from matplotlib.ticker import MaxNLocator
 from ..errors import UserError
 from ..planning.plan import Plan
 from ..planning.records import Job, Stall, Uploaded
-from .plots import PALETTE, STYLE, tint
+from .palette import tint
+from .plots import PALETTE, STYLE
 
 # Inches. Margins are fixed, so the text that fits into a bar is known before anything is drawn.
 _WIDTH, _LEFT, _RIGHT, _HEAD, _FOOT = 7.4, 0.62, 0.2, 0.5, 0.5

@@ -17,15 +17,18 @@ from ..config.build import make_fleet
 from ..config.study import Settings
 from ..errors import UserError
 from ..runstore.reader import RunEntry, RunFolder
+from .palette import look, page_look
 from .plan_digest import Digest, Floats, client_activity, digest, participation
+from .seed_figures import accuracy_text, mean, record_of, time_to_target
 from .series import Series, conclusion, has_result, looks_of, names_of, shorten
-from .tables import grouped, mean, spread
+from .tables import grouped
 
 MAX_EVALUATIONS = 60_000  # on one page; above, every second, third, … is shown
 MAX_ACTIVITY_CHARTS = 12  # in a group
 MAX_SHOWN = 8  # series of a group that are ticked when the page opens
 MAX_SPLIT_CLIENTS = 1000  # in the chart of the data split
 MAX_LIVE_EVALUATIONS = 400  # of a run in the live view
+MAX_LIVE_VARIANTS = 15  # settings of one algorithm in the live view that differ in their look
 
 
 def payload(folders: Sequence[RunFolder], title: str) -> dict[str, Any]:
@@ -55,8 +58,15 @@ def live(folder: RunFolder) -> list[dict[str, Any]]:
     for series in _series_of(folder):
         step = max(1, math.ceil(max(len(run.trail.rounds) for run in series.runs) / MAX_LIVE_EVALUATIONS))
         runs = [_run(run, None, None, step) for run in series.runs]
-        target = series.target or None
-        found.append({"name": series.label, "algorithm": series.algorithm, "target": target, "runs": runs})
+        found.append(
+            {
+                "name": series.label,
+                "algorithm": series.algorithm,
+                "target": series.target or None,
+                "looks": [page_look(look(series.algorithm, variant)) for variant in range(MAX_LIVE_VARIANTS)],
+                "runs": runs,
+            }
+        )
     return found
 
 
@@ -98,7 +108,7 @@ def _task_differences(series: Sequence[Series]) -> list[list[str]]:
 def _group(group: Sequence[Series], title: str, step: int) -> dict[str, Any]:
     names = names_of(group)
     order = sorted(range(len(group)), key=lambda i: group[i].rank())
-    looks = looks_of(group, order)
+    looks = looks_of(group)
     target = group[0].target
     return {
         "title": title,
@@ -191,7 +201,8 @@ def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]
         "folder": series.folder.title,
         "chosen": series.label in series.folder.best,
         "seconds_to_target": mean(series.numbers, "first_hit_seconds"),
-        "spread": spread(series.numbers, "first_hit_seconds"),
+        "time_text": time_to_target([record_of(run) for run in series.runs]),
+        "accuracy_text": accuracy_text(series.numbers),
         "hits": series.hits,
         **{name: mean(series.numbers, name) for name in (
             "best_accuracy", "final_accuracy", "rounds", "seconds", "staleness_mean", "updates_trained",

@@ -8,8 +8,6 @@ shows no value that was not evaluated.
 from __future__ import annotations
 
 import math
-import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,6 @@ from typing import Any, Literal, TypeAlias
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -26,6 +23,7 @@ from numpy.typing import NDArray
 
 from ..errors import UserError, unknown
 from ..fileio import replacing, writing
+from .palette import Look, looks
 
 Floats: TypeAlias = NDArray[np.float64]
 Against: TypeAlias = Literal["seconds", "rounds"]
@@ -53,17 +51,6 @@ STYLE: dict[Any, Any] = {
 
 # Okabe and Ito's colours, ordered so that neighbours differ in lightness as well as in hue.
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#0072B2", "#CC79A7", "#D55E00")
-
-_LOOKS: dict[str, tuple[str, Any, str]] = {
-    "fedavg": ("#000000", (0, (5, 1.6)), "s"),
-    "fedbuff": ("#009E73", (0, (5, 1.4, 1.2, 1.4)), "^"),
-    "favano": ("#CC79A7", (0, (3, 1.2)), "v"),
-    "asysg": ("#E69F00", (0, (1.4, 1.1)), "D"),
-    "defedavg-iid": ("#0072B2", "-", "o"),
-    "defedavg-niid": ("#D55E00", "-", "X"),
-}
-_OTHER_COLOURS = ("#56B4E9", "#8C6D31", "#882255")
-_OTHER_MARKERS = ("P", "<", ">", "p", "h", "*", "d")
 
 # Values of one quantity, from dark to light.
 _LEVELS: tuple[tuple[str, Any, str], ...] = (
@@ -102,28 +89,6 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
             with writing(file), replacing(file) as scratch:
                 figure.savefig(scratch, format=kind[1:], **_FORMATS[kind])
     return written
-
-
-def tint(colour: str, share: float) -> str:
-    """Mix a colour with white (``share`` above zero) or with black (below)."""
-    other = 1.0 if share > 0 else 0.0
-    red, green, blue = (part + (other - part) * abs(share) for part in to_rgb(colour))
-    return to_hex((red, green, blue))
-
-
-def look(algorithm: str, variant: int = 0) -> dict[str, Any]:
-    """Return the line style of an algorithm; each further ``variant`` of its settings is a shade of its colour."""
-    code = zlib.crc32(algorithm.encode())
-    other = (_OTHER_COLOURS[code % len(_OTHER_COLOURS)], "-", _OTHER_MARKERS[code // 7 % len(_OTHER_MARKERS)])
-    colour, line, marker = _LOOKS.get(algorithm, other)
-    if variant:
-        if colour == "#000000":  # black has only lighter shades
-            colour = tint(colour, 1 - 0.6**variant)
-        else:
-            step = (variant + 1) // 2
-            colour = tint(colour, 1 - 0.55**step if variant % 2 else 0.6**step - 1)
-    fill = "white" if variant % 2 else colour
-    return {"color": colour, "linestyle": line, "marker": marker, "markerfacecolor": fill}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +157,12 @@ def _curves(
     every = [curve for curves in panels.values() for curve in curves]
     if not any(getattr(curve, against) for curve in every):
         raise UserError("there is nothing to draw: no run has an evaluation")
-    looks = _looks(every)
+    styles = _looks(every)
     columns = min(len(panels), max_columns)
     rows = math.ceil(len(panels) / columns)
     width = 1.1 + 3.3 * columns
-    legend_columns = max(1, min(2 * columns + 1, int(width / (0.75 + 0.08 * max(map(len, looks))))))
-    height = 2.75 * rows + 0.15 + 0.22 * math.ceil((len(looks) + bool(targets)) / legend_columns)
+    legend_columns = max(1, min(2 * columns + 1, int(width / (0.75 + 0.08 * max(map(len, styles))))))
+    height = 2.75 * rows + 0.15 + 0.22 * math.ceil((len(styles) + bool(targets)) / legend_columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
@@ -205,7 +170,7 @@ def _curves(
             spare.remove()
         for position, (title, curves) in enumerate(panels.items()):
             ax = axes[position]
-            _panel(ax, curves, measure, against, looks)
+            _panel(ax, curves, measure, against, styles)
             ax.set(title=title, xlabel={"seconds": "simulated seconds"}.get(against, against))
             if position % columns == 0:
                 ax.set_ylabel(name)
@@ -216,7 +181,7 @@ def _curves(
                 ax.text(1.01, value, f"{value:g}", transform=axis, va="center", size=8.5, color="0.3")
         if measure == "loss":
             _scale_losses(axes[0], [curve.loss for curve in every])
-        handles = [Line2D([], [], label=label, markersize=5, lw=1.6, **style) for label, style in looks.items()]
+        handles = [Line2D([], [], label=label, markersize=5, lw=1.6, **style) for label, style in styles.items()]
         handles += [Line2D([], [], label="target", **_TARGET)] if targets else []
         figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns, handlelength=3.2)
         _freeze(figure)
@@ -235,26 +200,22 @@ def _scale_losses(ax: Axes, losses: Sequence[Sequence[float]]) -> None:
         ax.set_ylim(min(values) / 1.2, top)
 
 
-def _looks(curves: Iterable[Curve]) -> dict[str, dict[str, Any]]:
-    styles: dict[str, dict[str, Any]] = {}
-    variants: Counter[str] = Counter()
-    for curve in curves:
-        if curve.label not in styles:
-            variant = variants[curve.algorithm]
-            level = dict(zip(("color", "linestyle", "marker"), _LEVELS[variant % len(_LEVELS)], strict=True))
-            styles[curve.label] = look(curve.algorithm, variant) if curve.algorithm else level
-            variants[curve.algorithm] += 1
-    return styles
+def _looks(curves: Sequence[Curve]) -> dict[str, Look]:
+    if any(curve.algorithm for curve in curves):
+        return looks((curve.algorithm, curve.label) for curve in curves)
+    labels = dict.fromkeys(curve.label for curve in curves)
+    levels = [dict(zip(("color", "linestyle", "marker"), level, strict=True)) for level in _LEVELS]
+    return {label: levels[position % len(levels)] for position, label in enumerate(labels)}
 
 
-def _panel(ax: Axes, curves: Sequence[Curve], measure: str, against: Against, looks: Mapping[str, Any]) -> None:
+def _panel(ax: Axes, curves: Sequence[Curve], measure: str, against: Against, styles: Mapping[str, Look]) -> None:
     seeds: dict[str, list[Points]] = {}
     for curve in curves:
         seeds.setdefault(curve.label, []).append((getattr(curve, against), getattr(curve, measure)))
     ends = [float(x[-1]) for runs in seeds.values() for x, _ in runs if x and x[-1] > 0]
     log = bool(ends) and max(ends) > 8 * min(ends)
     shifted = enumerate(seeds.items())  # markers of different curves do not overlap
-    starts = [_draw_series(ax, runs, looks[label], log, i / len(seeds)) for i, (label, runs) in shifted]
+    starts = [_draw_series(ax, runs, styles[label], log, i / len(seeds)) for i, (label, runs) in shifted]
     ax.grid(True)
     if log:
         _log(ax, "x", min(starts), max(ends))

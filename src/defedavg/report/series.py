@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from ..jsonio import about
 from ..runstore.metrics import number
 from ..runstore.reader import RunEntry, RunFolder, flat_settings
+from .palette import looks, page_look
 from .plan_digest import Digest
-from .plots import look, tint
-from .tables import mean, share, spread, values
-
-MAX_SHADES = 3  # settings of one algorithm that shades of its colour can tell apart
-# Okabe and Ito's colours without black and yellow, and two more that colour-blind readers can distinguish.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C6D31")
-# Plotly's names of matplotlib's markers.
-SYMBOLS = {
-    "s": "square", "^": "triangle-up", "v": "triangle-down", "D": "diamond", "o": "circle", "X": "x", "P": "cross",
-    "<": "triangle-left", ">": "triangle-right", "p": "pentagon", "h": "hexagon", "*": "star", "d": "diamond-tall",
-}  # fmt: skip
+from .seed_figures import accuracy_text, mean, of_seeds, spread, values
 
 
 class Series:
@@ -64,32 +54,9 @@ def names_of(group: Sequence[Series]) -> list[str]:
     return [f"{s.folder.name}: {s.label}" if labels.count(s.label) > 1 else s.label for s in group]
 
 
-def looks_of(group: Sequence[Series], order: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the colours (light and dark theme), dash and symbol of every series, as in every other figure."""
-    # Shades of one colour cannot distinguish many settings: then styles follow the rank, so the first differ most.
-    counts = Counter(series.algorithm for series in group)
-    if max(counts.values()) > MAX_SHADES or (len(counts) == 1 and len(group) > 1):
-        return [_look_by_rank(order.index(i)) for i in range(len(group))]
-    seen: Counter[str] = Counter()
-    looks = []
-    for series in group:
-        style = look(series.algorithm, seen[series.algorithm])
-        seen[series.algorithm] += 1
-        dash = style["linestyle"]
-        pixels = "solid" if dash == "-" else ",".join(f"{2.2 * part:.3g}px" for part in dash[1])
-        symbol = SYMBOLS[style["marker"]] + ("-open" if style["markerfacecolor"] == "white" else "")
-        looks.append(_look(style["color"], pixels, symbol))
-    return looks
-
-
-def _look_by_rank(rank: int) -> dict[str, Any]:
-    dash = ("solid", "9px,4px", "3px,3px", "10px,3px,3px,3px")[rank // len(COLOURS) % 4]
-    return _look(COLOURS[rank % len(COLOURS)], dash, list(SYMBOLS.values())[rank % len(SYMBOLS)])
-
-
-def _look(colour: str, dash: str, symbol: str) -> dict[str, Any]:
-    dark = "#e6e6e6" if colour == "#000000" else tint(colour, 0.3)
-    return {"light": colour, "dark": dark, "dash": dash, "symbol": symbol}
+def looks_of(group: Sequence[Series]) -> list[dict[str, str]]:
+    """Return the look of every series, as in every other figure."""
+    return [page_look(style) for style in looks((each.algorithm, str(i)) for i, each in enumerate(group)).values()]
 
 
 def has_result(best: Series, target: float | None) -> bool:
@@ -104,15 +71,17 @@ def conclusion(ranked: Sequence[tuple[str, Series]], target: float | None) -> st
         running = any(series.running for _, series in ranked)
         return f"No run reached {f'{100 * target:g} %' if target else 'any accuracy'}{' yet' if running else ''}."
     if not target:
-        accuracy = share(mean(best.numbers, "best_accuracy"))
-        return f"{name} was the most accurate: {accuracy}. No target accuracy was set, so times are not compared."
+        accuracy = accuracy_text(best.numbers)
+        return (
+            f"{name} had the highest best accuracy: {accuracy}. No target accuracy was set, so times are not compared."
+        )
     return _comparison(name, best, ranked[1:], target)
 
 
 def _comparison(name: str, best: Series, others: Sequence[tuple[str, Series]], target: float) -> str:
     reached = [(other, series) for other, series in others if series.hits]
     missed = [other for other, series in others if not series.hits and not series.running]
-    seeds = f" in {best.hits} of {len(best.runs)} seeds" if best.misses else ""
+    seeds = f" in {of_seeds(best.hits, len(best.runs))}" if best.misses else ""
     sentence = f"{name} reached {100 * target:g} % first: after {best.seconds_to_target:.3g} simulated seconds{seeds}"
     if reached:
         sentence += _lead(best, *reached[0])

@@ -1,4 +1,4 @@
-"""Means and spreads over seeds, for the terminal and for the page, and the tables of the terminal."""
+"""The tables of the terminal."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from statistics import fmean, stdev
-from typing import Any, TypeAlias, TypeVar
+from statistics import fmean
+from typing import Any, TypeVar
 
 from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..config.study import TABLES
-from ..jsonio import about
 from ..planning.plan_stats import PlanStats
+from ..runstore.reader import RunEntry
+from .seed_figures import OVER_SEEDS, Record, accuracy_text, mean, outcomes, record_of, time_to_target
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
-Records: TypeAlias = Iterable[Mapping[str, Any]]
-"""Entries of runs; a value is None where it is unknown."""
-
 _QUARTERS = "fastest ¼, slowest ¼: how often updates of these clients are merged, relative to an equal share (1.00)."
 _LEAN = "–: not simulated, since no merge depends on it (clients.plan_detail)."
 _COUNTS = (
@@ -35,23 +33,6 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
-
-
-def values(records: Records, name: str) -> list[float]:
-    """Return a number of every record that has it."""
-    return [value for record in records if (value := record[name]) is not None]
-
-
-def mean(records: Records, name: str) -> float | None:
-    """Return the mean over the records that have the number, or None if none has."""
-    known = values(records, name)
-    return fmean(known) if known else None
-
-
-def spread(records: Records, name: str) -> float | None:
-    """Return the standard deviation over the records that have the number, or None if fewer than two have."""
-    known = values(records, name)
-    return stdev(known) if len(known) > 1 else None
 
 
 def seconds(value: float | None) -> str:
@@ -77,13 +58,15 @@ def make(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], capt
     """Return a table with text in the first column and numbers in the others."""
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=None, pad_edge=False)
     for position, name in enumerate(columns):
-        table.add_column(name, justify="right" if position else "left", no_wrap=not position, header_style="bold")
+        # On a narrow terminal a number is folded: one that is cut off would be another number.
+        style: dict[str, Any] = {"justify": "right", "overflow": "fold"} if position else {"no_wrap": True}
+        table.add_column(name, header_style="bold", **style)
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def _means(records: Records, **formats: str) -> list[str]:
+def _means(records: Sequence[Record], **formats: str) -> list[str]:
     """Format the means of some numbers, each in its own format."""
     means = {name: mean(records, name) for name in formats}
     return ["–" if value is None else format(value, formats[name]) for name, value in means.items()]
@@ -161,15 +144,15 @@ def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "si
     targets = {entry["target_accuracy"] for entry in entries}
     target = targets.pop() if len(targets) == 1 else None
     columns = (
-        "algorithm", f"time to {100 * target:.0f} %" if target else "time to target", "rounds", "best", "final",
-        "staleness", "fastest ¼", "slowest ¼", "trained", "started", "real time",
+        "algorithm", f"time to {100 * target:.0f} %" if target else "time to target", "rounds", "best accuracy",
+        "final accuracy", "staleness", "fastest ¼", "slowest ¼", "trained", "started", "real time",
     )  # fmt: skip
     rows = [
         [
             label,
-            _time_to_target(seeds),
+            time_to_target(seeds),
             *_means(seeds, rounds=".0f"),
-            *(share(mean(seeds, name)) for name in ("best_accuracy", "final_accuracy")),
+            *(accuracy_text(seeds, name) for name in ("best_accuracy", "final_accuracy")),
             *_means(seeds, staleness_mean=".1f"),
             *_participation(seeds),
             *_means(seeds, updates_trained=".0f", updates_started=".0f"),
@@ -177,26 +160,11 @@ def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "si
         ]
         for label, seeds in _by_label(entries).items()
     ]
-    return make(title, columns, rows, f"Times to the target are {clock}. {_QUARTERS} {_COUNTS}")
+    return make(title, columns, rows, f"{OVER_SEEDS} Times to the target are {clock}. {_QUARTERS} {_COUNTS}")
 
 
 def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return grouped(entries, lambda entry: str(entry["label"]))
-
-
-def _time_to_target(seeds: Sequence[dict[str, Any]]) -> str:
-    """Format the mean time to the target and its spread, with a note on every seed that did not reach it."""
-    notes = []
-    for entry in seeds:
-        if entry["diverged_at"] is not None:
-            notes.append(f"diverged at round {entry['diverged_at']}")
-        elif entry["status"] == "dropped":
-            notes.append(f"dropped at {entry['seconds']:.3g} s")
-        elif entry["first_hit_seconds"] is None and entry["target_accuracy"]:
-            notes.append(f"not by {entry['seconds']:.3g} s")
-    time, deviation = mean(seeds, "first_hit_seconds"), spread(seeds, "first_hit_seconds")
-    times = [] if time is None else [f"{time:.4g}{'' if deviation is None else f' ± {about(deviation)}'} s"]
-    return "; ".join([*times, *dict.fromkeys(notes)]) or "–"
 
 
 def bench_table(found: Mapping[str, Any]) -> Table:
@@ -217,17 +185,21 @@ def bench_table(found: Mapping[str, Any]) -> Table:
     return make(f"{found['device']}: {model}", ("", "measured"), rows, caption)
 
 
-def tuning_table(title: str, records: Sequence[dict[str, Any]], best: Sequence[str]) -> Table:
+def tuning_table(title: str, entries: Iterable[RunEntry], best: Sequence[str]) -> Table:
     """Return a table with one row per pair of learning rates, over its seeds, that marks the best of each setting."""
+    records = [{"label": entry.label, **record_of(entry)} for entry in entries]
     rows = [
         (
             f"{label}{' ←' if label in best else ''}",
-            _time_to_target(seeds),
-            share(mean(seeds, "best_accuracy")),
+            time_to_target(seeds),
+            ", ".join(f"{count} {word}" for word, count in outcomes(seeds).items()),
+            accuracy_text(seeds),
             *_means(seeds, seconds=".4g"),
-            ", ".join(dict.fromkeys(record["status"] for record in seeds)),
         )
         for label, seeds in _by_label(records).items()
     ]
-    caption = "←: the best learning rates of a setting. dropped: stopped early, in the worse half or unable to win."
-    return make(title, ("rates", "time to target", "best accuracy", "seconds run", "ended by"), rows, caption)
+    caption = (
+        f"{OVER_SEEDS} ←: the best learning rates of a setting. dropped: stopped early, in the worse half or unable to "
+        "win. missed: not reached within the limits."
+    )
+    return make(title, ("rates", "time to target", "seeds", "best accuracy", "seconds run"), rows, caption)

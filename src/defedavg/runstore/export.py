@@ -1,21 +1,24 @@
-"""Metrics as Parquet: one row per evaluation, with the settings that distinguish runs; one schema for every run.
+"""Metrics as one table: a row per evaluation, with the settings that distinguish runs; the same columns for every run.
 
-pyarrow writes the file. It is large, so it is an extra and imported only here.
+The ending of the file chooses Parquet, CSV or JSON. pyarrow writes Parquet; it is large, so it is an extra and imported
+only here.
 """
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import UserError
 from ..fileio import replacing, writing
+from ..jsonio import json_line
 from .layout import RunFiles
-from .metrics import is_whole
+from .metrics import is_whole, number
 from .reader import RunFolder, read_run
 
 TEXT = ("run", "algorithm", "label", "swept", "status", "data", "model", "split")
@@ -26,6 +29,9 @@ SETTINGS = {
     "clients": ("num_clients",),
     "training": ("updates_per_round", "local_steps", "batch_size", "global_lr", "local_lr"),
 }
+PARQUET = ".parquet"
+Rows: TypeAlias = list[dict[str, Any]]
+WriteRows: TypeAlias = Callable[[Rows], None]
 COLUMNS = (
     "run", "algorithm", "label", "swept", "seed", "status", "round", "seconds", "accuracy", "loss", "train_loss",
     "staleness", "updates", "wall_seconds", *(name for names in SETTINGS.values() for name in names),
@@ -37,7 +43,7 @@ def available() -> bool:
     return find_spec("pyarrow") is not None
 
 
-def rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
+def rows(run: RunFolder) -> tuple[Rows, int]:
     """Return the evaluations of a run as rows, and the number of lines that cannot be read."""
     measurements, lines = run.metrics()
     status = {(entry.label, entry.seed): entry.status for entry in run.entries}
@@ -65,7 +71,7 @@ def _fit(name: str, value: Any) -> Any:
         return None
     if name in WHOLE:
         return value if is_whole(value) else None
-    return float(value)
+    return number(value)
 
 
 def export(
@@ -73,8 +79,8 @@ def export(
 ) -> Iterator[tuple[RunFolder, int, int]]:
     """Write the metrics of many runs into one file; yield each run, its rows, and its unreadable lines.
 
-    With ``labels``, write only these (run, label). One run at a time is in memory; the file appears when the last run
-    has been written.
+    The ending of the file chooses the format. With ``labels``, write only these (run, label). One run at a time is in
+    memory; the file appears when the last run has been written.
     """
     with _writer(path) as write:
         for run in runs:
@@ -87,9 +93,24 @@ def export(
 
 
 @contextmanager
-def _writer(path: Path) -> Iterator[Any]:
-    if not available():
+def _writer(path: Path) -> Iterator[WriteRows]:
+    check_format(path)
+    with writing(path), replacing(path) as scratch, _FORMATS[path.suffix.lower()](scratch) as write:
+        yield write
+
+
+def check_format(path: Path) -> None:
+    """Raise ``UserError`` unless the ending names a format that can be written here."""
+    suffix = path.suffix.lower()
+    if suffix not in _FORMATS:
+        *others, last = _FORMATS
+        raise UserError(f"{path} has no ending of a table; use {', '.join(others)} or {last}")
+    if suffix == PARQUET and not available():
         raise UserError("Parquet is written by pyarrow, which is not installed; pip install 'defedavg[parquet]'")
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[WriteRows]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -99,8 +120,38 @@ def _writer(path: Path) -> Iterator[Any]:
         **dict.fromkeys(REAL, pa.float64()),
     }
     schema = pa.schema([(name, kinds[name]) for name in COLUMNS])
-    with writing(path), replacing(path) as scratch, pq.ParquetWriter(scratch, schema, compression="zstd") as file:
+    with pq.ParquetWriter(path, schema, compression="zstd") as file:
         yield lambda table: file.write_table(pa.Table.from_pylist(table, schema=schema))
+
+
+@contextmanager
+def _csv(path: Path) -> Iterator[WriteRows]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        yield writer.writerows
+
+
+@contextmanager
+def _json(path: Path) -> Iterator[WriteRows]:
+    with path.open("w", encoding="utf-8") as file:
+        separator = "[\n"
+
+        def write(table: Rows) -> None:
+            nonlocal separator
+            for row in table:
+                file.write(separator + json_line({name: row[name] for name in COLUMNS}))
+                separator = ",\n"
+
+        yield write
+        file.write("[]\n" if separator == "[\n" else "\n]\n")
+
+
+_FORMATS: dict[str, Callable[[Path], AbstractContextManager[WriteRows]]] = {
+    PARQUET: _parquet,
+    ".csv": _csv,
+    ".json": _json,
+}
 
 
 def write_parquet(folder: Path) -> None:

@@ -6,6 +6,7 @@
       metrics.parquet    the same as a table, written at the end if pyarrow is installed
       summary.json       one entry per algorithm × swept point × seed, rewritten after every run
       points.jsonl       of a search for learning rates: every pair of rates and seed
+      tuned.toml         of a search for learning rates: the study with the rates found
       plans/*.jsonl.gz   one plan per run
       weights/*          the last version of every run
       checkpoints/*      while runs are in progress: the state to resume from
@@ -37,6 +38,7 @@ OWNED = (
     "metrics.jsonl",
     "metrics.parquet",
     "points.jsonl",
+    "tuned.toml",
     "plans",
     "weights",
     "checkpoints",
@@ -75,6 +77,7 @@ class RunFiles:
         self.metrics = folder / "metrics.jsonl"
         self.parquet = folder / "metrics.parquet"
         self.rate_points = folder / "points.jsonl"
+        self.tuned_study = folder / "tuned.toml"
         self.partition = folder / "split.json"
         self.plots = folder / "plots"
         self.checkpoints = folder / "checkpoints"

@@ -26,7 +26,8 @@ from .summary import label_with_rates
 
 NUMBERS = (
     "target_accuracy", "first_hit_seconds", "sustained_seconds", "rounds", "seconds", "best_accuracy",
-    "final_accuracy", "diverged_at", "updates_trained", "updates_started", "staleness_mean", "wall_seconds",
+    "final_accuracy", "diverged_at", "updates_trained", "updates_started", "staleness_mean", "uplink_bytes",
+    "downlink_bytes", "wall_seconds",
 )  # fmt: skip
 """The numbers in an entry of a summary."""
 
@@ -288,6 +289,8 @@ def read_entry(raw: Any) -> RunEntry | None:
     swept = raw.get("swept")
     rates = {name: rate for name in RATES if (rate := number(raw.get(name))) is not None}
     numbers = {name: number(raw.get(name)) for name in NUMBERS}
+    if "hit_seconds" in raw:  # of a search: the time that ranks its pairs, which only a run that held the target has
+        numbers["first_hit_seconds"] = number(raw["hit_seconds"])
     swept = swept if isinstance(swept, dict) else {}
     return RunEntry(label, algorithm, raw["seed"], status, plan, swept, rates, numbers)
 

@@ -39,6 +39,9 @@ def run_entry(
         "updates_trained": stats.jobs_trained,
         "updates_started": stats.jobs_started,
         "staleness_mean": stats.staleness_mean,
+        # A sparse plan omits messages that no merge depends on, so their bytes are unknown.
+        "uplink_bytes": None if stats.jobs_started is None else stats.uplink_bytes,
+        "downlink_bytes": None if stats.jobs_started is None else stats.downlink_bytes,
         "participation": list(stats.participation),
         "plan_sha256": plan_hash,
         "wall_seconds": wall_seconds,

@@ -29,7 +29,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from ..errors import UserError
 from ..fileio import write_whole, writing
 from ..jsonio import finite, json_line
-from ..report.plots import STYLE, look, save
+from ..report.palette import look
+from ..report.plots import STYLE, save
 from ..runstore.replacement import Replacement
 from ..training.threads import threads
 from .estimates import Notify

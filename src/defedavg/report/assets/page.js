@@ -1,7 +1,7 @@
 /* The report. All of it is drawn from one block of data in the page; untrusted text is inserted as text, never as HTML. */
 "use strict";
 (() => {
-  const { css, colour, narrow, escaped, element, swatch, draw, withOpacity, percent, digits, counted } = Charts;
+  const { css, colour, narrow, escaped, element, swatch, draw, withOpacity, digits, counted } = Charts;
   const data = JSON.parse(document.getElementById("payload").textContent);
   const $ = (id) => document.getElementById(id);
   const state = { group: 0, axis: "seconds", log: false, activity: null };
@@ -12,28 +12,14 @@
   // Results.
 
   const COLUMNS = [
-    ["best_accuracy", "best", percent, "highest accuracy evaluated"],
+    ["accuracy_text", "best accuracy", (v) => v, "the highest of each seed: mean ± sample standard deviation over seeds"],
     ["rounds", "rounds", (v) => digits(v, 4), "merges by the server"],
     ["staleness_mean", "staleness", (v) => digits(v, 3), "mean staleness of merged updates"],
     ["updates_trained", "trained", (v) => (v === null ? "–" : Math.round(v).toLocaleString("en")), "updates that the merges used, with at least one local step"],
     ["wall_seconds", "real time", (v) => (v === null ? "–" : `${digits(v, 3)} s`), "seconds of computation on this computer"],
   ];
 
-  function resultText(s) {
-    const total = s.runs.length;
-    const rounds = s.runs.map((run) => run.diverged_at).filter((round) => round !== null);
-    const diverged = rounds.length ? `diverged at round ${Math.min(...rounds)}` : "";
-    if (!group().target) return [percent(s.best_accuracy), diverged].filter(Boolean).join("; ");
-    if (!s.hits) {
-      if (diverged) return diverged;
-      const last = Math.max(...s.runs.map((run) => run.seconds || 0));
-      const status = { running: "running, not reached", dropped: "dropped", interrupted: "interrupted" }[s.runs[0].status] || "not reached";
-      return `${status} by ${digits(last, 3)} s`;
-    }
-    const spread = s.spread === null ? "" : ` ± ${digits(s.spread, 2)}`;
-    const seeds = s.hits < total ? `, ${s.hits} of ${total} seeds` : "";
-    return `${digits(s.seconds_to_target)}${spread} s${seeds}${diverged ? `; ${diverged}` : ""}`;
-  }
+  const resultText = (s) => (group().target ? s.time_text : s.accuracy_text);
 
   function resultRow(s, longest) {
     const { target, winner, series } = group();
@@ -65,8 +51,8 @@
       element("thead", {}, head), element("tbody", {}, ...rows.map((s) => resultRow(s, longest))));
     $("count").textContent = `${counted(rows.length, "setting")}, ${shown().length} shown in the charts`;
     const bars = target
-      ? "A bar is the time until the accuracy first reached the target: mean over seeds ± standard deviation. Shorter is better. A hatched bar did not reach the target."
-      : "No target accuracy was set, so settings are ranked by their best accuracy. Longer is better.";
+      ? "A bar is the time until the accuracy first reached the target: mean ± sample standard deviation over the seeds that reached it. Shorter is better. A hatched bar did not reach the target."
+      : "No target accuracy was set, so settings are ranked by their best accuracy: the highest of each seed, mean ± sample standard deviation over seeds. Longer is better.";
     const more = series.length > shown().length ? " Tick a setting to show it in the charts below." : "";
     $("results-how").replaceChildren(element("b", {}, "How to read it. "), bars + more);
   }

@@ -1,13 +1,9 @@
 /* The live view: requests the list of runs once a second, and the curves of ticked runs that changed. */
 "use strict";
 (() => {
-  const { element, swatch, percent } = Charts;
+  const { element, swatch } = Charts;
   const $ = (id) => document.getElementById(id);
   const INTERVAL = 1000;  // milliseconds
-  const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C6D31"];
-  const DARK_THEME_COLOURS = ["#5aaee0", "#f0813f", "#3fc49d", "#e0a3c4", "#f2c35c", "#8fd0f5", "#c96a95", "#c0a05e"];
-  const DASHES = ["solid", "8px,4px", "3px,3px", "10px,3px,3px,3px"];
-  const SYMBOLS = ["circle", "x", "triangle-up", "triangle-down", "diamond", "square", "cross", "star"];
   const MAX_CURVES = 24;
 
   let runs = [];
@@ -83,7 +79,8 @@
     tableState = newState;
     const active = document.activeElement;
     const focused = active && $("list").contains(active) ? active.dataset.key : null;
-    const head = ["run", "status", "done", "algorithms", "best", "changed", "report"];
+    const head = ["run", "status", "done", "algorithms", "best accuracy", "changed", "report"];
+    const help = { "best accuracy": "of the most accurate setting: the highest of each seed, mean ± sample standard deviation over seeds" };
     const body = shown.map((run) => {
       const box = element("input", { type: "checkbox", checked: ticked.has(run.id), "aria-label": `show ${run.id}`, "data-key": `box ${run.id}` });
       box.addEventListener("change", () => {
@@ -98,12 +95,12 @@
         element("td", { class: `status ${run.status === "running" ? "badge" : run.status === "finished" ? "" : "warn"}` }, status),
         element("td", { class: "number" }, `${run.done}/${run.expected}`),
         element("td", { class: "wide" }, run.algorithms.join(", ")),
-        element("td", { class: "number" }, percent(run.best)),
+        element("td", { class: "number" }, run.best_accuracy),
         element("td", { class: "number" }, ago(run.changed)), element("td", {}, link));
     });
     if (!runs.length) body.push(element("tr", {}, element("td", { colspan: "7" }, "There are no runs yet. Start one with: defedavg run my.toml")));
     $("list").replaceChildren(
-      element("thead", {}, element("tr", {}, ...head.map((name) => element("th", { scope: "col" }, name)))),
+      element("thead", {}, element("tr", {}, ...head.map((name) => element("th", { scope: "col", title: help[name] || "" }, name)))),
       element("tbody", {}, ...body));
     if (focused !== null) {
       const again = [...$("list").querySelectorAll("[data-key]")].find((each) => each.dataset.key === focused);
@@ -128,12 +125,13 @@
     const all = [...ticked].flatMap(([id, loaded]) => (loaded ? loaded.series.map((s) => ({
       ...s, key: `${id} ${s.name}`, name: several ? `${id}: ${s.name}` : s.name,
     })) : []));
-    return all.slice(0, MAX_CURVES).map((s, i) => ({
-      ...s, look: {
-        light: COLOURS[i % COLOURS.length], dark: DARK_THEME_COLOURS[i % DARK_THEME_COLOURS.length], symbol: SYMBOLS[i % SYMBOLS.length],
-        dash: DASHES[Math.floor(i / COLOURS.length) % DASHES.length],
-      },
-    }));
+    const counts = new Map();  // settings so far that begin with the same look
+    return all.slice(0, MAX_CURVES).map((s) => {
+      const first = `${s.looks[0].light} ${s.looks[0].symbol}`;
+      const count = counts.get(first) || 0;
+      counts.set(first, count + 1);
+      return { ...s, look: s.looks[count % s.looks.length] };
+    });
   }
 
   function curves() {

@@ -16,7 +16,8 @@ from ...runstore.layout import RunFiles, find_run_folders
 from ...runstore.reader import RunFolder, read_run
 from ..page import build
 from ..payload import live
-from ..tables import values
+from ..seed_figures import Record, accuracy_text, mean
+from ..tables import grouped
 
 MAX_CACHED_REPORTS = 8
 
@@ -114,7 +115,7 @@ def _summary(name: str, run: IndexedRun) -> dict[str, Any]:
         "algorithms": algorithms or ([] if study is None else list(study.algorithms)),
         "done": sum(entry.status != "running" for entry in folder.runs),
         "expected": max(expected, len(folder.runs)),
-        "best": max(values((entry.numbers for entry in folder.runs), "best_accuracy"), default=None),
+        "best_accuracy": accuracy_text(_most_accurate(folder)),
         "changed": max(modified for _, modified in run.revision) / 1e9,
         "started": folder.provenance.get("started", ""),
         "command": folder.provenance.get("command", ""),
@@ -122,6 +123,13 @@ def _summary(name: str, run: IndexedRun) -> dict[str, Any]:
         "notes": list(folder.notes),
         "revision": _text(run.revision),
     }
+
+
+def _most_accurate(folder: RunFolder) -> list[Record]:
+    """Return the seeds of the setting with the highest mean of the best accuracy."""
+    settings = grouped(folder.runs, lambda run: run.label).values()
+    seeds = [[run.numbers for run in runs] for runs in settings]
+    return max(seeds, key=lambda numbers: mean(numbers, "best_accuracy") or 0.0, default=[])
 
 
 def status(folder: RunFolder) -> str:

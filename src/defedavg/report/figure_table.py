@@ -1,0 +1,193 @@
+"""The table of a paper: every figure of every setting, mean ± sample standard deviation over seeds.
+
+Times and rounds to the target are means over the seeds that reached it; the column "reached" states how many did.
+Where another figure is unknown for some seeds, the cell states how many have it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.table import Table
+
+from ..runstore.reader import RunFolder
+from .seed_figures import OVER_SEEDS, Record, SeedFigure, over_seeds, record_of, values
+from .tables import grouped, make
+
+CAPTION = f"{OVER_SEEDS} To target: over the seeds that reached it."
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure of a run: its key in a record and in CSV, its heading, its factor to the unit of the heading."""
+
+    key: str
+    name: str
+    heading: str
+    factor: float = 1.0
+    alone: str = ".4g"  # the format of a mean without a deviation
+
+
+COLUMNS = (
+    Column("first_hit_seconds", "time_to_target_s", "time to target (s)"),
+    Column("rounds_to_target", "rounds_to_target", "rounds to target", alone=".6g"),
+    Column("best_accuracy", "best_accuracy_percent", "best accuracy (%)", 100.0, ".1f"),
+    Column("final_accuracy", "final_accuracy_percent", "final accuracy (%)", 100.0, ".1f"),
+    Column("rounds", "rounds", "rounds", alone=".6g"),
+    Column("seconds", "simulated_time_s", "simulated time (s)"),
+    Column("updates_trained", "updates_trained", "updates trained", alone=".6g"),
+    Column("updates_started", "updates_started", "updates started", alone=".6g"),
+    Column("staleness_mean", "staleness", "staleness", alone=".2f"),
+    Column("uplink_bytes", "uplink_mb", "uplink (MB)", 1e-6),
+    Column("downlink_bytes", "downlink_mb", "downlink (MB)", 1e-6),
+    Column("wall_seconds", "real_time_s", "real time (s)"),
+)
+TO_TARGET = ("first_hit_seconds", "rounds_to_target")
+HEADINGS = ("setting", "seeds", "reached", *(column.heading for column in COLUMNS))
+COSTS = HEADINGS.index("rounds")  # where the figures of the second table of a terminal begin
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRow:
+    """The figures of one setting of one run, in the order of ``COLUMNS``; ``reached`` is None without a target."""
+
+    run: str
+    label: str
+    algorithm: str
+    seeds: int
+    reached: int | None
+    figures: tuple[SeedFigure, ...]
+
+
+def figure_rows(runs: Iterable[RunFolder]) -> list[FigureRow]:
+    """Return one row per setting of every run."""
+    found = []
+    for run in runs:
+        for label, entries in grouped(run.runs, lambda entry: entry.label).items():
+            records = [record_of(entry) for entry in entries]
+            figures = tuple(over_seeds(records, column.key, column.factor) for column in COLUMNS)
+            name, label, algorithm = map(_one_line, (run.name, label, entries[0].algorithm))
+            found.append(FigureRow(name, label, algorithm, len(records), _reached(records), figures))
+    return found
+
+
+def _one_line(text: str) -> str:
+    """Return text without line breaks and control characters."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+def _reached(records: Sequence[Record]) -> int | None:
+    has_target = any(record["target_accuracy"] for record in records)
+    return len(values(records, "first_hit_seconds")) if has_target else None
+
+
+def _cells(rows: Sequence[FigureRow]) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of every row; a label has its run in front where there are several runs."""
+    several = len({row.run for row in rows}) > 1
+    for row in rows:
+        name = f"{row.run}: {row.label}" if several else row.label
+        reached = "–" if row.reached is None else f"{row.reached} of {row.seeds}"
+        yield name, str(row.seeds), reached, *(_cell(row, *pair) for pair in zip(COLUMNS, row.figures, strict=True))
+
+
+def _cell(row: FigureRow, column: Column, figure: SeedFigure) -> str:
+    expected = row.reached if column.key in TO_TARGET else row.seeds  # "reached" is beside the former
+    some = f" ({figure.count} of {expected})" if 0 < figure.count < (expected or 0) else ""
+    return figure.text(column.alone) + some
+
+
+def terminal_tables(rows: Sequence[FigureRow]) -> list[Table]:
+    """Return two tables with the same rows, since a terminal is narrower than all figures: results, and costs."""
+    cells = list(_cells(rows))
+    results = make("results", HEADINGS[:COSTS], [row[:COSTS] for row in cells], CAPTION)
+    costs = make("costs", (HEADINGS[0], *HEADINGS[COSTS:]), [(row[0], *row[COSTS:]) for row in cells])
+    return [results, costs]
+
+
+def to_json(rows: Sequence[FigureRow]) -> str:
+    """Return a list of objects with mean, sample standard deviation and number of seeds of every figure."""
+    objects = [
+        {
+            **{name: getattr(row, name) for name in ("run", "label", "algorithm", "seeds", "reached")},
+            **{column.name: asdict(figure) for column, figure in zip(COLUMNS, row.figures, strict=True)},
+        }
+        for row in rows
+    ]
+    return json.dumps(objects, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_csv(rows: Sequence[FigureRow]) -> str:
+    """Return CSV with mean, sample standard deviation and number of seeds of every figure; unknown is empty."""
+    figures = [f"{column.name}_{part}" for column in COLUMNS for part in ("mean", "sd", "n")]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("run", "label", "algorithm", "seeds", "reached", *figures))
+    for row in rows:
+        numbers = [part for figure in row.figures for part in (figure.mean, figure.sd, figure.count)]
+        writer.writerow((row.run, row.label, row.algorithm, row.seeds, row.reached, *numbers))
+    return out.getvalue()
+
+
+def to_markdown(rows: Sequence[FigureRow]) -> str:
+    """Return a Markdown table whose columns are aligned in the text too."""
+    cells = [[cell.replace("\\", "\\\\").replace("|", "\\|") for cell in row] for row in _cells(rows)]
+    lines = [HEADINGS, *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    padded = [
+        [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        for line in lines
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (padded[0], rule, *padded[1:])) + f"\n{CAPTION}\n"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", '"': r"\textquotedbl{}", "|": r"\textbar{}", "`": r"\textasciigrave{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "η̄": r"$\bar{\eta}$", "η": r"$\eta$", "±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\ldots{}",
+}  # fmt: skip
+_LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
+
+
+def latex_text(text: str) -> str:
+    """Return text for LaTeX: special characters are escaped, and characters that pdfLaTeX lacks are named by code."""
+    parts = _LATEX_PATTERN.split(text)
+    signs = [_LATEX[sign] for sign in _LATEX_PATTERN.findall(text)]
+    # The default input encoding of LaTeX covers the Latin letters up to U+017F.
+    plain = ["".join(sign if ord(sign) < 0x180 else f"[U+{ord(sign):04X}]" for sign in part) for part in parts]
+    return "".join(f"{before}{sign}" for before, sign in zip(plain, [*signs, ""], strict=True))
+
+
+def to_latex(rows: Sequence[FigureRow]) -> str:
+    """Return a tabular in the style of the package booktabs."""
+    body = [HEADINGS, *_cells(rows)]
+    header, *lines = [" & ".join(map(latex_text, cells)) + r" \\" for cells in body]
+    return "\n".join(
+        (
+            r"% \usepackage{booktabs}",
+            f"% {CAPTION}",
+            rf"\begin{{tabular}}{{l{'r' * (len(HEADINGS) - 1)}}}",
+            r"\toprule",
+            header,
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        )
+    )
+
+
+FORMATS: dict[str, Callable[[Sequence[FigureRow]], str]] = {
+    "latex": to_latex,
+    "markdown": to_markdown,
+    "csv": to_csv,
+    "json": to_json,
+}
+ENDINGS = {".tex": "latex", ".md": "markdown", ".csv": "csv"}
