@@ -36,6 +36,6 @@ def shifted_task(
     )
 
 
-def deployed_task(config: Mapping[str, Any], client: int | None) -> Task:  # noqa: ARG001 (a task function)
+def deployed_task(config: Mapping[str, Any], client: int | None) -> Task:
     """Return the task in float32, for a deployment."""
     return shifted_task(clients=int(config.get("clients.num_clients", CLIENTS)), dtype=torch.float32)
