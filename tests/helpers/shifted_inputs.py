@@ -16,6 +16,17 @@ RANDOM = np.random.Generator(np.random.Philox(key=8))
 Y = RANDOM.integers(0, 2, 360)
 X = RANDOM.normal(size=(360, 4)) * [2.0, 0.5, 3.0, 1.0] + [5.0, -2.0, 0.0, 1.0] + 2.0 * Y[:, None]
 
+TASK_FILE = """
+import numpy as np
+from torch import nn
+from defedavg import make_task
+
+def make(settings, client=None):
+    x, y = np.random.default_rng(0).normal(3.0, 2.0, size=(200, 8)), np.arange(200) % 2
+    net = lambda: nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    return make_task(model=net, train=(x, y), test=(x, y), clients=np.array_split(np.arange(200), 20))
+"""
+
 
 def batch_norm_net() -> nn.Module:
     """Return a normalisation of the inputs, a hidden layer and a normalisation of its outputs."""

@@ -25,19 +25,8 @@ from defedavg.training import LocalTraining, Reference, StackingError
 from defedavg.training.stacking.stacked_model import stack
 from helpers.command_line import call, refuse
 from helpers.interrupted_studies import assert_same, ignore, interrupted, study, uninterrupted
-from helpers.shifted_inputs import X, batch_norm_net, shifted_task
+from helpers.shifted_inputs import TASK_FILE, X, batch_norm_net, shifted_task
 from helpers.small_runs import batched_run, final_versions, how, reference
-
-TASK_FILE = """
-import numpy as np
-from torch import nn
-from defedavg import make_task
-
-def make(settings, client=None):
-    x, y = np.random.default_rng(0).normal(3.0, 2.0, size=(200, 3)), np.arange(200) % 2
-    net = lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    return make_task(model=net, train=(x, y), test=(x, y), clients=np.array_split(np.arange(200), 20))
-"""
 
 STATISTICS = 2 * 4 + 2 * 6  # of batch_norm_net
 
@@ -230,7 +219,7 @@ def test_a_resumed_study_is_bit_identical(tmp_path: Path, executor: str) -> None
     assert StudyRun(chosen, cut, compute=compute, resume=True).run(ignore)
     assert_same(whole, cut)
     (weights,) = (load_file(path) for path in sorted((cut / "weights").iterdir())[:1])
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     model.load_state_dict(weights)
     assert bool((weights["0.running_var"] > 1.5).all())
 

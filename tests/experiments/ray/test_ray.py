@@ -133,6 +133,16 @@ def test_a_cluster_gives_the_numbers_of_the_other_executors(machines: Machines) 
     assert len(sweep._scheduler._stored) == 2 + 4
 
 
+def test_a_cluster_averages_running_statistics(machines: Machines, tmp_path: Path) -> None:
+    (tmp_path / "normalised.py").write_text(TASK_FILE)
+    chosen = study(task={"module": f"{tmp_path / 'normalised.py'}:make"})
+    found, sweep = computed(chosen, ComputeConfig("ray", ray_address=machines.address))
+    assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
+    assert not sweep.notes  # the model is stacked
+    variances = [ended.run.executor.named(ended.run.weights)["0.running_var"] for ended in found.values()]
+    assert all(bool((variance > 1.5).all()) for variance in variances)
+
+
 HALF = 0.5
 
 
