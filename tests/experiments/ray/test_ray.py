@@ -27,6 +27,7 @@ from defedavg.experiments.study_run import StudyRun
 from defedavg.experiments.sweep import Sweep
 from defedavg.experiments.tune import Tuning, pairs_of
 from helpers.interrupted_studies import InterruptionError, assert_same, ignore, interrupt_after, uninterrupted
+from helpers.shifted_inputs import TASK_FILE
 from helpers.user_code import write_user_code
 
 BASE: dict[str, Any] = {
