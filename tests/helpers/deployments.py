@@ -14,6 +14,7 @@ import torch
 
 from defedavg import make_task
 from defedavg.config.build import make_executor
+from defedavg.config.task_module import MakeTask
 from defedavg.deploy.client.handler import ClientHandler
 from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
@@ -145,7 +146,10 @@ class World:
 
     made: ClassVar[list[World]] = []
 
-    def __init__(self, folder: Path, *, connected: Collection[int] | None = None, **changes: Any) -> None:
+    def __init__(
+        self, folder: Path, *, connected: Collection[int] | None = None, task: MakeTask = tiny_task, **changes: Any
+    ) -> None:
+        self.task = task
         self.flat = {**FLAT, **{name.replace("__", "."): value for name, value in changes.items()}}
         self.folder = folder
         self.config = read_deploy_config(self.flat)
@@ -156,7 +160,7 @@ class World:
         for client in range(self.total) if connected is None else connected:
             self.connect(client)
         self.log_lines: list[str] = []
-        self.session = Session(self.config, self.flat, tiny_task(self.flat, None), folder)
+        self.session = Session(self.config, self.flat, task(self.flat, None), folder)
         self.coordinator = self._coordinator()
         World.made.append(self)
 
@@ -174,7 +178,7 @@ class World:
     def connect(self, client: int, tamper: Tamper | None = None, delay: float | None = None) -> int:
         """Connect a new node for a client and return its id."""
         self._next += 1
-        handler = ClientHandler(tiny_task, self.flat, client)
+        handler = ClientHandler(self.task, self.flat, client)
         self.transport.members[self._next] = Node(
             handler, 0.4 * (1 + client) if delay is None else delay, tamper=tamper
         )
@@ -189,7 +193,7 @@ class World:
         self.session.log.close()
         self.transport.pending.clear()
         self.session = Session.resume(
-            self.config, self.flat, tiny_task(self.flat, None), self.folder, self.log_lines.append
+            self.config, self.flat, self.task(self.flat, None), self.folder, self.log_lines.append
         )
         self.coordinator = self._coordinator()
         self.session.resumed()
@@ -237,7 +241,7 @@ def checked(world: World) -> tuple[EventLog, Replay]:
 
 def agrees(world: World, found: Replay) -> None:
     """Check that the executor computes the server's weights from the replayed plan."""
-    executor = make_executor(world.config.settings, world.config.seed, tiny_task(world.flat, None))
+    executor = make_executor(world.config.settings, world.config.seed, world.task(world.flat, None))
     for record in found.plan.rounds:
         executor.apply(record)
     newest = world.session.engine.server.version

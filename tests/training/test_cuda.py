@@ -92,6 +92,8 @@ def test_results_are_bit_identical_in_every_batch(model: str) -> None:
     [
         "resnet", "transformer", "residual with dropout", "frozen", "convolutions", "encoder, norm first",
         "cross attention with dropout", "dropout", "batch normalisation", "mean of the batch", "again", "hooked",
+        "batch normalisation of features", "running statistics", "normalised twice", "running statistics, mapped",
+        "instance statistics", "own statistics",
     ],
 )  # fmt: skip
 def test_modules_of_all_kinds_agree(model: str) -> None:

@@ -70,7 +70,12 @@ def size_of(vector: Vector | None) -> int:
     return 0 if vector is None else int(np.asarray(vector).nbytes)
 
 
-def model_signature(module: nn.Module) -> str:
-    """Return a hash of the names, shapes and number types of a model's values; server and clients must agree on it."""
-    parts = [(name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
+def model_signature(module: nn.Module, statistics: Collection[str] = ()) -> str:
+    """Return a hash of the names, shapes and number types of a model's values; server and clients must agree on it.
+
+    ``statistics`` names those whose final values, instead of differences, an update contains.
+    """
+    parts: list[object] = [(name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
+    if statistics:
+        parts.append(sorted(statistics))
     return sha256(repr(parts).encode()).hexdigest()[:16]

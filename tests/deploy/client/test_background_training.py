@@ -22,6 +22,7 @@ from defedavg.deploy.transport import Message, Reply, Vector
 from defedavg.errors import UserError
 from defedavg.training import LocalTraining, Status
 from helpers.deployments import Clock, World, agrees, checked
+from helpers.shifted_inputs import deployed_task
 
 WAIT = 60.0
 
@@ -185,6 +186,17 @@ def test_the_servers_copies_of_the_client_machines_agree_with_them(changes: dict
     assert not found.refused
     assert len(found.plan.rounds) == 8
     agrees(world, found)
+
+
+@pytest.mark.parametrize("changes", BACKGROUND[1:3], ids=lambda c: c["algorithm"])
+def test_interrupted_clients_send_running_statistics(changes: dict[str, Any], tmp_path: Path) -> None:
+    world = real(tmp_path / "run", changes, task=deployed_task)
+    world.until(lambda: world.session.progress.status is not Status.RUNNING)
+    _, found = checked(world)
+    assert not found.refused
+    agrees(world, found)
+    newest = world.session.executor.versions[world.session.engine.server.version]
+    assert bool((newest[-6:] > 0).all())
 
 
 @pytest.mark.parametrize("changes", BACKGROUND[:2], ids=lambda c: c["algorithm"])

@@ -27,6 +27,7 @@ from defedavg.experiments.study_run import StudyRun
 from defedavg.experiments.sweep import Sweep
 from defedavg.experiments.tune import Tuning, pairs_of
 from helpers.interrupted_studies import InterruptionError, assert_same, ignore, interrupt_after, uninterrupted
+from helpers.shifted_inputs import TASK_FILE
 from helpers.user_code import write_user_code
 
 BASE: dict[str, Any] = {
@@ -131,6 +132,16 @@ def test_a_cluster_gives_the_numbers_of_the_other_executors(machines: Machines) 
     # One entry for each of the two tasks, and four for the arrays that they share.
     assert sweep._scheduler is not None
     assert len(sweep._scheduler._stored) == 2 + 4
+
+
+def test_a_cluster_averages_running_statistics(machines: Machines, tmp_path: Path) -> None:
+    (tmp_path / "normalised.py").write_text(TASK_FILE)
+    chosen = study(task={"module": f"{tmp_path / 'normalised.py'}:make"})
+    found, sweep = computed(chosen, ComputeConfig("ray", ray_address=machines.address))
+    assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
+    assert not sweep.notes  # the model is stacked
+    variances = [ended.run.executor.named(ended.run.weights)["0.running_var"] for ended in found.values()]
+    assert all(bool((variance > 1.5).all()) for variance in variances)
 
 
 HALF = 0.5

@@ -23,7 +23,8 @@ from defedavg.training.stacking.dropout import factors
 from defedavg.training.stacking.layer_registry import StackedModel
 from defedavg.training.stacking.stacked_model import stack
 from defedavg.training.tensor_rng import signed
-from helpers.modules import ENTER, MODELS, RANDOM, WORDS, Around, Average, Encoder, Language, Residual, X, named, task_of
+from helpers import modules
+from helpers.modules import ENTER, MODELS, RANDOM, WORDS, Around, Encoder, Language, Residual, X, named, task_of
 from helpers.small_runs import batched_run, final_versions, how, reference
 
 
@@ -199,7 +200,7 @@ def test_a_version_does_not_contain_constant_buffers() -> None:
 
 
 def test_a_version_contains_buffers_that_training_updates() -> None:
-    executor = make_executor(how("fedavg"), 0, task_of(Average))
+    executor = make_executor(how("fedavg"), 0, task_of(modules.Average))
     assert executor.versions[0].numel() == 3 * ENTER + 3 + 3
     executor.apply(make_plan(how("fedavg"), 0, 1).rounds[0])
     assert bool(executor.versions[1][-3:].all())

@@ -37,8 +37,10 @@ class ClientHandler:
     def answer(self, kind: str, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
         """Return the answer to a message of that kind."""
         if kind == "hello":
-            module = self._executor(LocalTraining(seed=0, batch_size=1)).module
-            return {"client": self.client, "signature": model_signature(module)}, None
+            # Two samples, because batch normalisation cannot be trained on one.
+            executor = self._executor(LocalTraining(seed=0, batch_size=2))
+            signature = model_signature(executor.module, executor.layout.statistics)
+            return {"client": self.client, "signature": signature}, None
         if kind == "train":
             return self._train(fields, weights)
         if kind == "exchange":

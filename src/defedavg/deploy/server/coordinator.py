@@ -51,7 +51,7 @@ class Coordinator:
         self.deploy = session.config.deploy
         self._clock, self._sleep, self._log_line = clock, sleep, log_line
         self._zero = clock() - session.seconds
-        self._signature = model_signature(session.executor.module)
+        self._signature = model_signature(session.executor.module, session.executor.layout.statistics)
         self._client_of: dict[int, int] = {}  # node -> the client that it runs
         self._hellos: dict[str, tuple[int, float]] = {}  # message -> node, when to stop waiting
         self._cooldown: dict[int, float] = {}  # node -> when it may be greeted again
@@ -229,7 +229,8 @@ class Coordinator:
         if fault is not None:
             raise BadReplyError(fault)
         if update is not None and update.steps:
-            values = checks.update_values(reply, session.vector(update.version), self.deploy.norm_bound)
+            version, variances = session.vector(update.version), session.executor.layout.variances
+            values = checks.update_values(reply, version, self.deploy.norm_bound, variances)
             session.save_update(client, update.index, values)
         if isinstance(event, Exchanged) and isinstance(command, Exchange):
             translated = self._clocks.to_server_time((client, command.epoch), event.reports, clock, event.t)

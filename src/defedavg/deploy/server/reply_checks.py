@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,8 +48,11 @@ def reports(fields: dict[str, Any]) -> tuple[tuple[Report, ...], float]:
     return found, clock
 
 
-def update_values(reply: Reply, weights: Vector, norm_bound: float) -> Vector:
-    """Return the update of a reply if it has the shape and type of the model, finite values and a bounded norm."""
+def update_values(reply: Reply, weights: Vector, norm_bound: float, variances: Mapping[str, slice]) -> Vector:
+    """Return the update of a reply if it has the shape and type of the model, finite values and a bounded norm.
+
+    ``variances`` are the positions of values that must not be negative.
+    """
     update = reply.update
     if update is None:
         raise BadReplyError("it contains no update")
@@ -59,6 +62,9 @@ def update_values(reply: Reply, weights: Vector, norm_bound: float) -> Vector:
         raise BadReplyError(f"the update is {update.dtype}, but the model is {weights.dtype}")
     if not bool(np.isfinite(update).all()):
         raise BadReplyError("the update contains values that are not finite")
+    for name, part in variances.items():
+        if bool((update[part] < 0).any()):
+            raise BadReplyError(f"the update contains a negative variance in {name}")
     norm = float(np.linalg.norm(update.astype(np.float64)))
     limit = norm_bound * max(1.0, float(np.linalg.norm(weights.astype(np.float64))))
     if norm > limit:

@@ -97,7 +97,6 @@ class EquivalenceCheck:
         self._random = random
 
     def _one_by_one(self) -> StepResult:
-        outputs, changes = [], []
         state = torch.get_rng_state()
         self._module.eval()
         with torch.no_grad():
@@ -107,17 +106,7 @@ class EquivalenceCheck:
         slopes = torch.from_numpy(self._random.normal(size=(CLIENTS, *evaluated[0].shape)))
         self._slopes = slopes.to(evaluated[0].dtype)
         self._module.train()
-        for c in range(CLIENTS):
-            weights = self._weights_of(c)
-            leaves = [weights[name].requires_grad_() for name in self._trainable]
-            self._draws.key = self._keys[c]
-            out = self._call(weights, c)
-            loss = (out * self._slopes[c]).sum()
-            gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-            outputs.append(out.detach())
-            change = {name: self._rates[c] * g for name, g in zip(self._trainable, gradients, strict=True)}
-            change.update((name, self._weights[name][c] - weights[name]) for name in self._statistics)
-            changes.append(change)
+        outputs, changes = zip(*map(self._step, range(CLIENTS)), strict=True)
         self._draws.key = None
         if not torch.equal(state, torch.get_rng_state()):
             raise StackingError("it draws from the global generator; use nn.Dropout, nn.Dropout1d or nn.Dropout2d")
@@ -125,6 +114,18 @@ class EquivalenceCheck:
         if not all(bool(value.isfinite().all()) for value in (*outputs, *evaluated, *stacked.values())):
             raise StackingError("its results are not finite with weights close to its own")
         return torch.cat(outputs), torch.cat(evaluated), stacked
+
+    def _step(self, c: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the outputs of one client and the changes of its parameters and statistics."""
+        weights = self._weights_of(c)
+        leaves = [weights[name].requires_grad_() for name in self._trainable]
+        self._draws.key = self._keys[c]
+        out = self._call(weights, c)
+        loss = (out * self._slopes[c]).sum()
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        change = {name: self._rates[c] * g for name, g in zip(self._trainable, gradients, strict=True)}
+        change.update((name, self._weights[name][c] - weights[name]) for name in self._statistics)
+        return out.detach(), change
 
     def _call(self, weights: dict[str, Tensor], client: int) -> Any:
         inputs = self._inputs[client].clone()  # a module may write to them

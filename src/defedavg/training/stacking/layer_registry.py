@@ -155,11 +155,11 @@ def stacked_layer(*kinds: type[nn.Module]) -> Callable[[Builder], Builder]:
 
 
 def samplewise(module: nn.Module, site: LayerSite) -> StackedLayer:
-    """Stack a layer without state that treats every sample by itself: the module is its own stacked form."""
+    """Stack a layer without parameters that treats every sample by itself: the module is its own stacked form."""
     if next(module.parameters(), None) is not None:
         raise StackingError(f"{site.name}: {type(module).__name__} with parameters")
-    if next(module.buffers(), None) is not None:
-        raise StackingError(f"{site.name}: {type(module).__name__} with buffers")
+    if getattr(module, "running_mean", None) is not None:
+        raise StackingError(f"{site.name}: {type(module).__name__} with running statistics")
     return StackedLayer(lambda _, x: module(x))
 
 
