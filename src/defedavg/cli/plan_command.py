@@ -27,7 +27,7 @@ from ..planning.plan_io import saved
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
 from ..planning.records import Record, Round
 from ..report import tables
-from .options import Json, Plugin, Set, err, load_study, out, print_json, print_note, working
+from .options import Json, Plugin, Set, err, load_study, out, print_json, print_note, reported, working
 
 QUIET_SECONDS = 10.0
 MAX_GANTT_PLANS = 8
@@ -91,9 +91,9 @@ def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], p
             raise UserError("give a configuration file or --example, not both")
         if example != "figure1":
             raise unknown("example", example, ("figure1",))
-        return config.study(config.override(FIGURE1, overrides))
+        return reported(config.study(config.override(FIGURE1, overrides)))
     if file is None:
-        return config.study(config.override({"name": "plan", "algorithms": list(ALGORITHMS)}, overrides))
+        return reported(config.study(config.override({"name": "plan", "algorithms": list(ALGORITHMS)}, overrides)))
     return load_study(file, overrides, plugins)
 
 

@@ -15,7 +15,7 @@ from ..config.study import Study, SweepPoint
 from ..errors import UserError
 from ..report.tables import make
 from ..theory.formulas import THEOREMS, Constants, probable_staleness, theorem, theorem_report
-from .options import Json, Set, out, print_json, print_note
+from .options import Json, Set, out, print_json, print_note, reported
 
 if TYPE_CHECKING:
     from ..theory.estimates import Estimates
@@ -87,9 +87,9 @@ def _print(results: list[dict[str, Any]], as_json: bool, table: Callable[[Mappin
 
 def _study(file: Path | None, overrides: tuple[str, ...]) -> Study:
     if file is not None:
-        return config.load(file, overrides)
+        return reported(config.load(file, overrides))
     default = {"name": "theory", "algorithms": list(THEOREMS), "task": {"model": "mlp"}}
-    return config.study(config.override(default, overrides))
+    return reported(config.study(config.override(default, overrides)))
 
 
 def _constants(

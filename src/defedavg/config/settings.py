@@ -28,7 +28,12 @@ MAX_SECONDS = 1e9
 
 
 def _setting(default: Any, text: str, **metadata: Any) -> Any:
-    """Return a field; ``most`` is the largest value that is not infinite, ``profile`` marks one that a profile sets."""
+    """Return a field.
+
+    ``most`` is the largest value that is not infinite; ``profile`` marks a value that a profile sets. The setting has
+    no effect while one of those that it ``needs``, of the same table, is zero, false or empty, and beside all of those
+    that it is ``replaced_by``.
+    """
     return field(default=default, metadata={"help": text, **metadata})
 
 
@@ -78,9 +83,14 @@ class ClientSettings:
     """[clients]: number, speed and reliability of the simulated devices."""
 
     num_clients: int = _setting(100, "number of clients, N", most=MAX_CLIENTS)
-    profile: str = _setting(DEFAULT_PROFILE, "default of step_seconds and model_megabytes")
+    profile: str = _setting(
+        DEFAULT_PROFILE, "default of step_seconds and model_megabytes", replaced_by=("step_seconds", "model_megabytes")
+    )
     step_seconds: float = _setting(
-        PAPER[DEFAULT_PROFILE]["step_seconds"], "duration of a local step on the fastest client", profile=True
+        PAPER[DEFAULT_PROFILE]["step_seconds"],
+        "duration of a local step on the fastest client",
+        profile=True,
+        replaced_by=("trace",),
     )
     model_megabytes: float = _setting(
         PAPER[DEFAULT_PROFILE]["model_megabytes"], "size of a model in a message, in 10^6 bytes", profile=True
@@ -89,14 +99,17 @@ class ClientSettings:
         "uniform(1, 5)",
         "slowdown of each client: equal, uniform(low, high), lognormal(sigma), exponential(mean), "
         "two-speed(share, factor), pareto(shape)",
+        replaced_by=("trace",),
     )
     jitter: float = _setting(0.0, "variation of job durations (sigma of a log-normal distribution of mean 1)")
-    uplink_mbps: float = _setting(400.0, "bandwidth from client to server, in Mbit/s")
-    downlink_mbps: float = _setting(400.0, "bandwidth from server to client, in Mbit/s")
+    uplink_mbps: float = _setting(400.0, "bandwidth from client to server, in Mbit/s", replaced_by=("trace",))
+    downlink_mbps: float = _setting(400.0, "bandwidth from server to client, in Mbit/s", replaced_by=("trace",))
     latency_seconds: float = _setting(0.0, "delay added to every message")
     availability: str = _setting("always", "always, or windows(on_seconds, off_seconds)")
     failure_rate: float = _setting(0.0, "probability that a client fails during a job")
-    return_seconds: float = _setting(1.0, "time until a failed client returns (inf: never)", most=MAX_SECONDS)
+    return_seconds: float = _setting(
+        1.0, "time until a failed client returns (inf: never)", most=MAX_SECONDS, needs=("failure_rate",)
+    )
     trace: str = _setting("", "CSV of measured devices: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]")
     plan_detail: str = _setting(
         "auto", "jobs that plans record: all, used (uploaded ones), or auto (used from 20,000 reliable clients on)"
@@ -150,9 +163,12 @@ class StopSettings:
     """[stop]: the end of a run, and how often the model is evaluated."""
 
     target_accuracy: float = _setting(0.0, "test accuracy at which a run stops; 0: no target")
-    stop_at_target: bool = _setting(True, "false: continue after the target is reached")
+    stop_at_target: bool = _setting(True, "false: continue after the target is reached", needs=("target_accuracy",))
     consecutive_hits: int = _setting(
-        1, "evaluations in a row at the target that end a run; 5: a sustained hit", most=MAX_COUNT
+        1,
+        "evaluations in a row at the target that end a run; 5: a sustained hit",
+        most=MAX_COUNT,
+        needs=("target_accuracy", "stop_at_target"),
     )
     max_rounds: int = _setting(400, "limit on rounds", most=MAX_COUNT)
     max_seconds: float = _setting(math.inf, "limit on simulated seconds")

@@ -152,6 +152,11 @@ for _partition in (iid, by_classes, dirichlet, by_shards, sampled, sampled_class
     register_partition(_partition.__name__.removeprefix("by_").replace("_", "-"), _partition)
 
 
+def options_of(kind: str) -> tuple[str, ...]:
+    """Return the ``OPTIONS`` that a partition declares as parameters; all of them if the name is not registered."""
+    return tuple(name for name in OPTIONS if kind not in PARTITIONS or name in signature(PARTITIONS[kind]).parameters)
+
+
 def split(kind: str, labels: Labels, num_clients: int, seed: int, **options: int | float) -> Clients:
     """Return the sample indices of every client, by the partition named ``kind``; it receives only its own options."""
     partition = PARTITIONS.find(kind)
