@@ -76,9 +76,7 @@ def test_every_simulator_reports_it(kind: type[faulty.SendsToSenders], words: tu
 
 @pytest.mark.parametrize("command", ["run", "plan"])
 @pytest.mark.parametrize("kind", [*IN_A_DEPLOYMENT, faulty.MergesTwice])
-def test_the_commands_report_it_in_one_line(
-    kind: type[faulty.SendsToSenders], command: str, tmp_path: Path
-) -> None:
+def test_the_commands_report_it_in_one_line(kind: type[faulty.SendsToSenders], command: str, tmp_path: Path) -> None:
     (tmp_path / "plugin.py").write_text(
         inspect.getsource(faulty) + f"\nfrom defedavg.algorithms import register\nregister({kind.__name__})\n"
     )

@@ -20,6 +20,7 @@ class AsySG(DeFedAvgIID):
     citation = "Lian et al., NeurIPS 2015"
     equation = "w[t+1] = w[t] − η/n Σ g, one step per job"
     uses_local_lr = False
+    uses_local_steps = False
 
     @classmethod
     def steps_per_job(cls, local_steps: int) -> int:  # noqa: ARG003 (overrides a hook)

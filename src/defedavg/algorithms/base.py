@@ -56,6 +56,7 @@ class ServerMachine:
     past_versions: ClassVar[int] = 0
     uses_global_lr: ClassVar[bool] = True
     uses_local_lr: ClassVar[bool] = True
+    uses_local_steps: ClassVar[bool] = True
     state_attributes: ClassVar[tuple[str, ...]] = ("version", "pool", "last_jobs", "timer_token")
 
     def __init_subclass__(cls) -> None:
@@ -75,6 +76,11 @@ class ServerMachine:
     def client_policy(cls, settings: Any) -> ClientPolicy:  # noqa: ARG003 (a hook: subclasses use it)
         """Return how clients behave under these settings."""
         return cls.policy
+
+    @classmethod
+    def unused_training(cls) -> tuple[str, ...]:
+        """Return the keys of [training] that have no effect on this algorithm."""
+        return tuple(name for name in ("global_lr", "local_lr", "local_steps") if not getattr(cls, f"uses_{name}"))
 
     @classmethod
     def steps_per_job(cls, local_steps: int) -> int:

@@ -20,6 +20,7 @@ from ..errors import UserError, unknown
 from .base import Actions, SampledRound, Setup
 from .protocol import ClientPolicy, Discard, Merge, Request, Send, ServerAction, SetTimer, Update
 
+MAX_WAIT_SECONDS = 1e9
 REWEIGHT = ("stochastic", "deterministic")
 
 
@@ -33,8 +34,9 @@ class FavanoSettings:
     def __post_init__(self) -> None:
         if self.reweight not in REWEIGHT:
             raise unknown("reweighting of favano", self.reweight, REWEIGHT)
-        if not 0.0 < self.wait_seconds < float("inf"):
-            raise UserError(f"favano: wait_seconds is {self.wait_seconds}; give a finite number above zero")
+        if not 0.0 < self.wait_seconds <= MAX_WAIT_SECONDS:
+            limit = f"{MAX_WAIT_SECONDS:,.0f}"
+            raise UserError(f"favano: wait_seconds is {self.wait_seconds}; give a number above zero, at most {limit}")
 
 
 class Favano(SampledRound):

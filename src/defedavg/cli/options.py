@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from ..config import study as config
 from ..config.study import Study
+from ..config.unused_settings import unused_settings
 from ..jsonio import finite
 
 out = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
@@ -58,7 +59,13 @@ def exit_if_stopped(finished: bool, advice: str = "") -> None:
 
 def load_study(file: Path, overrides: Sequence[str] | None, plugins: Sequence[Path] | None) -> Study:
     """Read a study with its overrides; ``plugins`` are added to those that the file names."""
-    return config.load(file, tuple(overrides or ()), plugins=tuple(plugins or ()))
+    return reported(config.load(file, tuple(overrides or ()), plugins=tuple(plugins or ())))
+
+
+def reported(study: Study) -> Study:
+    """Print one line for every setting of a study that has no effect, and return the study."""
+    print_notes([f"defedavg: {line}" for line in unused_settings(study)])
+    return study
 
 
 # Former names of options, which a ``CommandWithOldNames`` accepts for one version.

@@ -27,11 +27,12 @@ from ..planning.plan_io import saved
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
 from ..planning.records import Record, Round
 from ..report import tables
-from .options import Json, Plugin, Set, err, load_study, out, print_json, print_note, working
+from .options import Json, Plugin, Set, err, load_study, out, print_json, print_note, reported, working
 
 QUIET_SECONDS = 10.0
 MAX_GANTT_PLANS = 8
 GANTT_ROUNDS = 6
+MAX_ROUNDS = 10**9
 
 Advance = Callable[[str, int], None]
 """Receives the name of a plan, and how many more of its rounds are planned."""
@@ -66,6 +67,8 @@ def plan(
     """
     short = {"clients.num_clients": num_clients, "training.updates_per_round": updates_per_round}
     settings = (*(overrides or ()), *(f"{name}={value}" for name, value in short.items() if value is not None))
+    if rounds > MAX_ROUNDS:
+        raise UserError(f"--rounds is {rounds}; at most {MAX_ROUNDS:,} can be planned")
     study = _study(file, example, settings, plugin)
     points = study.points()
     if gantt and len(points) > MAX_GANTT_PLANS:
@@ -88,9 +91,9 @@ def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], p
             raise UserError("give a configuration file or --example, not both")
         if example != "figure1":
             raise unknown("example", example, ("figure1",))
-        return config.study(config.override(FIGURE1, overrides))
+        return reported(config.study(config.override(FIGURE1, overrides)))
     if file is None:
-        return config.study(config.override({"name": "plan", "algorithms": list(ALGORITHMS)}, overrides))
+        return reported(config.study(config.override({"name": "plan", "algorithms": list(ALGORITHMS)}, overrides)))
     return load_study(file, overrides, plugins)
 
 

@@ -15,7 +15,7 @@ from ..config.study import Study, SweepPoint
 from ..errors import UserError
 from ..report.tables import make
 from ..theory.formulas import THEOREMS, Constants, probable_staleness, theorem, theorem_report
-from .options import Json, Set, out, print_json, print_note
+from .options import Json, Set, out, print_json, print_note, print_notes, reported
 
 if TYPE_CHECKING:
     from ..theory.estimates import Estimates
@@ -55,7 +55,11 @@ def theory(
     samples: Annotated[int | None, typer.Option(help="Samples of each client for the estimates; default: all.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print rates, conditions, bounds and rounds of Theorem 1 (DeFedAvg-nIID) and Theorem 2 (DeFedAvg-IID)."""
+    """Print rates, conditions, bounds and rounds of Theorem 1 (DeFedAvg-nIID) and Theorem 2 (DeFedAvg-IID).
+
+    Theorem 2 needs clients with one distribution (`task.split` iid or sampled); where no theorem applies, one line says
+    why. Numbers of rounds above a million are marked: they are no practical guidance.
+    """
     if context.invoked_subcommand is not None:
         return
     if not epsilon > 0:
@@ -64,16 +68,42 @@ def theory(
     study = _study(file, tuple(overrides or ()))
     reports = []
     estimated: dict[Any, Estimates] = {}
+    excluded: list[str] = []
     for point in study.points():
-        if point.settings.algorithm not in THEOREMS:
+        reason, applies = _choose(point)
+        if not applies:
+            excluded.append(f"{point.label}: {reason}")
             continue
         values, note = _constants(point, study.seeds[0], given, estimated, points, samples)
         size, observed = _size(point, study.seeds[0], rounds, max_staleness, delta)
         report = theorem_report(point.settings.algorithm, Constants(**values, **size), epsilon=epsilon, delta=delta)
-        reports.append({"label": point.label, **report, "observed_staleness": observed, "note": note})
+        reports.append({"label": point.label, "reason": reason, **report, "observed_staleness": observed, "note": note})
     if not reports:
-        raise UserError(f"the study has no algorithm with a theorem; add {' or '.join(THEOREMS)}")
+        raise UserError(f"no theorem applies to this study: {excluded[0]}")
+    print_notes([f"defedavg: {line}" for line in excluded])
     _print(reports, as_json, _theorem_table)
+
+
+def _choose(point: SweepPoint) -> tuple[str, bool]:
+    """Return which theorem applies to the algorithm and the split of a point, or why none does; True if one does."""
+    from ..tasks.partition import is_identical
+
+    name, task = point.settings.algorithm, point.settings.task
+    if name not in THEOREMS:
+        return f"no theorem is about this algorithm; use {' or '.join(THEOREMS)}", False
+    kind = THEOREMS[name]
+    source = f"task.module = {task.module}" if task.module else f"task.split = {task.split}"
+    if not kind.needs_identical_clients:
+        return f"Theorem {kind.number} is about {name}, with any split ({source})", True
+    if task.module:
+        return f"Theorem {kind.number} is about {name}, if all clients of {source} have one distribution", True
+    if is_identical(task.split):
+        return f"Theorem {kind.number} is about {name}, and with {source} all clients have one distribution", True
+    return (
+        f"Theorem {kind.number} needs clients with one distribution, but {source} gives them different ones; use "
+        "defedavg-niid (Theorem 1), or task.split = iid",
+        False,
+    )
 
 
 def _print(results: list[dict[str, Any]], as_json: bool, table: Callable[[Mapping[str, Any]], Table]) -> None:
@@ -87,9 +117,9 @@ def _print(results: list[dict[str, Any]], as_json: bool, table: Callable[[Mappin
 
 def _study(file: Path | None, overrides: tuple[str, ...]) -> Study:
     if file is not None:
-        return config.load(file, overrides)
+        return reported(config.load(file, overrides))
     default = {"name": "theory", "algorithms": list(THEOREMS), "task": {"model": "mlp"}}
-    return config.study(config.override(default, overrides))
+    return reported(config.study(config.override(default, overrides)))
 
 
 def _constants(
@@ -110,10 +140,11 @@ def _constants(
     from ..theory.estimates import EstimateOptions, estimate
 
     settings = point.settings
-    batch_size = settings.training.batch_size
-    key = (settings.task, settings.clients.num_clients, batch_size)
+    names = ("batch_size", "sampling", "local_steps")
+    training = {name: getattr(settings.training, name) for name in names}
+    key = (settings.task, settings.clients.num_clients, *training.values())
     if key not in estimated:
-        options = EstimateOptions(batch_size=batch_size, seed=seed, points=points, samples=samples)
+        options = EstimateOptions(**training, seed=seed, points=points, samples=samples)
         estimated[key] = estimate(build_task(settings, seed), options, notify=print_note)
     estimates = asdict(estimated[key])
     note = f"Estimated: {', '.join(missing)}, from {estimates['note']}."
@@ -190,6 +221,7 @@ def _theorem_table(report: Mapping[str, Any]) -> Table:
     values = [f"{symbol} = {constants[name]:.4g}" for name, symbol in SYMBOLS.items() if name in uses]
     sizes = [f"{symbol} = {constants[name]}" for name, symbol in SIZES.items()]
     rows = [
+        ("theorem", report["reason"]),
         ("constants", ", ".join(values)),
         ("size", ", ".join(sizes)),
         ("η, η̄", f"{report['rates']['global_lr']:.4g}, {report['rates']['local_lr']:.4g}"),
@@ -197,25 +229,38 @@ def _theorem_table(report: Mapping[str, Any]) -> Table:
     for condition in report["conditions"]:
         outcome = "ok" if condition["holds"] else "fails"
         rows.append((condition["name"], f"{outcome}: {condition['left']:.4g} vs {condition['right']:.4g}"))
+    proven = "" if all(condition["holds"] for condition in report["conditions"]) else " (not proven: a condition fails)"
     for name, key in (("bound, corrected", "bound"), ("bound, as printed", "printed_bound")):
         bound = report[key]
-        rows.append((name, f"{bound['total']:.4g} = {bound['first']:.4g} + {bound['second']:.4g}"))
+        rows.append((name, f"{bound['total']:.4g} = {bound['first']:.4g} + {bound['second']:.4g}{proven}"))
     rounds, staleness = report["rounds"], report["staleness"]
     rows += [
-        ("T for the conditions", f"{rounds['to_apply']:,}"),
-        (f"T for a bound of {report['epsilon']:g}", f"{rounds['to_reach']:,}"),
-        ("T for both", f"{rounds['needed']:,}"),
+        ("T for the conditions", _rounds(report, "to_apply")),
+        (f"T for a bound of {report['epsilon']:g}", _rounds(report, "to_reach")),
+        ("T for both", _rounds(report, "needed")),
     ]
     if rounds["needed_drawn"] is not None:
         probability = f"(probability {1 - staleness['delta']:g})"
         rows += [
-            (f"T for both, λ growing with T {probability}", f"{rounds['needed_drawn']:,}"),
+            (f"T for both, λ growing with T {probability}", _rounds(report, "needed_drawn")),
             (f"λ for this T {probability}", f"{staleness['probable']}"),
             ("λ as the paper states it, with constant 1", f"{staleness['stated']:.4g}"),
         ]
     if report["observed_staleness"] is not None:
         rows.append(("λ in a plan of these clients", f"{report['observed_staleness']}"))
-    return make(f"{report['label']}: Theorem {report['theorem']}", ("", ""), rows, report["note"])
+    caption = report["note"]
+    if report["no_practical_guidance"]:
+        caption += (
+            f" No practical guidance: more than {report['horizon']:,} rounds would be needed; "
+            f"{report['no_practical_guidance']}."
+        )
+    return make(f"{report['label']}: Theorem {report['theorem']}", ("", ""), rows, caption)
+
+
+def _rounds(report: Mapping[str, Any], name: str) -> str:
+    """Format a number of rounds; one beyond the horizon is marked."""
+    rounds = report["rounds"][name]
+    return f"{rounds:,}" + (" (no practical guidance)" if rounds > report["horizon"] else "")
 
 
 def _speedup_table(speedup: Mapping[str, Any]) -> Table:

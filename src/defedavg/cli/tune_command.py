@@ -8,6 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
+from ..config.unused_settings import replaced
 from ..errors import UserError
 from ..report import tables
 from ..runstore.reader import read_entry
@@ -59,6 +60,9 @@ def tune(
     from .progress_table import progress_and_logs
 
     study = opt.load_study(file, overrides, plugin)
+    for table in ("training", *study.algorithms):
+        reason = "tune tries --global-rates and --local-rates instead"
+        opt.print_notes([f"defedavg: {line}" for line in replaced(study, table, reason, ("global_lr", "local_lr"))])
     pairs = pairs_of(study.points(), _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
     with opt.working("preparing …"):
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)

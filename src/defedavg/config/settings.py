@@ -10,13 +10,30 @@ from typing import Any
 
 from ..algorithms import algorithm
 from ..errors import UserError, unknown
-from ..planning.devices import PAPER, Slowness, Windows
+from ..planning.devices import MAX_CLIENTS, PAPER, Slowness, Windows
 from ..planning.sparse_simulator import PLAN_DETAIL
 
 DEFAULT_PROFILE = "paper-fashionmnist"
 
+MAX_COUNT = 10**12
+"""Of rounds and evaluations: more than any run computes."""
+MAX_UPDATES = 10**7
+"""Of the updates of a round: a server keeps a round in memory."""
+MAX_JOB = 10**6
+"""Of the local steps of a job, and of the samples of a step."""
+MAX_JOB_SAMPLES = 10**8
+"""Of the product of the two: the mini-batches of a job are drawn at once, at 8 bytes per sample."""
+MAX_SECONDS = 1e9
+"""Of a waiting time that is not infinite: thirty years."""
+
 
 def _setting(default: Any, text: str, **metadata: Any) -> Any:
+    """Return a field.
+
+    ``most`` is the largest value that is not infinite; ``profile`` marks a value that a profile sets. The setting has
+    no effect while one of those that it ``needs``, of the same table, is zero, false or empty, and beside all of those
+    that it is ``replaced_by``.
+    """
     return field(default=default, metadata={"help": text, **metadata})
 
 
@@ -31,6 +48,14 @@ def _count(value: int) -> bool:
     return value >= 1
 
 
+def _check_limits(table: Any, name: str) -> None:
+    for item in dataclasses.fields(table):
+        value, most = getattr(table, item.name), item.metadata.get("most")
+        if most is not None and most < value < math.inf:
+            shown = value if value < 1e30 else "far larger"
+            raise UserError(f"{name}.{item.name} is {shown}; it must be at most {most:,.0f}")
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
     """[task]: the model, the data, and how the data are partitioned among clients."""
@@ -38,22 +63,34 @@ class TaskSettings:
     data: str = _setting("mnist5k", "mnist5k, fashionmnist, cifar10, one of a plugin, or hf:NAME from Hugging Face")
     model: str = _setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
     split: str = _setting("iid", "iid, classes, dirichlet, shards, sampled, sampled-classes, or one of a plugin")
-    classes_per_client: int = _setting(2, "classes of each client, for split = classes or sampled-classes")
+    classes_per_client: int = _setting(
+        2, "classes of each client, for split = classes or sampled-classes", most=MAX_CLIENTS
+    )
     alpha: float = _setting(0.5, "Dirichlet parameter, for split = dirichlet: smaller is less even")
-    shards_per_client: int = _setting(2, "shards of each client, for split = shards")
-    samples_per_client: int = _setting(100, "samples of each client, for split = sampled or sampled-classes")
+    shards_per_client: int = _setting(2, "shards of each client, for split = shards", most=MAX_CLIENTS)
+    samples_per_client: int = _setting(
+        100, "samples of each client, for split = sampled or sampled-classes", most=MAX_CLIENTS
+    )
     normalise: str = _setting("standard", "pixel values: standard (mean 0, deviation 1) or unit (0 to 1)")
     module: str = _setting("", "a task of your own instead: my_task.py:make, a function (config, client) -> Task")
+
+    def __post_init__(self) -> None:
+        _check_limits(self, "task")
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     """[clients]: number, speed and reliability of the simulated devices."""
 
-    num_clients: int = _setting(100, "number of clients, N")
-    profile: str = _setting(DEFAULT_PROFILE, "default of step_seconds and model_megabytes")
+    num_clients: int = _setting(100, "number of clients, N", most=MAX_CLIENTS)
+    profile: str = _setting(
+        DEFAULT_PROFILE, "default of step_seconds and model_megabytes", replaced_by=("step_seconds", "model_megabytes")
+    )
     step_seconds: float = _setting(
-        PAPER[DEFAULT_PROFILE]["step_seconds"], "duration of a local step on the fastest client", profile=True
+        PAPER[DEFAULT_PROFILE]["step_seconds"],
+        "duration of a local step on the fastest client",
+        profile=True,
+        replaced_by=("trace",),
     )
     model_megabytes: float = _setting(
         PAPER[DEFAULT_PROFILE]["model_megabytes"], "size of a model in a message, in 10^6 bytes", profile=True
@@ -62,14 +99,17 @@ class ClientSettings:
         "uniform(1, 5)",
         "slowdown of each client: equal, uniform(low, high), lognormal(sigma), exponential(mean), "
         "two-speed(share, factor), pareto(shape)",
+        replaced_by=("trace",),
     )
     jitter: float = _setting(0.0, "variation of job durations (sigma of a log-normal distribution of mean 1)")
-    uplink_mbps: float = _setting(400.0, "bandwidth from client to server, in Mbit/s")
-    downlink_mbps: float = _setting(400.0, "bandwidth from server to client, in Mbit/s")
+    uplink_mbps: float = _setting(400.0, "bandwidth from client to server, in Mbit/s", replaced_by=("trace",))
+    downlink_mbps: float = _setting(400.0, "bandwidth from server to client, in Mbit/s", replaced_by=("trace",))
     latency_seconds: float = _setting(0.0, "delay added to every message")
     availability: str = _setting("always", "always, or windows(on_seconds, off_seconds)")
     failure_rate: float = _setting(0.0, "probability that a client fails during a job")
-    return_seconds: float = _setting(1.0, "time until a failed client returns (inf: never)")
+    return_seconds: float = _setting(
+        1.0, "time until a failed client returns (inf: never)", most=MAX_SECONDS, needs=("failure_rate",)
+    )
     trace: str = _setting("", "CSV of measured devices: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]")
     plan_detail: str = _setting(
         "auto", "jobs that plans record: all, used (uploaded ones), or auto (used from 20,000 reliable clients on)"
@@ -77,6 +117,7 @@ class ClientSettings:
 
     def __post_init__(self) -> None:
         _require(self, _count, "it must be at least 1", "clients.num_clients")
+        _check_limits(self, "clients")
         if self.profile not in PAPER:
             raise unknown("profile", self.profile, PAPER)
         if self.plan_detail not in PLAN_DETAIL:
@@ -89,14 +130,16 @@ class ClientSettings:
 class TrainingSettings:
     """[training]: round size, local training and learning rates."""
 
-    updates_per_round: int = _setting(10, "updates merged per round, n")
-    local_steps: int = _setting(50, "local SGD steps per job, K")
-    batch_size: int = _setting(10, "samples per local step")
+    updates_per_round: int = _setting(10, "updates merged per round, n", most=MAX_UPDATES)
+    local_steps: int = _setting(50, "local SGD steps per job, K", most=MAX_JOB)
+    batch_size: int = _setting(10, "samples per local step", most=MAX_JOB)
     global_lr: float = _setting(1.0, "global learning rate, η")
     local_lr: float = _setting(0.05, "local learning rate, η̄")
     sampling: str = _setting("replacement", "mini-batches: drawn with replacement, or shuffle (epoch by epoch)")
     timeout_seconds: float = _setting(
-        0.0, "wait for a client before another is drawn; 0: ten times the longest round trip, if clients can fail"
+        0.0,
+        "wait for a client before another is drawn; 0: ten times the longest round trip, if clients can fail",
+        most=MAX_SECONDS,
     )
 
     def __post_init__(self) -> None:
@@ -107,6 +150,12 @@ class TrainingSettings:
         if self.sampling not in ("replacement", "shuffle"):
             raise unknown("sampling", self.sampling, ("replacement", "shuffle"))
         _require(self, lambda seconds: seconds >= 0, "it must be zero or more", "training.timeout_seconds")
+        _check_limits(self, "training")
+        if self.local_steps * self.batch_size > MAX_JOB_SAMPLES:
+            raise UserError(
+                f"training.local_steps is {self.local_steps} and training.batch_size {self.batch_size}; their product, "
+                f"the samples of a job, must be at most {MAX_JOB_SAMPLES:,}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +163,20 @@ class StopSettings:
     """[stop]: the end of a run, and how often the model is evaluated."""
 
     target_accuracy: float = _setting(0.0, "test accuracy at which a run stops; 0: no target")
-    stop_at_target: bool = _setting(True, "false: continue after the target is reached")
-    consecutive_hits: int = _setting(1, "evaluations in a row at the target that end a run; 5: a sustained hit")
-    max_rounds: int = _setting(400, "limit on rounds")
+    stop_at_target: bool = _setting(True, "false: continue after the target is reached", needs=("target_accuracy",))
+    consecutive_hits: int = _setting(
+        1,
+        "evaluations in a row at the target that end a run; 5: a sustained hit",
+        most=MAX_COUNT,
+        needs=("target_accuracy", "stop_at_target"),
+    )
+    max_rounds: int = _setting(400, "limit on rounds", most=MAX_COUNT)
     max_seconds: float = _setting(math.inf, "limit on simulated seconds")
-    eval_every_rounds: int = _setting(1, "rounds between evaluations, at least")
+    eval_every_rounds: int = _setting(1, "rounds between evaluations, at least", most=MAX_COUNT)
     eval_every_seconds: float = _setting(0.0, "simulated seconds between evaluations, at least")
-    train_samples: int = _setting(0, "training samples on which the training loss is evaluated; 0: none")
+    train_samples: int = _setting(
+        0, "training samples on which the training loss is evaluated; 0: none", most=MAX_COUNT
+    )
 
     def __post_init__(self) -> None:
         _require(self, lambda share: 0 <= share <= 1, "give a share, like 0.8", "stop.target_accuracy")
@@ -129,6 +185,7 @@ class StopSettings:
         _require(self, lambda seconds: seconds > 0, "it must be above zero", "stop.max_seconds")
         amounts = ("stop.eval_every_seconds", "stop.train_samples")
         _require(self, lambda amount: amount >= 0, "it must be zero or more", *amounts)
+        _check_limits(self, "stop")
 
 
 TABLES: dict[str, type[Any]] = {

@@ -27,6 +27,7 @@ from ..plugins import load_plugins
 from .renamed_settings import current_name, current_names
 from .settings import DEFAULT_PROFILE, TABLES, ClientSettings, Settings, StopSettings, TaskSettings, TrainingSettings
 from .task_module import absolute_spec, file_of, task_from_module
+from .unused_settings import given_settings
 
 __all__ = [
     "TABLES", "ClientSettings", "Settings", "StopSettings", "Study", "SweepPoint", "TaskSettings", "TrainingSettings",
@@ -60,6 +61,7 @@ class Study:
     seeds: tuple[int, ...] = (0,)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()  # absolute paths
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # settings that differ from their defaults
 
     def points(self) -> tuple[SweepPoint, ...]:
         """Return the runs, one per algorithm and combination of swept values.
@@ -178,7 +180,7 @@ def study(
     made = _complete({**found, "plugins": files}, folder, fallback_name)
     for name in made.algorithms:
         ALGORITHMS.find(name)
-    made = _with_clients_of_task(made, found)
+    made = dataclasses.replace(_with_clients_of_task(made, found), given=given_settings(found))
     made.points()  # every combination is checked before the first run starts
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..config import study as config
 from ..config.build import build_task, make_executor, make_plan, make_simulator, make_stopping_rule
 from ..config.settings import Settings
+from ..config.study import Study
+from ..config.unused_settings import NoEffectWarning, replaced, unused_settings
 from ..errors import UserError, unknown
 from ..planning.plan import Plan
 from ..planning.plan_checks import checked_for_use
@@ -187,6 +190,12 @@ def simulate(
     )
 
 
+def _unused_beside(study: Study) -> list[str]:
+    """Return the lines of settings without effect beside the argument ``task``."""
+    others = [line for line in unused_settings(study) if not line.startswith("task.")]
+    return [*replaced(study, "task", "the argument task makes the whole task"), *others]
+
+
 def _single_settings(algorithm: str, settings: Mapping[str, Any], task: Task | None) -> Settings:
     tables: dict[str, Any] = {"algorithms": [algorithm]}
     for name, value in settings.items():
@@ -198,7 +207,11 @@ def _single_settings(algorithm: str, settings: Mapping[str, Any], task: Task | N
         if tables.get("task", {}).get("module"):
             raise UserError("task.module and the argument task both define the task; give one of them")
         tables.setdefault("clients", {}).setdefault("num_clients", task.num_clients)
-    points = config.study(tables).points()
+    study = config.study(tables)
+    lines = unused_settings(study) if task is None else _unused_beside(study)
+    for line in lines:
+        warnings.warn(line, NoEffectWarning, stacklevel=3)
+    points = study.points()
     if len(points) != 1:
         raise UserError("simulate runs one setting; give single values, or use a study for a sweep")
     return points[0].settings

@@ -22,6 +22,7 @@ from ..rng import extend, extend_all, key, normal, normal_all, uniform, uniform_
 Floats = NDArray[np.float64]
 
 MAX_CLIENTS = 100_000_000
+MAX_WINDOW_SECONDS = 1e9
 BLOCK = 1 << 14  # clients whose speeds are drawn at a time
 
 
@@ -114,9 +115,10 @@ class Windows:
             on, off = map(float, match.groups()) if match else (0.0, 0.0)
         except ValueError:
             on = off = 0.0
-        if not (0 < on < math.inf and 0 <= off < math.inf):
+        if not (0 < on <= MAX_WINDOW_SECONDS and 0 <= off <= MAX_WINDOW_SECONDS):
             raise UserError(
-                f"availability {text!r} cannot be read; write 'always' or 'windows(on_seconds, off_seconds)'"
+                f"availability {text!r} cannot be read; write 'always' or 'windows(on_seconds, off_seconds)', each at "
+                f"most {MAX_WINDOW_SECONDS:,.0f}"
             )
         return cls(on, off)
 
@@ -192,7 +194,8 @@ class Fleet:
         if not (quickest >= 1e-9 and slowest <= 1e9 and largest <= 1e9):
             raise UserError(
                 f"some client needs {slowest:g} s for a step and {largest:g} s for a model; steps must take from 1e-9 "
-                "to 1e9 s and models at most 1e9 s, so change slowness, step_seconds, model_megabytes or the links"
+                "to 1e9 s and models at most 1e9 s, so change slowness, step_seconds, model_megabytes, "
+                "uplink_mbps, downlink_mbps or latency_seconds"
             )
 
     def steps_between(self, first: int, stop: int) -> Floats:

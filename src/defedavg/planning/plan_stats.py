@@ -24,8 +24,8 @@ class PlanStats:
     """Statistics of one plan; ``participation`` is per quarter of the clients, fastest first; 1 is an equal share.
 
     ``jobs_trained`` are the merged ones with at least one local step: what an executor must compute, so it is at most
-    ``jobs_merged``, which is at most ``jobs_started``. None marks what a sparse plan does not contain, since it omits the
-    jobs that no merge uses. ``replacements`` counts timeouts.
+    ``jobs_merged``, which is at most ``jobs_started``. None marks what a sparse plan does not contain, since it omits
+    the jobs that no merge uses. ``replacements`` counts timeouts.
     """
 
     algorithm: str

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from .devices import Trace
 
 REQUIRED = ("client", "step_seconds", "up_mbps", "down_mbps")
 OPTIONAL = ("leaves_at", "returns_at")
+MAX_TRACE_BYTES = 256 << 20  # about five million clients
+MAX_SECONDS = 1e12  # of the times at which a client leaves and returns
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -42,8 +46,20 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def _text(path: str | Path) -> str:
+    """Return the text of a regular file of a limited size; a pipe or a device may be endless."""
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer would block
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise UserError(f"the trace file {path} is not a regular file; give the path of a CSV file")
+            data = file.read(MAX_TRACE_BYTES + 1)
+        if len(data) > MAX_TRACE_BYTES:
+            raise UserError(f"the trace file {path} has more than {MAX_TRACE_BYTES >> 20} MiB; describe fewer clients")
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"the trace file {path} is not text in UTF-8; give the path of a CSV file") from None
+    except IsADirectoryError:
+        raise UserError(f"the trace file {path} is a folder; give the path of a CSV file") from None
     except FileNotFoundError:
         raise UserError(f"the trace file {path} does not exist") from None
     except (OSError, ValueError) as error:
@@ -102,6 +118,8 @@ def _check_values(values: dict[str, float], where: str) -> None:
     if math.isinf(values["step_seconds"]):
         raise UserError(f"{where}: step_seconds must be finite")
     leaves, returns = values["leaves_at"], values["returns_at"]
+    if any(MAX_SECONDS < time < math.inf for time in (leaves, returns)):
+        raise UserError(f"{where}: leaves_at and returns_at must be at most {MAX_SECONDS:,.0f}, or empty for never")
     if math.isinf(leaves) and math.isfinite(returns):
         raise UserError(f"{where}: a client that returns must leave; give leaves_at, or leave returns_at empty")
     if leaves < 0 or (math.isfinite(leaves) and returns < leaves):

@@ -143,13 +143,32 @@ def _check_signature(name: str, partition: Partition) -> None:
 PARTITIONS: Registry[Partition] = Registry("split", "defedavg.partitions", _check_signature)
 
 
-def register_partition(name: str, partition: Partition) -> Partition:
-    """Register a partition as a value of ``task.split`` in this process."""
-    return PARTITIONS.register(name, partition)
+_IDENTICAL: set[str] = set()
+
+
+def register_partition(name: str, partition: Partition, *, identical: bool = False) -> Partition:
+    """Register a partition as a value of ``task.split`` in this process.
+
+    ``identical`` declares that the samples of all clients have the distribution of the whole set.
+    """
+    PARTITIONS.register(name, partition)
+    (_IDENTICAL.add if identical else _IDENTICAL.discard)(name)
+    return partition
+
+
+def is_identical(kind: str) -> bool:
+    """Return whether a partition declares that its clients are identically distributed."""
+    return kind in _IDENTICAL
 
 
 for _partition in (iid, by_classes, dirichlet, by_shards, sampled, sampled_classes):
-    register_partition(_partition.__name__.removeprefix("by_").replace("_", "-"), _partition)
+    _name = _partition.__name__.removeprefix("by_").replace("_", "-")
+    register_partition(_name, _partition, identical=_partition in (iid, sampled))
+
+
+def options_of(kind: str) -> tuple[str, ...]:
+    """Return the ``OPTIONS`` that a partition declares as parameters; all of them if the name is not registered."""
+    return tuple(name for name in OPTIONS if kind not in PARTITIONS or name in signature(PARTITIONS[kind]).parameters)
 
 
 def split(kind: str, labels: Labels, num_clients: int, seed: int, **options: int | float) -> Clients:

@@ -147,9 +147,11 @@ class EstimateOptions:
     hessians: int = 10
     samples: int | None = None  # of each client; None: all
     tolerance: float = 1e-4
+    sampling: str = "replacement"  # of mini-batches: replacement or shuffle
+    local_steps: int = 1  # of a job, over which σ² is averaged for shuffle
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "points", "hessians", "samples"):
+        for name in ("batch_size", "points", "hessians", "samples", "local_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} is {value}; it must be at least 1")
@@ -182,12 +184,18 @@ def estimate(
             for i in hessian_clients
         ]
         smoothness = max(smoothness, *curvatures)
-        moments.append(_moments(objective, weights, samples, options.batch_size))
+        factors = [batch_variance(len(part), options) for part in task.clients]
+        moments.append(_moments(objective, weights, samples, factors))
     note = (
         f"{sum(map(len, samples))} of {sum(map(len, task.clients))} training samples of {len(samples)} clients; "
         f"L from the Hessians of {len(hessian_clients)} clients; at {options.points} points along SGD, {STEPS} steps "
         "apart, the first at w⁰"
     )
+    if options.sampling == "shuffle":
+        note += (
+            "; σ² is the variance of one mini-batch drawn without replacement, mean over the steps of a job (the "
+            "theorems assume independent mini-batches, which those of an epoch are not)"
+        )
     return Estimates(smoothness=smoothness, **_largest(moments), gap=gap, batch_size=options.batch_size, note=note)
 
 
@@ -206,16 +214,38 @@ def closed_form_estimates(problem: LeastSquares, batch_size: int) -> Estimates:
     )
 
 
-def _moments(objective: Objective, weights: Tensor, samples: Sequence[Samples], batch_size: int) -> Floats:
+def batch_variance(size: int, options: EstimateOptions) -> float:
+    """Return the variance of a mini-batch gradient relative to that of one sample of a client with ``size`` samples.
+
+    With replacement it is 1/b. For ``shuffle`` a mini-batch takes c samples of one epoch without replacement, and at
+    the end of an epoch the others from the next: each part contributes (c/b)² · (1/c) · (size − c)/(size − 1), so that
+    b samples of one epoch give (1/b) · (size − b)/(size − 1). The mean over the steps of a job is returned.
+    """
+    b = options.batch_size
+    if options.sampling == "replacement":
+        return 1 / b
+    if size == 1:
+        return 0.0  # every mini-batch has the one sample
+    period = size // math.gcd(size, b)  # steps after which the position in the epoch repeats
+    variances = []
+    for step in range(min(options.local_steps, period)):
+        head = min(b, size - step * b % size)
+        tail = (b - head) % size  # complete epochs between the two have no variance
+        variances.append(head * (size - head) + tail * (size - tail))
+    periods, rest = divmod(options.local_steps, period)
+    total = periods * sum(variances) + sum(variances[:rest])
+    return total / options.local_steps / (b * b * (size - 1))
+
+
+def _moments(objective: Objective, weights: Tensor, samples: Sequence[Samples], factors: Sequence[float]) -> Floats:
     """Return σ², ‖∇F_i‖² and ‖∇F_i − ∇F‖², one row each, of every client at one point."""
     overall = sum((objective.gradient(weights, part) for part in samples), torch.zeros_like(weights)).double()
     overall /= len(samples)
     found = np.empty((3, len(samples)))
     for i, part in enumerate(samples):
         mean = objective.gradient(weights, part).double()
-        # The variance of a mini-batch drawn with replacement is that of one sample divided by the batch size.
         deviations = (objective.gradient(weights, part[j : j + 1]).double() - mean for j in range(len(part)))
-        found[0, i] = math.fsum(float(each.square().sum()) for each in deviations) / len(part) / batch_size
+        found[0, i] = math.fsum(float(each.square().sum()) for each in deviations) / len(part) * factors[i]
         found[1, i] = float(mean.square().sum())
         found[2, i] = float((mean - overall).square().sum())
     return found

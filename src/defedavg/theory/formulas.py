@@ -15,6 +15,9 @@ from typing import Any, Final
 from ..errors import UserError, unknown
 
 MAX_ROUNDS: Final = 10**30
+LARGEST: Final = 1e30  # of a constant, so that no formula overflows
+PRACTICAL_ROUNDS: Final = 10**6
+"""The horizon beyond which a number of rounds is no practical guidance: ten times the longest runs of this field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,16 @@ class Constants:
     def __post_init__(self) -> None:
         for name in ("smoothness", "gap"):
             value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise UserError(f"{name} is {value:g}; it must be a number above zero")
+            if not 1 / LARGEST <= value <= LARGEST:
+                raise UserError(f"{name} is {value:g}; it must be a number above zero, {1 / LARGEST:g} to {LARGEST:g}")
         for name in ("noise", "gradient", "heterogeneity"):
             value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise UserError(f"{name} is {value:g}; it must be zero or more")
+            if not 0 <= value <= LARGEST:
+                raise UserError(f"{name} is {value:g}; it must be zero or more, at most {LARGEST:g}")
         for name in ("updates_per_round", "local_steps", "rounds", "max_staleness", "num_clients"):
             value = getattr(self, name)
-            if value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1")
+            if not 1 <= value <= MAX_ROUNDS:
+                raise UserError(f"{name} is {value}; it must be at least 1, at most {MAX_ROUNDS:g}")
         if self.updates_per_round > self.num_clients:
             raise UserError(
                 f"updates_per_round is {self.updates_per_round}, but there are only {self.num_clients} clients; "
@@ -99,6 +102,7 @@ class NonIIDTheorem:
     """Theorem 1: DeFedAvg-nIID, where the clients' objectives differ."""
 
     number = 1
+    needs_identical_clients = False
     uses: tuple[str, ...] = ("smoothness", "noise", "gradient", "heterogeneity", "gap")  # of Constants
 
     def _weight(self, c: Constants) -> float:
@@ -144,6 +148,7 @@ class IIDTheorem:
     """Theorem 2: DeFedAvg-IID, where all clients have the same objective."""
 
     number = 2
+    needs_identical_clients = True
     uses: tuple[str, ...] = ("smoothness", "noise", "gap")
 
     def rates(self, c: Constants) -> TheoremRates:
@@ -183,6 +188,20 @@ def theorem(algorithm: str) -> Theorem:
     if algorithm not in THEOREMS:
         raise unknown("theorem for the algorithm", algorithm, THEOREMS)
     return THEOREMS[algorithm]
+
+
+def guidance(kind: Theorem, c: Constants, epsilon: float) -> str:
+    """Return why the rounds needed are no practical guidance, or an empty string if they are at most the horizon."""
+    apply, reach = rounds_to_apply(kind, c), rounds_to_reach(kind, c, epsilon)
+    if max(apply, reach) <= PRACTICAL_ROUNDS:
+        return ""
+    if apply >= reach:
+        conditions = range(len(kind.conditions(c)))
+        last = max(conditions, key=lambda i: _smallest(lambda t: kind.conditions(replace(c, rounds=t))[i].holds))
+        return f"the condition {kind.conditions(c)[last].name} needs most of them"
+    bound = kind.bound(replace(c, rounds=reach))
+    term = "first term, which decreases as 1/√(nKT)," if bound.first >= bound.second else "second term"
+    return f"the {term} of the bound dominates"
 
 
 def rounds_to_apply(kind: Theorem, c: Constants) -> int:
@@ -260,8 +279,12 @@ def theorem_report(algorithm: str, c: Constants, *, epsilon: float, delta: float
     """Return rates, conditions, bounds, rounds and λ."""
     kind = theorem(algorithm)
     bound, printed = kind.bound(c), kind.printed(c)
+    why = guidance(kind, c, epsilon)
     drawn = algorithm == "defedavg-niid"  # otherwise λ depends only on the speeds of the clients
     draw = (c.num_clients, c.updates_per_round, c.rounds, delta)
+    needed_drawn = rounds_needed_drawn(kind, c, epsilon, delta) if drawn else None
+    if not why and (needed_drawn or 0) > PRACTICAL_ROUNDS:
+        why = "the conditions need most of them, because λ grows with T"
     return {
         "algorithm": algorithm,
         "theorem": kind.number,
@@ -275,8 +298,10 @@ def theorem_report(algorithm: str, c: Constants, *, epsilon: float, delta: float
             "to_apply": rounds_to_apply(kind, c),
             "to_reach": rounds_to_reach(kind, c, epsilon),
             "needed": rounds_needed(kind, c, epsilon),
-            "needed_drawn": rounds_needed_drawn(kind, c, epsilon, delta) if drawn else None,
+            "needed_drawn": needed_drawn,
         },
+        "horizon": PRACTICAL_ROUNDS,
+        "no_practical_guidance": why or None,
         "staleness": {
             "used": c.max_staleness,
             "delta": delta,

@@ -1,0 +1,131 @@
+"""Settings that a user gave and that no run of the study reads, one line each.
+
+The rules are declared where a setting is defined or read: ``needs`` and ``replaced_by`` of a field in ``settings.py``,
+``unused_training`` of an algorithm, and the parameters of a partition. A value that equals its default is not reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..algorithms import ALGORITHMS
+from .settings import TABLES, TrainingSettings
+
+if TYPE_CHECKING:
+    from .study import Study
+
+
+class NoEffectWarning(UserWarning):
+    """A setting was given that has no effect."""
+
+
+def given_settings(found: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the settings, such as ``training.local_lr``, that have a value other than the default."""
+    return frozenset(
+        f"{table}.{name}"
+        for table, values in found.items()
+        if (table in TABLES or table in ALGORITHMS) and isinstance(values, Mapping)
+        for name, value in values.items()
+        if value != _defaults(table).get(name)
+    )
+
+
+def _defaults(table: str) -> dict[str, Any]:
+    kinds = (TABLES[table],) if table in TABLES else (TrainingSettings, ALGORITHMS[table].settings_type)
+    return {item.name: item.default for kind in kinds for item in dataclasses.fields(kind)}
+
+
+def unused_settings(study: Study) -> list[str]:
+    """Return one line for every given setting that has no effect in any run of the study."""
+    reasons = {**_by_fields(study), **_by_partition(study), **_by_algorithms(study)}
+    lines = [
+        f"[{table}] has no effect: {table} is not in algorithms"
+        for table in study.tables
+        if table not in TABLES and table not in study.algorithms and _given_in(study, table)
+    ]
+    for name, reason in reasons.items():
+        if name in study.given:
+            table, _, key = name.partition(".")
+            values = study.tables[table][key]
+            repeats = f"; its {len(values)} values give equal runs" if isinstance(values, tuple) else ""
+            lines.append(f"{name} has no effect: {reason}{repeats}")
+    return lines + [line for name in study.algorithms for line in _swept_in_vain(study, name, reasons)]
+
+
+def _swept_in_vain(study: Study, algorithm: str, reasons: Mapping[str, str]) -> list[str]:
+    """Return a line for every swept key of [training] that other algorithms use, but not this one."""
+    own = study.tables.get(algorithm, {})
+    swept = {key: study.tables["training"][key] for key in ALGORITHMS[algorithm].unused_training() if key not in own}
+    return [
+        f"training.{key} has no effect on {algorithm}: {algorithm} does not use it; its {len(values)} values give "
+        "equal runs"
+        for key, values in swept.items()
+        if isinstance(values, tuple) and f"training.{key}" not in reasons
+    ]
+
+
+def replaced(study: Study, table: str, reason: str, names: tuple[str, ...] = ()) -> list[str]:
+    """Return a line for every given setting of a table, or for those named, that a command or an argument replaces."""
+    return [
+        f"{name} has no effect: {reason}"
+        for name in sorted(study.given)
+        if name.startswith(f"{table}.") and (not names or name.partition(".")[2] in names)
+    ]
+
+
+def _given_in(study: Study, table: str) -> bool:
+    return any(name.startswith(f"{table}.") for name in study.given)
+
+
+def _values(study: Study, table: str, name: str) -> tuple[Any, ...]:
+    value = study.tables[table][name]
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _by_fields(study: Study) -> dict[str, str]:
+    """Return what ``needs`` another setting that is zero, false or empty, or is ``replaced_by`` others that are set."""
+    reasons = {}
+    for table, kind in TABLES.items():
+        for item in dataclasses.fields(kind):
+            for other in item.metadata.get("needs", ()):
+                if not any(_values(study, table, other)):
+                    reasons[f"{table}.{item.name}"] = f"{table}.{other} is {_shown(study.tables[table][other])}"
+            others = item.metadata.get("replaced_by", ())
+            names = [f"{table}.{other}" for other in others]
+            in_every_run = all(all(_values(study, table, other)) for other in others)
+            if others and in_every_run and study.given.issuperset(names):
+                reasons[f"{table}.{item.name}"] = f"{' and '.join(names)} replace{'s' if len(others) == 1 else ''} it"
+    return reasons
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
+def _by_partition(study: Study) -> dict[str, str]:
+    """Return the options of partitions that no partition of the study declares."""
+    if not _given_in(study, "task") or any(_values(study, "task", "module")):  # a task module may read every setting
+        return {}
+    from ..tasks.partition import OPTIONS, options_of
+
+    splits = _values(study, "task", "split")
+    read = {option for split in splits for option in options_of(split)}
+    names = " and ".join(f"split = {split}" for split in splits)
+    return {f"task.{option}": f"{names} does not use it" for option in OPTIONS if option not in read}
+
+
+def _by_algorithms(study: Study) -> dict[str, str]:
+    """Return the keys of [training] that no algorithm of the study reads, and those that one overrides in vain."""
+    reasons: dict[str, str] = {}
+    unused = {name: ALGORITHMS[name].unused_training() for name in study.algorithms}
+    for key in (item.name for item in dataclasses.fields(TrainingSettings)):
+        users = [name for name, keys in unused.items() if key not in keys]
+        reasons |= {f"{name}.{key}": f"{name} does not use it" for name in unused if name not in users}
+        if not users:
+            reasons[f"training.{key}"] = f"{' and '.join(unused)} {'does' if len(unused) == 1 else 'do'} not use it"
+        elif all(key in study.tables.get(name, {}) for name in users):
+            tables = " and ".join(f"[{name}]" for name in users)
+            reasons[f"training.{key}"] = f"{tables} override{'s' if len(users) == 1 else ''} it"
+    return reasons
