@@ -124,7 +124,7 @@ def run(line: str, page: Path) -> None:
     with Path(file or os.devnull).open("w", encoding="utf-8") as out, redirect_stdout(out):
         assert cli.app(words, standalone_mode=False) in (None, 0), line
     if file == "my.toml":  # the page has shown how it is made; the following commands use a small one
-        assert len(config.load(file).points()) == 2
+        assert len(config.load(file).points()) == 6
         Path(file).write_text(SMALL, encoding="utf-8")
 
 
