@@ -70,7 +70,7 @@ def table(runs: Path) -> dict[str, dict[str, str]]:
     return {row["label"]: row for row in csv.DictReader(io.StringIO(result.stdout))}
 
 
-def figure(row: dict[str, str], name: str) -> tuple[float | None, float | None, int]:
+def figure(row: dict[str, str], name: str) -> tuple[Any, Any, int]:
     mean, sd, count = (row[f"{name}_{part}"] for part in ("mean", "sd", "n"))
     return float(mean) if mean else None, float(sd) if sd else None, int(count)
 

@@ -166,8 +166,8 @@ def latex_text(text: str) -> str:
 
 def _in_latex(sign: str) -> bool:
     """Return whether pdfLaTeX has a character without a package: ASCII, and letters with the accents of OT1."""
-    base, *marks = unicodedata.normalize("NFD", sign)
-    return (base.isascii() and all(mark in _ACCENTS for mark in marks)) or sign in "ßæÆœŒøØłŁ"
+    parts = unicodedata.normalize("NFD", sign)
+    return (parts[0].isascii() and all(mark in _ACCENTS for mark in parts[1:])) or sign in "ßæÆœŒøØłŁ"
 
 
 def to_latex(rows: Sequence[FigureRow]) -> str:
