@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -21,6 +22,7 @@ import typer
 
 from defedavg.cli import main as cli
 from defedavg.config import study as config
+from defedavg.config.examples import FIRST
 from defedavg.experiments import demo
 
 ROOT = Path(__file__).parent.parent
@@ -124,7 +126,7 @@ def run(line: str, page: Path) -> None:
     with Path(file or os.devnull).open("w", encoding="utf-8") as out, redirect_stdout(out):
         assert cli.app(words, standalone_mode=False) in (None, 0), line
     if file == "my.toml":  # the page has shown how it is made; the following commands use a small one
-        assert len(config.load(file).points()) == 2
+        assert len(config.load(file).points()) == 6
         Path(file).write_text(SMALL, encoding="utf-8")
 
 
@@ -172,6 +174,11 @@ def test_every_command_and_snippet_runs(page: Path, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("line", re.findall(r"^\| `(defedavg [^`]+)` \|", PAGES[0].read_text("utf-8"), re.MULTILINE))
 def test_every_command_in_the_table_of_the_readme_can_be_parsed(line: str) -> None:
     parse(shlex.split(line)[1:])
+
+
+def test_the_tour_shows_the_study_that_settings_prints() -> None:
+    ((_, _, text),) = [block for block in blocks(ROOT / "docs" / "tour.md") if block[0] == "toml"]
+    assert config.study(tomllib.loads(text)) == config.study(FIRST)
 
 
 def test_what_is_only_parsed_is_in_the_documentation() -> None:

@@ -15,6 +15,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from defedavg.config import study as config
+from defedavg.config.build import make_plan
+from defedavg.config.examples import FIRST
 from defedavg.planning.plan import Plan
 from helpers.command_line import call, refuse
 
@@ -186,12 +189,36 @@ def test_algorithms_settings_split_and_help(tiny: Path) -> None:
     settings = call("settings", cwd=tiny.parent)
     (tiny.parent / "all.toml").write_text(settings.stdout)
     assert call("plan", "all.toml", "--rounds", "2", cwd=tiny.parent).returncode == 0
+    assert config.load(tiny.parent / "all.toml") == config.study(FIRST)  # all others are defaults
+    for line in settings.stdout.splitlines():
+        name, _, rest = line.partition(" = ")
+        assert ("(default: " in rest) == (name in ("model", "split", "target_accuracy", "max_seconds",
+                "eval_every_seconds", "local_lr") or line.startswith("global_lr = 0.3"))  # fmt: skip
     split = json.loads(call("split", tiny, "--json", "--plot", "s.pdf", cwd=tiny.parent).stdout)
     samples = [s for client in split for s in client["samples"]]
     assert len(split) == 20
     assert len(samples) == len(set(samples)) == 4000
     assert (tiny.parent / "s.pdf").exists()
     assert "Plan without training" in call("plan", "--help", cwd=tiny.parent).stdout
+
+
+def test_the_first_study_is_short_and_reaches_its_target_at_different_times(tmp_path: Path) -> None:
+    """Runs the two cheapest algorithms on one seed; the whole study takes about a minute on two idle cores."""
+    (tmp_path / "my.toml").write_text(call("settings", cwd=tmp_path).stdout)
+    some = ("--set", "algorithms=['asysg', 'defedavg-iid']", "--set", "seeds=0", "--device", "cpu")
+    result = call("run", "my.toml", *some, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    entries = json.loads((tmp_path / "runs" / "first" / "summary.json").read_text())["runs"]
+    assert {entry["status"] for entry in entries} == {"target"}
+    assert len({entry["first_hit_seconds"] for entry in entries}) == 2
+    study = config.load(tmp_path / "my.toml")
+    assert len(study.points()) == 6
+    steps = 0
+    for point in study.points():  # a bound on the work if no seed reaches the target
+        plan = make_plan(point.settings, 0, point.settings.stop.max_rounds)
+        rounds = [done for done in plan.rounds if done.time <= point.settings.stop.max_seconds]
+        steps += sum(update.steps for done in rounds for update, _ in done.merge.updates)
+    assert steps * len(study.seeds) < 1_200_000
 
 
 @pytest.mark.parametrize(

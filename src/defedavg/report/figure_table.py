@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -148,20 +149,25 @@ def to_markdown(rows: Sequence[FigureRow]) -> str:
 
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
-    ">": r"\textgreater{}", '"': r"\textquotedbl{}", "|": r"\textbar{}", "`": r"\textasciigrave{}",
+    ">": r"\textgreater{}", '"': "''", "|": r"\textbar{}", "`": r"\`{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "η̄": r"$\bar{\eta}$", "η": r"$\eta$", "±": r"$\pm$", "−": "$-$", "–": "--", "…": r"\ldots{}",
 }  # fmt: skip
+_ACCENTS = "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327"
 _LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
 
 
 def latex_text(text: str) -> str:
     """Return text for LaTeX: special characters are escaped, and characters that pdfLaTeX lacks are named by code."""
-    parts = _LATEX_PATTERN.split(text)
-    signs = [_LATEX[sign] for sign in _LATEX_PATTERN.findall(text)]
-    # The default input encoding of LaTeX covers the Latin letters up to U+017F.
-    plain = ["".join(sign if ord(sign) < 0x180 else f"[U+{ord(sign):04X}]" for sign in part) for part in parts]
-    return "".join(f"{before}{sign}" for before, sign in zip(plain, [*signs, ""], strict=True))
+    parts, signs = _LATEX_PATTERN.split(text), _LATEX_PATTERN.findall(text)
+    plain = ["".join(sign if _in_latex(sign) else f"[U+{ord(sign):04X}]" for sign in part) for part in parts]
+    return "".join(before + _LATEX.get(sign, "") for before, sign in zip(plain, [*signs, ""], strict=True))
+
+
+def _in_latex(sign: str) -> bool:
+    """Return whether pdfLaTeX has a character without a package: ASCII, and letters with the accents of OT1."""
+    parts = unicodedata.normalize("NFD", sign)
+    return (parts[0].isascii() and all(mark in _ACCENTS for mark in parts[1:])) or sign in "ßæÆœŒøØłŁ"
 
 
 def to_latex(rows: Sequence[FigureRow]) -> str:
