@@ -6,6 +6,7 @@ parsed down to its last option instead; ``PARSED_ONLY`` lists these with the rea
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -244,6 +245,44 @@ def test_links_lead_somewhere_on_a_code_host_too(page: Path) -> None:
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
+
+
+IDENTICAL = re.compile(
+    r"bit[- ]for[- ]bit|(?<!may not be )bit[- ]?(?:identical|exact)|bitwise|identical (?:results|weights|numbers)",
+    re.IGNORECASE,
+)
+"""Claims that two runs give the same bits; they hold under conditions only."""
+CONDITIONS = ("device", "precision", "executor", "version")
+SCOPE = re.compile(r"#reproducing-numbers|on (?:any|every) device|on the same device|in the same environment")
+"""A link to the conditions, or words that say where a claim holds: keyed draws are integers, and equal everywhere."""
+
+
+def claims(text: str) -> Iterator[str]:
+    """Return the paragraphs, list items and table rows that claim identical results without conditions."""
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.) ?)", text):
+        words = " ".join(paragraph.split())
+        conditional = SCOPE.search(words) or all(condition in words for condition in CONDITIONS)
+        if IDENTICAL.search(words) and not conditional:
+            yield words
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
+def test_a_page_states_the_conditions_of_identical_results(page: Path) -> None:
+    assert list(claims(BLOCK.sub("", page.read_text(encoding="utf-8")))) == []
+
+
+def test_docstrings_and_help_texts_state_the_conditions_of_identical_results() -> None:
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert list(claims(node.value)) == [], path.name
+
+
+def test_a_claim_without_conditions_would_be_found() -> None:
+    text = "Fast.\n\nResults are bit for bit\nthe same.\n- bit-identical [here](files.md#reproducing-numbers)"
+    assert list(claims(text)) == ["Results are bit for bit the same."]
+    assert list(claims("| a | bit-identical |\n| b | on any device |")) == ["| a | bit-identical |"]
+    assert not list(claims("identical results with one device, precision, executor and library version"))
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

@@ -144,7 +144,12 @@ Precision = Annotated[
     str, Option(help="Of matrix products: float32; on CUDA also tf32 or bf16. auto: tf32 on CUDA, else float32.")
 ]
 Resume = Annotated[
-    bool, Option("--resume", help="Continue this study from its last checkpoint; results are bit-identical.")
+    bool,
+    Option(
+        "--resume",
+        help="Continue this study from its last checkpoint; results are bit-identical in the same environment "
+        "(executor, device, precision, library versions).",
+    ),
 ]
 CheckpointEvery = Annotated[
     float | None,

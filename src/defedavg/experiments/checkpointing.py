@@ -1,4 +1,4 @@
-"""Checkpoints of a study: what is saved, when, and what must be unchanged to resume with bit-identical results.
+"""Checkpoints of a study: what is saved, when, and what must be unchanged to resume it.
 
     checkpoints/000042.safetensors
         header   format, format_version, sha256, and state: everything except tensors, as JSON
@@ -163,7 +163,7 @@ class CheckpointDir:
 
 
 def environment(compute: ComputeConfig, study: Study) -> dict[str, Any]:
-    """Return all that bit-identical results depend on, besides the study."""
+    """Return the environment: all that the bits of results depend on, besides the study."""
     if compute.device == "cuda":
         hardware = torch.cuda.get_device_name()
     else:

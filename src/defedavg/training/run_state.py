@@ -1,7 +1,7 @@
-"""The state of a run between two rounds: what a checkpoint needs to resume it, with bit-identical results.
+"""The state of a run between two rounds: what a checkpoint needs to resume it in the same environment.
 
 The state does not contain the plan, which can be made again. It names the trained updates that wait for their round,
-and contains those that would not be bit-identical if they were trained again.
+and contains those that could differ in some bits if they were trained again.
 """
 
 from __future__ import annotations

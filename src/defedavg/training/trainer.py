@@ -37,7 +37,7 @@ class Trainer:
 
     The constructor raises ``StackingError`` for such a model. ``max_batch_jobs`` limits the jobs in a batch,
     ``max_pending_updates`` the trained updates that wait for their rounds. If ``batch_invariant`` is True, a job's
-    update is bit-identical in every batch.
+    update is bit-identical in every batch on the same device, with the same precision.
     """
 
     def __init__(

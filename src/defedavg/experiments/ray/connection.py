@@ -99,7 +99,7 @@ def has_gpus() -> bool:
 
 
 def worker_slots(device: str) -> list[WorkerSlots]:
-    """Return the workers that fit on each node; all have equally many cores, so that results are bit-identical."""
+    """Return the workers that fit on each node; all have equally many cores, so that none changes the results."""
     alive = nodes()
     cores = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in alive}
     gpus = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) if device == "cuda" else 0 for node in alive}

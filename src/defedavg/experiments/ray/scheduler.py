@@ -1,7 +1,7 @@
 """The scheduler: assigns runs to workers, collects their evaluations, and reassigns the runs of a lost worker.
 
 For every run the scheduler keeps its evaluations and its last reported state. A reassigned run repeats some evaluations
-with identical results; the scheduler reports each only once.
+with the same numbers in the same environment; the scheduler reports each only once.
 """
 
 from __future__ import annotations

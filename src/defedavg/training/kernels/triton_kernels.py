@@ -2,8 +2,8 @@
 
 The SGD update is fused into the backward pass of both. No kernel unfolds images or stores gradients of weights: a
 convolution reads its patches from the image, and an update reads and writes the weights once. The results of a client
-depend on its own numbers only, so they are bit-identical for any number of clients in a launch. Kernels skip clients
-with learning rate zero.
+depend on its own numbers only, so they are bit-identical on the same device for any number of clients in a launch.
+Kernels skip clients with learning rate zero.
 
 Images are (C·B, height, width, channels), convolution weights (C, O, kh, kw, I), one C for each client. The images of a
 first layer may have more channels, IX, than the weights: kernels ignore those beyond I, which align the others.
