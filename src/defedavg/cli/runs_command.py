@@ -249,14 +249,7 @@ def table(
     """
     from ..report import figure_table
 
-    flags = {"latex": latex, "markdown": markdown, "csv": as_csv, "json": as_json}
-    chosen = [name for name, given in flags.items() if given]
-    if len(chosen) > 1:
-        raise UserError("give one of --latex, --markdown, --csv and --json")
-    if to is not None and not chosen:
-        if to.suffix.lower() not in figure_table.ENDINGS:
-            raise UserError(f"{to} has no ending .tex, .md or .csv; use one of them, or give a format like --latex")
-        chosen = [figure_table.ENDINGS[to.suffix.lower()]]
+    chosen = _table_format({"latex": latex, "markdown": markdown, "csv": as_csv, "json": as_json}, to)
     runs = [locate_run(folder, name) for name in dict.fromkeys(names)]
     rows = figure_table.figure_rows(runs)
     if not rows:
@@ -265,17 +258,31 @@ def table(
         if run.status == "unfinished":
             print_note(f"{run.name} is unfinished: the figures are those so far")
     _print_damage({run.name: run.problem for run in runs})
-    if not chosen:
+    if chosen is None:
         for each in figure_table.terminal_tables(rows):
             out.print(each)
             out.print()
         return
-    text = figure_table.FORMATS[chosen[0]](rows)
+    text = figure_table.FORMATS[chosen](rows)
     if to is None:
         sys.stdout.write(text)
     else:
         write_whole(to, text.encode())
         print_note(f"written: {to}")
+
+
+def _table_format(options: Mapping[str, bool], to: Path | None) -> str | None:
+    """Return the format that an option or the ending of a file names; None: a table for the terminal."""
+    from ..report.figure_table import ENDINGS
+
+    given = [name for name, wanted in options.items() if wanted]
+    if len(given) > 1:
+        raise UserError("give one of --latex, --markdown, --csv and --json")
+    if given or to is None:
+        return given[0] if given else None
+    if to.suffix.lower() not in ENDINGS:
+        raise UserError(f"{to} has no ending .tex, .md or .csv; use one of them, or give a format like --latex")
+    return ENDINGS[to.suffix.lower()]
 
 
 @app.command()

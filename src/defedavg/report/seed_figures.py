@@ -108,15 +108,19 @@ def accuracy_text(records: Iterable[Record], name: str = "best_accuracy") -> str
 
 def time_to_target(records: Sequence[Record]) -> str:
     """Return the time to the target over the seeds that reached it, and how many did where some did not."""
-    counts = outcomes(records)
-    hits = counts.get(REACHED, 0)
+    hits = outcomes(records).get(REACHED, 0)
     parts = [f"{over_seeds(records, 'first_hit_seconds').text()} s"] if hits else []
     if hits < len(records) and any(record["target_accuracy"] for record in records):
         parts.append(of_seeds(hits, len(records)))
-    rounds = dict.fromkeys(f"{r['diverged_at']:.0f}" for r in records if outcome(r) == "diverged" and r["diverged_at"])
-    at = f" at round {', '.join(rounds)}" if rounds else ""
-    parts += [f"{counts[word]} {word}{at if word == 'diverged' else ''}" for word in STOPPED if word in counts]
-    later = sum(r["first_hit_seconds"] is not None and r["diverged_at"] is not None for r in records)
-    if later:
-        parts.append(f"{later} of them diverged later")
-    return ", ".join(parts) or "–"
+    return ", ".join([*parts, *_reasons(records)]) or "–"
+
+
+def _reasons(records: Sequence[Record]) -> list[str]:
+    """Return how many seeds ended early and why, and how many diverged after they had reached the target."""
+    counts = outcomes(records)
+    reasons = {word: f"{counts[word]} {word}" for word in STOPPED if word in counts}
+    rounds = {f"{r['diverged_at']:.0f}": None for r in records if outcome(r) == "diverged" and r["diverged_at"]}
+    if rounds:
+        reasons["diverged"] += f" at round {', '.join(rounds)}"
+    later = sum(r["diverged_at"] is not None for r in records if outcome(r) == REACHED)
+    return [*reasons.values(), *([f"{later} of them diverged later"] if later else [])]
