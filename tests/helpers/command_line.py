@@ -53,11 +53,13 @@ def _parent() -> subprocess.Popen[str]:
     return parent
 
 
-def call(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``defedavg`` with these words to its end."""
+def call(
+    *words: str | Path, cwd: Path, stdout: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``defedavg`` with these words to its end; ``stdout`` is a device or a pipe for its standard output."""
     env = {**_environment(), **environment}
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
-        streams = [(os.devnull, os.O_RDONLY), (out.name, os.O_WRONLY), (err.name, os.O_WRONLY)]
+        streams = [(os.devnull, os.O_RDONLY), (stdout or out.name, os.O_WRONLY), (err.name, os.O_WRONLY)]
         line = [str(word) for word in words]
         request = {"words": line, "cwd": str(cwd), "env": env, "streams": streams}
         parent = _parent()

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..config.study import TABLES
+from ..errors import printable
 from ..jsonio import about
 from ..planning.plan_stats import PlanStats
 
@@ -72,11 +73,15 @@ def size(value: float) -> str:
 
 def make(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> Table:
     """Return a table with text in the first column and numbers in the others."""
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=printable(title), title_justify="left", caption=caption, caption_justify="left", box=None, pad_edge=False
+    )
     for position, name in enumerate(columns):
-        table.add_column(name, justify="right" if position else "left", no_wrap=not position, header_style="bold")
+        table.add_column(
+            printable(name), justify="right" if position else "left", no_wrap=not position, header_style="bold"
+        )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     return table
 
 

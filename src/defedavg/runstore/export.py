@@ -6,13 +6,13 @@ pyarrow writes the file. It is large, so it is an extra and imported only here.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, printable
 from ..fileio import replacing, writing
 from .layout import RunFiles
 from .metrics import is_whole
@@ -100,7 +100,12 @@ def _writer(path: Path) -> Iterator[Any]:
     }
     schema = pa.schema([(name, kinds[name]) for name in COLUMNS])
     with writing(path), replacing(path) as scratch, pq.ParquetWriter(scratch, schema, compression="zstd") as file:
-        yield lambda table: file.write_table(pa.Table.from_pylist(table, schema=schema))
+        yield lambda table: file.write_table(pa.Table.from_pylist(list(map(_encodable, table)), schema=schema))
+
+
+def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row whose texts are valid UTF-8; names of folders may not be."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def write_parquet(folder: Path) -> None:
