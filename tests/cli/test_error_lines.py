@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -38,19 +40,17 @@ def test_a_full_standard_output_is_one_line(place: Path, words: tuple[str, ...])
 
 def test_a_closed_pipe_ends_the_command_silently(place: Path) -> None:
     for words in (("runs", "list"), ("runs", "list", "--json"), ("report", "runs", "-o", "/dev/stdout"), ("settings",)):
-        child = subprocess.Popen(
-            [*COMMAND, *words], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert child.stdout is not None
-        child.stdout.close()
-        assert child.stderr is not None
-        assert child.stderr.read() == ""
-        assert child.wait(60) == 1
+        with subprocess.Popen([*COMMAND, *words], cwd=place, stdout=PIPE, stderr=PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert child.stderr is not None
+            child.stdout.close()
+            assert child.stderr.read() == ""
+        assert child.returncode == 1
 
 
 def test_a_closed_standard_output_is_no_error(place: Path) -> None:
     shell = f"{sys.executable} -m defedavg runs list >&-"
-    done = subprocess.run(["bash", "-c", shell], cwd=place, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["/bin/sh", "-c", shell], cwd=place, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -63,7 +63,7 @@ def test_endless_and_silent_inputs_are_one_line(place: Path) -> None:
     refuse(call("replay", "/dev/zero", cwd=place), "/dev/zero cannot be read: it is not a regular file")
     os.mkfifo(place / "pipe.toml")
     refuse(call("plan", "pipe.toml", cwd=place), "pipe.toml cannot be read: the pipe sent nothing for 10 seconds")
-    refuse(call("plan", "runs", cwd=place), "runs cannot be read: Is a directory")
+    refuse(call("plan", "runs", cwd=place), "runs cannot be read: it is a folder")
 
 
 def test_a_configuration_may_come_through_a_pipe(place: Path) -> None:
@@ -83,23 +83,21 @@ def test_a_configuration_may_come_through_a_pipe(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["metrics.jsonl", "config.toml", "summary.json", "split.json", "points.jsonl", "plans/fedavg_seed=0.jsonl.gz"],
+    "name", ["metrics.jsonl", "config.toml", "summary.json", "split.json", "plans/fedavg_seed=0.jsonl.gz", "folder"]
 )
-@pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_special_files_in_a_run_are_named_and_not_opened(place: Path, name: str, kind: str) -> None:
-    path = place / "runs" / "one" / name
-    path.unlink(missing_ok=True)
-    if kind == "pipe":
-        os.mkfifo(path)
-    else:
+def test_special_files_in_a_run_are_named_and_not_opened(place: Path, name: str) -> None:
+    path = place / "runs" / "one" / name.replace("folder", "metrics.jsonl")
+    path.unlink()
+    if name == "folder":
         path.mkdir()
+    else:
+        os.mkfifo(path)
     for words in (("runs", "list"), ("report", "runs", "-o", "page.html"), ("runs", "export", "x.parquet")):
         done = call(*words, cwd=place)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
-    page = (place / "page.html").read_text()
-    assert "is not a regular file" in page or (name.startswith(("plans", "points")) and "is not a regular" not in page)
+    # A plan that is not a file counts as missing.
+    assert ("is not a regular file" in (place / "page.html").read_text()) == (not name.startswith("plans"))
 
 
 def test_special_files_are_refused_when_a_run_is_resumed(place: Path) -> None:
@@ -155,10 +153,12 @@ def test_what_was_not_foreseen_is_one_line_and_a_file_with_the_details(place: Pa
     plugin = place / "faulty.py"
     plugin.write_text(
         "from defedavg.report import tables\n"
+        "from defedavg.tasks import register_model\n"
+        "register_model('faulty', lambda image, classes: None)\n"
         "def faulty(*args, **options):\n    raise LookupError('first\\nsecond \\x1b[31m')\n"
         "tables.make = faulty\n"
     )
-    words = ("plan", "--plugin", "faulty.py", "--rounds", "2", "--set", "secret.key=1")[:-2]
+    words = ("plan", "--plugin", "faulty.py", "--rounds", "2")
     done = call(*words, cwd=place, TMPDIR=str(place))
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
@@ -185,14 +185,15 @@ def test_too_little_memory_is_one_line(place: Path) -> None:
 # Text that is a command to the terminal.
 
 
-@pytest.mark.parametrize("sign", ["\x1b[31m", "\x07", "\x9b31m", "\u202e", "\u2066", "\x7f", "\r"])
-def test_commands_to_the_terminal_are_shown_as_escapes(place: Path, sign: str) -> None:
-    name = f"a{sign}b"
+SIGNS = "\x1b[31m\x07\x9b31m\u202e\u2066\x7f\r\u2028"
+
+
+def test_commands_to_the_terminal_are_shown_as_escapes(place: Path) -> None:
+    name = f"a{SIGNS}b"
     (place / "runs" / "one").rename(place / "runs" / name)
     make_folder(place / "runs", "two", seeds=(0,), rounds=3)
     summary = place / "runs" / name / "summary.json"
-    label = sign.encode("unicode_escape").decode().replace("\\x", "\\\\u00").replace("\\\\", "\\")
-    summary.write_text(summary.read_text().replace('"label": "fedavg', f'"label": "x{label}x'))
+    summary.write_text(summary.read_text().replace('"label": "fedavg', f'"label": {json.dumps(name)[:-1]}'))
     for words in (
         ("runs", "list"),
         ("runs", "list", "--json"),
@@ -220,7 +221,7 @@ def test_commands_to_the_terminal_are_shown_as_escapes(place: Path, sign: str) -
 
 def test_names_are_not_read_as_markup(place: Path) -> None:
     (place / "runs" / "one").rename(place / "runs" / "[red]a[")
-    make_folder(place / "runs", "[|red]", seeds=(0,), rounds=3)
+    make_folder(place / "runs", "two", seeds=(0,), rounds=3).rename(place / "runs" / "[|red]")
     assert "[red]a[" in call("runs", "list", cwd=place).stdout
     assert "[red]a[" in call("runs", "compare", "[red]a[", "[|red]", cwd=place).stdout
 
@@ -242,15 +243,12 @@ def test_damaged_lines_are_counted_on_standard_error(place: Path) -> None:
 def test_the_live_view_says_how_many_lines_are_damaged(place: Path) -> None:
     with (place / "runs" / "one" / "metrics.jsonl").open("a") as file:
         file.write("{\n")
-    child = subprocess.Popen(
-        [*COMMAND, "view", "--port", "0"], cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stderr is not None
-    try:
-        assert child.stderr.readline() == "one: metrics.jsonl: 1 damaged line left out\n"
-    finally:
+    words = [*COMMAND, "view", "--port", "0"]
+    with subprocess.Popen(words, cwd=place, stdout=PIPE, stderr=PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert "open in a browser" in child.stdout.readline()
         child.kill()
-        child.wait()
+        assert child.communicate()[1] == "one: metrics.jsonl: 1 damaged line left out\n"
 
 
 def test_a_folder_without_results_has_a_page(place: Path) -> None:

@@ -99,7 +99,12 @@ def _writer(path: Path) -> Iterator[Any]:
         **dict.fromkeys(REAL, pa.float64()),
     }
     schema = pa.schema([(name, kinds[name]) for name in COLUMNS])
-    with writing(path), replacing(path) as scratch, pq.ParquetWriter(scratch, schema, compression="zstd") as file:
+    with (
+        writing(path),
+        replacing(path) as scratch,
+        scratch.open("wb") as stream,  # given a name, pyarrow would refuse one that is not UTF-8
+        pq.ParquetWriter(stream, schema, compression="zstd") as file,
+    ):
         yield lambda table: file.write_table(pa.Table.from_pylist(list(map(_encodable, table)), schema=schema))
 
 
