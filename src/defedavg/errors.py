@@ -26,12 +26,12 @@ def first_line(error: BaseException) -> str:
 
 # Control characters (ESC starts commands to a terminal), marks that change the direction of text, separators of lines,
 # and surrogates, which stand for bytes of file names that are not UTF-8.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str, keep: str = "") -> str:
     """Return text for a terminal: characters that are commands to it, except those to keep, are shown as escapes."""
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
+    return UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
 
 
 def _escape(sign: str) -> str:

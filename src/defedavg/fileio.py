@@ -151,7 +151,10 @@ def read_input(path: Path) -> str:
     """
     handle = os.open(path, _READ)
     with os.fdopen(handle, "rb", buffering=0) as file:
-        is_pipe = stat.S_ISFIFO(os.fstat(handle).st_mode)
+        mode = os.fstat(handle).st_mode
+        is_pipe = stat.S_ISFIFO(mode)
+        if stat.S_ISDIR(mode):
+            raise OSError("it is a folder")
         if is_pipe:
             os.set_blocking(handle, True)
         data = io.BytesIO()

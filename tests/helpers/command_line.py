@@ -59,15 +59,20 @@ def _parent() -> subprocess.Popen[str]:
 
 
 def call(
-    *words: str | Path, cwd: Path, seconds: int = 0, megabytes: int = 0, **environment: str
+    *words: str | Path,
+    cwd: Path,
+    stdout: str | None = None,
+    seconds: int = 0,
+    megabytes: int = 0,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``defedavg`` with these words to its end.
+    """Run ``defedavg`` with these words to its end; ``stdout`` is a device or a pipe for its standard output.
 
     A command that takes over ``seconds`` is killed by ``SIGALRM``; its address space can be limited to ``megabytes``.
     """
     env = {**_environment(), **environment}
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
-        streams = [(os.devnull, os.O_RDONLY), (out.name, os.O_WRONLY), (err.name, os.O_WRONLY)]
+        streams = [(os.devnull, os.O_RDONLY), (stdout or out.name, os.O_WRONLY), (err.name, os.O_WRONLY)]
         line = [str(word) for word in words]
         limits = {"seconds": seconds, "megabytes": megabytes}
         request = {"words": line, "cwd": str(cwd), "env": env, "streams": streams, **limits}

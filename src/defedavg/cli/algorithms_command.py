@@ -22,10 +22,11 @@ def algorithms(_plugin: Plugin = None, as_json: Json = False) -> None:
         print_json(rows)
         return
     for row in rows:
-        out.print(f"[bold]{row['name']}[/bold]  {escape(row['summary'])}")
+        out.print(f"[bold]{escape(row['name'])}[/bold]  {escape(row['summary'])}", markup=True)
         source = f"{escape(row['citation'])}; rates: {', '.join(row['rates'])}"
-        out.print(f"    {escape(row['equation'])}   [dim]{source}[/dim]")
+        out.print(f"    {escape(row['equation'])}   [dim]{source}[/dim]", markup=True)
         for name, setting in row["settings"].items():
             value = escape(json.dumps(setting["default"]))
-            out.print(f"    {row['name']}.{name} = {value}   [dim]{escape(setting['help'])}[/dim]")
-    out.print("\nSet them in a table with the algorithm's name, which may also override any key of \\[training].")
+            name = escape(f"{row['name']}.{name}")
+            out.print(f"    {name} = {value}   [dim]{escape(setting['help'])}[/dim]", markup=True)
+    out.print("\nSet them in a table with the algorithm's name, which may also override any key of [training].")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer import Argument, Option
 
-from .options import Json, err, print_json, print_note
+from .consoles import SafeConsole
+from .options import Json, err, print_json, print_line, print_note
 
 app = typer.Typer(help="List the data sets, and download those that are missing.", no_args_is_help=True)
 
@@ -55,7 +54,7 @@ def list_(_data_dir: DataDir = None, as_json: Json = False) -> None:
         where = row["folder"] or (f"missing; run: {row['get']}" if row["get"] else "")
         table.add_row(row["name"], "×".join(map(str, row["image"])), f"{row['train']:,}", f"{row['test']:,}", where)
     table.add_row("hf:NAME", "", "", "", "Hugging Face, or a folder hf:/path; needs: pip install 'defedavg[hub]'")
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 300).print(table)
+    SafeConsole(width_of_files=300).print(table)
 
 
 @app.command()
@@ -78,7 +77,7 @@ def fetch(
     from ..tasks import data_dir
     from ..tasks.datasets.download import fetch as download
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bars: dict[str, TaskID] = {}
     try:
         with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
@@ -92,4 +91,4 @@ def fetch(
     except KeyboardInterrupt:
         print_note("stopped by Ctrl-C; the same command resumes the download")
         raise typer.Exit(130) from None
-    sys.stdout.write(f"{name}: {folder}\n")
+    print_line(f"{name}: {folder}")

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from ..report import tables
-from .options import Json, Out, err, exit_if_stopped, out, print_json, print_line
+from .options import Json, Out, err, exit_if_stopped, exit_unchanged, out, print_json, print_line
 from .report_command import close_with_page
 
 
@@ -20,7 +20,10 @@ def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
     from ..experiments.demo import run_demo
     from .progress_table import watching
 
-    finished, entries, picture = run_demo(folder / "demo", partial(watching, err))
+    try:
+        finished, entries, picture = run_demo(folder / "demo", partial(watching, err))
+    except KeyboardInterrupt:
+        exit_unchanged()
     if as_json:
         print_json(entries)
     else:

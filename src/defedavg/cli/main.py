@@ -1,18 +1,21 @@
 """The command line: assembles the commands, and turns errors and warnings into one line each.
 
 Commands are thin: each calls a function that Python code can call as well. Results go to standard output; progress,
-notes and errors go to standard error. An error that the user can fix is one line and exit code 2. Ctrl-C is exit
-code 130, and everything evaluated so far is kept.
+notes and errors go to standard error. An error that the user can fix is one line and exit code 2; one that was not
+foreseen is one line and exit code 1, and its details are in a file. Ctrl-C is exit code 130, and everything evaluated
+so far is kept.
 """
 
 from __future__ import annotations
 
-import os
+import errno
 import sys
+import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
@@ -20,9 +23,11 @@ from typer import Option
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..errors import UserError
+from ..errors import UserError, printable
 from .algorithms_command import algorithms
 from .bench_command import bench
+from .consoles import discard_output, flush_output
+from .crash_report import is_debugging, is_out_of_memory, memory_line, unforeseen_line
 from .data_command import app as data_app
 from .demo_command import demo
 from .deploy_command import app as deploy_app
@@ -50,8 +55,28 @@ COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
 """The commands by panel of ``defedavg --help``, in the order in which a newcomer needs them."""
 
 
+@contextmanager
+def _quoted_safely() -> Iterator[None]:
+    """Neutralise what an error about the command line quotes; Typer prints it."""
+    try:
+        yield
+    except click.ClickException as error:
+        error.message = printable(error.message)
+        raise
+
+
 class CommandsInOrder(TyperGroup):
     """Lists the commands in the order of ``COMMANDS``; Typer would list groups after commands."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """Parse the command line."""
+        with _quoted_safely():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _quoted_safely():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (the signature is Click's)
         """Return the names of the commands."""
@@ -109,19 +134,41 @@ def print_own_warnings() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error that the user can fix is one line."""
+    """Run the command line; an error is one line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Greek letters still prints its tables
     print_own_warnings()
     try:
-        app()
+        try:
+            app()
+        finally:
+            flush_output()
     except UserError as error:
-        err.print(f"defedavg: {error}", style="red" if err.is_terminal else None, markup=False, soft_wrap=True)
-        sys.exit(2)
+        _exit(str(error), 2)
     except KeyboardInterrupt:
         print_note("stopped by Ctrl-C")
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe has closed it
+        discard_output()  # the reader of the pipe has closed it
         sys.exit(1)
+    except Exception as error:  # the last handler: nothing else catches what was not foreseen
+        discard_output()
+        if is_debugging():
+            traceback.print_exception(error)
+        _exit(*_line_and_code(error))
+
+
+def _line_and_code(error: Exception) -> tuple[str, int]:
+    if is_out_of_memory(error):
+        return memory_line(error), 2
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # Typer's own output: a page of help
+        return f"standard output cannot be written: {error.strerror}", 2
+    return unforeseen_line(error), 1
+
+
+def _exit(line: str, code: int) -> NoReturn:
+    """Print an error in one line, and exit."""
+    text = f"defedavg: {printable(line)}"
+    err.print(text, style="red" if err.is_terminal else None, markup=False, soft_wrap=True)
+    sys.exit(code)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
-from rich.console import Console
 from typer import Argument, Option
 from typer.core import TyperCommand
 
 from ..config import study as config
 from ..config.study import Study
 from ..config.unused_settings import unused_settings
+from ..errors import UNSAFE
+from ..fileio import is_standard_output
 from ..jsonio import finite
+from .consoles import SafeConsole, print_text
 
-out = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
-err = Console(stderr=True, highlight=False)
+out = SafeConsole(width_of_files=160)
+err = SafeConsole(stderr=True)
 
 
 def print_line(text: str) -> None:
@@ -42,7 +43,14 @@ def print_notes(notes: list[str]) -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as strict JSON on standard output; NaN and infinity become null."""
-    sys.stdout.write(json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False)
+    # JSON has its own escapes, from which a reader gets the characters back.
+    print_text(UNSAFE.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text) + "\n")
+
+
+def print_written(line: str, file: Path) -> None:
+    """Print that a file was written; on standard error if the file is standard output."""
+    (print_note if is_standard_output(file) else print_line)(line)
 
 
 def working(message: str) -> AbstractContextManager[object]:
@@ -55,6 +63,12 @@ def exit_if_stopped(finished: bool, advice: str = "") -> None:
     if not finished:
         print_note("stopped by Ctrl-C; every evaluation so far is kept" + (f"; {advice}" if advice else ""))
         raise typer.Exit(130)
+
+
+def exit_unchanged() -> NoReturn:
+    """Exit after Ctrl-C before a run had results: a run that it would have replaced is as it was."""
+    print_note("stopped by Ctrl-C before the first round; no run was replaced")
+    raise typer.Exit(130)
 
 
 def load_study(file: Path, overrides: Sequence[str] | None, plugins: Sequence[Path] | None) -> Study:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from ..errors import UserError, unknown
 from ..paper.published import FIGURE6_SIZES, SIZE_OF, cells
 from ..paper.run_grid import Choices, PaperRun
+from .consoles import print_text
 from .data_command import DataDir
 from .options import (
     CommandWithOldNames,
@@ -128,7 +128,7 @@ def _table1(request: PaperRequest, as_json: bool) -> bool:
         text = ranking_to_markdown(ranks)
         write_whole(store.folder / "ranking.md", text.encode())
         if not as_json:
-            sys.stdout.write(f"\n{text}")
+            print_text(f"\n{text}")
         print_note(f"written: {store.folder / 'ranking'}.md")
     _write_page(request, store, results, as_json, title)
     return finished
@@ -160,7 +160,7 @@ def _write_table(
         print_note("no results are stored yet")
         return
     if not as_json:
-        sys.stdout.write(to_markdown(rows))
+        print_text(to_markdown(rows))
     write_whole(path.with_suffix(".md"), to_markdown(rows).encode())
     write_whole(path.with_suffix(".csv"), to_csv(rows).encode())
     print_note(f"written: {path}.md and .csv")

@@ -154,7 +154,7 @@ def _progress(total: int) -> Iterator[Advance]:
         yield print_sometimes
         return
     columns = (TextColumn("planning"), BarColumn(30), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=err, transient=True) as bar:
+    with Progress(*columns, TextColumn("{task.description}", markup=False), console=err, transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda name, rounds: bar.update(task, advance=rounds, description=name)
 

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from ..errors import UserError
 from ..runstore.reader import RunFolder
-from .options import Json, Plugin, print_json, print_line, print_note, working
+from .options import Json, Plugin, print_json, print_line, print_note, print_notes, print_written, working
 
 PAGE = "report.html"
 
@@ -61,15 +61,18 @@ def report(
 
     Example: `defedavg report runs/first runs/second -o both.html`
     """
-    from ..report.page import write
+    from ..report.page import gather, write
 
     if to.is_dir():
         raise UserError(f"{to} is a folder; name a file, such as {to / PAGE}")
     start = time.perf_counter()
     with working("reading runs …"):
-        size = write(runs, to, title)
+        folders = gather(runs)
+        size = write(folders, to, title)
+    for folder in folders:
+        print_notes([f"{folder.path}: {note}" for note in folder.notes])
     spent = time.perf_counter() - start
     if as_json:
         print_json({"page": str(to), "bytes": size, "seconds": spent})
     else:
-        print_line(f"open in a browser: {to} ({size / 1e6:.1f} MB, written in {spent:.1f} s)")
+        print_written(f"open in a browser: {to} ({size / 1e6:.1f} MB, written in {spent:.1f} s)", to)

@@ -49,8 +49,11 @@ def run(
         )
     opt.print_notes(session.notes)
     runs = len(session.points) * len(study.seeds)
-    with progress_and_logs(study.name, runs, session.folder, tensorboard) as watch:
-        finished = session.run(watch)
+    try:
+        with progress_and_logs(study.name, runs, session.folder, tensorboard) as watch:
+            finished = session.run(watch)
+    except KeyboardInterrupt:
+        opt.exit_unchanged()
     opt.print_notes(session.notes)
     with opt.working("drawing plots …"):
         session.draw()

@@ -16,13 +16,13 @@ from rich.table import Table
 from typer import Argument, Option
 
 from ..algorithms import ALGORITHMS
-from ..errors import UserError, unknown
+from ..errors import UserError, printable, unknown
 from ..fileio import write_whole, writing
 from ..report import tables
 from ..report.seed_figures import OVER_SEEDS, accuracy_text, mean, over_seeds, record_of, time_to_target
 from ..runstore.reader import RunEntry, RunFolder, find_runs, locate_run
 from ..runstore.writer import remove_runs
-from .options import Json, Out, err, out, print_json, print_line, print_note
+from .options import Json, Out, err, out, print_json, print_line, print_note, print_notes, print_written
 
 app = typer.Typer(help="List, filter, compare, tabulate, export and remove runs.", no_args_is_help=True)
 
@@ -143,6 +143,12 @@ def _print_damage(problems: Mapping[str, str | None]) -> None:
             print_note(f"{name} is damaged: {problem}")
 
 
+def _print_file_notes(runs: Iterable[RunFolder]) -> None:
+    """Print which files of the runs are not complete, one line each."""
+    for run in {run.name: run for run in runs}.values():
+        print_notes([f"{run.name}: {note}" for note in run.file_notes])
+
+
 @app.command("list")
 def list_(
     folder: Out = Path("runs"),
@@ -155,7 +161,9 @@ def list_(
 
     Example: `defedavg runs list --algorithm fedavg --where local_steps=50`
     """
-    rows = [_row(group) for group in _select(folder, algorithm, where, status)]
+    groups = _select(folder, algorithm, where, status)
+    rows = [_row(group) for group in groups]
+    _print_file_notes(group.run for group in groups)
     if as_json:
         print_json(rows)
         return
@@ -187,6 +195,7 @@ def compare(names: Names, folder: Out = Path("runs"), as_json: Json = False) -> 
         raise UserError("give at least two different runs to compare")
     runs = [locate_run(folder, name) for name in dict.fromkeys(names)]
     settings, results = _differing_settings(runs), _results_by_label(runs)
+    _print_file_notes(runs)
     if as_json:
         print_json({"runs": [run.name for run in runs], "settings": settings, "results": results})
         return
@@ -322,7 +331,7 @@ def export(
     if as_json:
         print_json({"file": str(file), "runs": len(runs), "rows": rows, "unread_lines": unread})
     else:
-        print_line(f"{rows} evaluations of {len(runs)} run(s): {file}")
+        print_written(f"{rows} evaluations of {len(runs)} run(s): {file}", file)
 
 
 def asking() -> bool:
@@ -344,7 +353,7 @@ def remove_(
     runs = [locate_run(folder, name) for name in dict.fromkeys(names)]  # raises before anything is removed
     if not yes and not asking():
         raise UserError("standard input is not a terminal, so confirmation is not possible; use --yes")
-    if not yes and not typer.confirm(f"remove {', '.join(str(run.path) for run in runs)}?", err=True):
+    if not yes and not typer.confirm(printable(f"remove {', '.join(str(run.path) for run in runs)}?"), err=True):
         print_note("nothing was removed")
         raise typer.Exit(1)
     removed = []

@@ -69,8 +69,11 @@ def tune(
         tuning = Tuning(pairs, study.seeds, compute, () if keep_all else RUNGS)
     results = folder / f"{study.name}-tune"
     session = TuningFolder(tuning, study, results, force=force)
-    with progress_and_logs(study.name, len(pairs) * len(study.seeds), results, tensorboard) as watch:
-        finished = session.run(watch)
+    try:
+        with progress_and_logs(study.name, len(pairs) * len(study.seeds), results, tensorboard) as watch:
+            finished = session.run(watch)
+    except KeyboardInterrupt:
+        opt.exit_unchanged()
     opt.print_notes(tuning.sweep.notes)
     if as_json:
         opt.print_json(tuning.records())

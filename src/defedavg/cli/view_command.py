@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from .options import Plugin, print_line
+from .options import Plugin, print_line, print_notes
 
 
 def view(
@@ -28,7 +28,9 @@ def view(
     from ..report.dashboard.http_server import serve
     from ..report.dashboard.run_index import RunIndex
 
-    with serve(RunIndex(runs), host, port) as server:
+    index = RunIndex(runs)
+    with serve(index, host, port) as server:
+        print_notes([f"{name}: {note}" for name, notes in index.file_notes().items() for note in notes])
         print_line(f"open in a browser: {server.address}   (stop with Ctrl-C)")
         try:
             server.serve_forever()

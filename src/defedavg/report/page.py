@@ -74,7 +74,7 @@ def build(runs: Iterable[Path | RunFolder], title: str | None = None) -> str:
 
 def write(runs: Iterable[Path | RunFolder], to: Path, title: str | None = None) -> int:
     """Write the page of these runs, in folders or in memory, and return its size in bytes."""
-    data = build(runs, title).encode("utf-8")
+    data = build(runs, title).encode("utf-8", "backslashreplace")  # a name may hold bytes that are not UTF-8
     write_whole(to, data)
     return len(data)
 

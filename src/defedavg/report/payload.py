@@ -34,8 +34,9 @@ MAX_LIVE_VARIANTS = 15  # settings of one algorithm in the live view that differ
 def payload(folders: Sequence[RunFolder], title: str) -> dict[str, Any]:
     """Return all the data of the page."""
     every = [series for folder in folders for series in _series_of(folder)]
-    if not every:
-        raise UserError("there is nothing to show: no run has an evaluation yet")
+    if not folders:
+        raise UserError("there is nothing to show: no run was given")
+    every = every or [_without_results(folder) for folder in folders]
     groups = grouped(every, Series.key)
     for group in groups.values():
         for rank, series in enumerate(sorted(group, key=Series.rank)):
@@ -72,6 +73,12 @@ def live(folder: RunFolder) -> list[dict[str, Any]]:
 
 def _series_of(folder: RunFolder) -> list[Series]:
     return [Series(folder, label, runs) for label, runs in grouped(folder.runs, lambda run: run.label).items()]
+
+
+def _without_results(folder: RunFolder) -> Series:
+    """Return a series for a folder without any result, so that the page shows its settings and what is missing."""
+    name = ", ".join(folder.algorithms) or folder.title
+    return Series(folder, name, [RunEntry(name, name, 0, "no results yet")])
 
 
 def _read_plans(series: Series, *, with_activity: bool) -> None:

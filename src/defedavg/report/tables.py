@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..config.study import TABLES
+from ..errors import printable
 from ..planning.plan_stats import PlanStats
 from ..runstore.reader import RunEntry
 from .seed_figures import OVER_SEEDS, Record, accuracy_text, mean, outcomes, record_of, time_to_target
@@ -56,13 +57,15 @@ def size(value: float) -> str:
 
 def make(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> Table:
     """Return a table with text in the first column and numbers in the others."""
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=printable(title), title_justify="left", caption=caption, caption_justify="left", box=None, pad_edge=False
+    )
     for position, name in enumerate(columns):
         # On a narrow terminal a number is folded: one that is cut off would be another number.
         style: dict[str, Any] = {"justify": "right", "overflow": "fold"} if position else {"no_wrap": True}
-        table.add_column(name, header_style="bold", **style)
+        table.add_column(printable(name), header_style="bold", **style)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     return table
 
 

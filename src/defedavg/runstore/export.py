@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import UserError
+from ..errors import UserError, printable
 from ..fileio import replacing, writing
 from ..jsonio import json_line
 from .layout import RunFiles
@@ -88,8 +88,13 @@ def export(
             if labels is not None and run.entries and not run.tuned:
                 table = [row for row in table if (run.name, row["label"]) in labels]
             if table:
-                write(table)
+                write(list(map(_encodable, table)))
             yield run, len(table), unreadable
+
+
+def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row whose texts are valid UTF-8; names of folders may not be."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 @contextmanager
@@ -120,7 +125,8 @@ def _parquet(path: Path) -> Iterator[WriteRows]:
         **dict.fromkeys(REAL, pa.float64()),
     }
     schema = pa.schema([(name, kinds[name]) for name in COLUMNS])
-    with pq.ParquetWriter(path, schema, compression="zstd") as file:
+    # Given a name, pyarrow would refuse one that is not UTF-8.
+    with path.open("wb") as stream, pq.ParquetWriter(stream, schema, compression="zstd") as file:
         yield lambda table: file.write_table(pa.Table.from_pylist(table, schema=schema))
 
 

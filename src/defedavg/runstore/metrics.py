@@ -107,10 +107,10 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> JsonLines:
-    """Read a file of JSON lines; one that does not exist, or is a link, is empty."""
-    found = JsonLines()
+    """Read a file of JSON lines; one that does not exist is empty."""
+    found = JsonLines(problem="it is a link" if path.is_symlink() else None)
     try:
-        data = b"" if path.is_symlink() else read_regular(path)
+        data = b"" if found.problem else read_regular(path)
     except FileNotFoundError:
         return found
     except OSError as error:

@@ -20,7 +20,7 @@ from ..config.settings import Settings
 from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
 from ..fileio import read_regular
-from .layout import MARKERS, RunFiles, find_run_folders, is_run
+from .layout import MARKERS, PREVIOUS, RunFiles, find_run_folders, is_being_replaced, is_run
 from .metrics import JsonLines, Measurement, Trail, is_whole, number, read_lines, read_metrics, text_of
 from .summary import label_with_rates
 
@@ -182,7 +182,15 @@ class RunFolder:
     @property
     def notes(self) -> tuple[str, ...]:
         """Everything that a reader of the report should know about the files."""
-        return (*self.problems, *self._study[1], *self._runs[1], *self._partition[1])
+        return (*self.problems, *self._study[1], *self.file_notes, *self._partition[1])
+
+    @property
+    def file_notes(self) -> tuple[str, ...]:
+        """How many evaluations cannot be read, and whether the folder also holds a run that is being replaced."""
+        kept = (
+            [f"an older run is kept in {PREVIOUS}, until this one has results"] if is_being_replaced(self.path) else []
+        )
+        return (*self._runs[1], *kept)
 
     @cached_property
     def _settings(self) -> dict[str, Settings]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from ...errors import UserError
+from ...errors import UserError, printable
 from ...runstore.layout import RunFiles, find_run_folders
 from ...runstore.reader import RunFolder, read_run
 from ..page import build
@@ -50,6 +50,12 @@ class RunIndex:
             summaries = [_summary(name, run) for name, run in self._runs.items()]
         return sorted(summaries, key=lambda summary: -summary["changed"])
 
+    def file_notes(self) -> dict[str, tuple[str, ...]]:
+        """Return what a user should know about the files of runs, by run."""
+        with self._lock:
+            self._refresh()
+            return {name: run.folder.file_notes for name, run in self._runs.items()}
+
     def curves(self, name: str) -> dict[str, Any] | None:
         """Return the evaluations of a run, or None if there is no such run."""
         run = self._find(name)
@@ -75,7 +81,7 @@ class RunIndex:
             return self._runs.get(name)
 
     def _refresh(self) -> None:
-        paths = {path.relative_to(self.root).as_posix(): path for path in find_run_folders(self.root)}
+        paths = {printable(path.relative_to(self.root).as_posix()): path for path in find_run_folders(self.root)}
         for name in set(self._runs) - set(paths):
             del self._runs[name]
             self._reports.pop(name, None)
