@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ..tasks.samples import Inputs, tensors_of
 from .stacking.attention import KeyedAttention, is_standard
 from .stacking.dropout import DRAWN_DIMENSIONS, Draws, KeyedDropout
 
@@ -30,13 +31,13 @@ def keyed_copy(module: nn.Module) -> tuple[nn.Module, Draws]:
     return module, draws
 
 
-def updated_buffers(module: nn.Module, inputs: Tensor) -> frozenset[str]:
+def updated_buffers(module: nn.Module, inputs: Inputs) -> frozenset[str]:
     """Return the buffers that a forward pass in training mode changes, with all other buffers of the same layer."""
     before = dict(module.named_buffers())
     if not before:
         return frozenset()
     copied, draws = keyed_copy(module)
-    draws.key = torch.zeros((), dtype=torch.int64, device=inputs.device)
+    draws.key = torch.zeros((), dtype=torch.int64, device=tensors_of(inputs)[0].device)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             copied.train()(inputs)

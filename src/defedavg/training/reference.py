@@ -7,6 +7,7 @@ For each merge it trains the jobs that the merge uses, one after the other, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
 from ..algorithms.protocol import Update
-from ..errors import UserError, first_line
+from ..errors import UserError
 from ..planning.records import Record, Round
 from ..rng import extend, key
-from ..tasks import Data, Task, seeded
+from ..tasks import Data, Task, build_model
+from ..tasks.model_calls import describe, logits_of
+from ..tasks.samples import tensors_of
 from .evaluation import EvalResult, EvalSchedule, PendingEval
 from .local_training import LocalTraining
 from .module_state import keyed_copy, updated_buffers
@@ -64,7 +67,11 @@ class FlatModel:
 
 def sample_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of every sample, or raise ``UserError`` if the loss does not have one value per sample."""
+    if not isinstance(outputs, Tensor):  # known only now where the output differs between training and evaluation
+        raise UserError(f"the model returns {type(outputs).__name__}; pick the logits with make_task(logits=…)")
     losses = task.loss(outputs, targets)
+    if not isinstance(losses, Tensor):
+        raise UserError(f"the loss returns {type(losses).__name__}; it must return a tensor with one value per sample")
     if losses.shape != (len(targets),):
         raise UserError(
             f"the loss has shape {tuple(losses.shape)} for {len(targets)} samples; it must return one value per sample "
@@ -73,28 +80,66 @@ def sample_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     return losses
 
 
+def check_outputs(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Refuse outputs from which the accuracy cannot be computed."""
+    classes = task.classes
+    if classes is None or task.metric is not None or not isinstance(outputs, Tensor):
+        return
+    if outputs.ndim != 2 or outputs.shape[1] < classes or targets.ndim != 1:
+        raise UserError(
+            f"accuracy needs outputs of shape (samples, {classes}) and one target per sample, not "
+            f"{tuple(outputs.shape)} and {tuple(targets.shape)}; change the model, or make the task with classes=None"
+        )
+
+
+def own_metric(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
+    """Return the value of the metric that the task itself brings, for all samples together; None if not finite."""
+    assert task.metric is not None
+    try:
+        found = torch.as_tensor(task.metric(outputs, targets)).double()
+    except UserError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"the metric {task.metric_name} fails: {describe(error)}") from error
+    if found.ndim > 0 and found.shape != (len(targets),):
+        shape = tuple(found.shape)
+        raise UserError(f"the metric {task.metric_name} has shape {shape}; it must return one number or one per sample")
+    value = float(found.mean())
+    return value if math.isfinite(value) else None
+
+
 class Reference:
     """Computes the rounds of one plan, in order."""
 
     def __init__(self, task: Task, local_training: LocalTraining) -> None:
         self.task, self.local_training = task, local_training
         self.updates_trained = 0
-        module = seeded(task.model, key(local_training.seed, "init")).to(task.train.inputs.device)
+        module = build_model(task, key(local_training.seed, "init"))
         buffers = {name for name, _ in module.named_buffers()}
         samples = torch.from_numpy(task.clients[0][: local_training.batch_size])
-        self._flat = FlatModel(module, constants=buffers - updated_buffers(module, task.train.inputs[samples]))
+        self._flat = FlatModel(module, constants=buffers - updated_buffers(module, task.train[samples].inputs))
         self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
-        try:  # so that a model that does not fit its data is refused at once
+        self._check(task.train[samples], "trained on these data with this loss")
+        self._check(task.test[:1], "evaluated on the test data")
+
+    def _check(self, data: Data, use: str) -> None:
+        """Refuse at once a model that does not fit its data."""
+        try:
             with torch.random.fork_rng(devices=[]):
                 self._flat.module.eval()
-                self._gradients(samples)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            message = f"the model cannot be trained on these data with this loss: {first_line(error)}"
-            raise UserError(message) from error
+                outputs = logits_of(self._flat.module, data.inputs)
+                check_outputs(self.task, outputs, data.targets)
+                loss = sample_losses(self.task, outputs, data.targets).mean()
+                torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
+        except UserError:
+            raise
+        except Exception as error:  # a model and a loss may raise anything
+            shown = ", ".join(f"{tuple(part.shape)} {str(part.dtype)[6:]}" for part in tensors_of(data.inputs))
+            raise UserError(f"the model cannot be {use} (inputs {shown}): {describe(error)}") from error
 
     def _gradients(self, samples: Tensor) -> tuple[Tensor | None, ...]:
-        data = self.task.train
-        loss = sample_losses(self.task, self._flat.module(data.inputs[samples]), data.targets[samples]).mean()
+        data = self.task.train[samples]
+        loss = sample_losses(self.task, self._flat.module(data.inputs), data.targets).mean()
         return torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
 
     @property
@@ -160,24 +205,23 @@ class Reference:
         return start - flat.vector, done
 
     def evaluate(self, weights: Tensor, data: Data) -> tuple[float, float | None]:
-        """Return the mean loss of a version and, for a task with classes, its accuracy."""
+        """Return the mean loss of a version and its metric: the accuracy, or the task's own."""
         self._flat.load(weights)
         self._flat.module.eval()
-        classes, losses, correct = self.task.classes, [], 0
+        task, losses, correct, kept = self.task, [], 0, []
         with torch.no_grad():
-            for inputs, targets in zip(torch.split(data.inputs, CHUNK), torch.split(data.targets, CHUNK), strict=True):
-                outputs = self._flat.module(inputs)
-                losses.append(sample_losses(self.task, outputs, targets).double())
-                if classes is None:
-                    continue
-                if outputs.ndim != 2 or outputs.shape[1] < classes or targets.ndim != 1:
-                    raise UserError(
-                        f"accuracy needs outputs of shape (samples, {classes}) and one target per sample, not "
-                        f"{tuple(outputs.shape)} and {tuple(targets.shape)}; change the model, or make the task with "
-                        "classes=None"
-                    )
-                correct += int((outputs.argmax(dim=1) == targets).sum())
-        return float(torch.cat(losses).mean()), None if classes is None else correct / len(data)
+            for part in data.chunks(CHUNK):
+                outputs = self._flat.module(part.inputs)
+                losses.append(sample_losses(task, outputs, part.targets).double())
+                if task.metric is not None:
+                    kept.append(outputs)
+                elif task.classes is not None:
+                    check_outputs(task, outputs, part.targets)
+                    correct += int((outputs.argmax(dim=1) == part.targets).sum())
+            loss = float(torch.cat(losses).mean())
+            if task.metric is not None:
+                return loss, own_metric(task, torch.cat(kept), data.targets)
+            return loss, None if task.classes is None else correct / len(data)
 
 
 def evaluate_version(executor: Reference, schedule: EvalSchedule, pending: PendingEval) -> EvalResult:
