@@ -38,7 +38,8 @@ FIRST = Evaluation(0, 0.0, 0.1, 2.3, None, 0.0, 0, 0.0)
 
 
 def evaluated(item: RunSpec, **more: Any) -> RunEvaluated:
-    return RunEvaluated(item, cast(Any, SimpleNamespace()), replace(FIRST, **more), None)
+    run = SimpleNamespace(task=SimpleNamespace(metric_name=more.pop("metric", "accuracy")))
+    return RunEvaluated(item, cast(Any, run), replace(FIRST, **more), None)
 
 
 def test_speed_and_time_left_follow_the_clock() -> None:
@@ -125,7 +126,7 @@ def test_tensorboard_logs_hold_every_evaluation_at_its_simulated_time(tmp_path: 
     for event in read_events(file):
         for value in event.summary.value:
             values.setdefault(value.tag, []).append((event.step, event.wall_time, value.simple_value))
-    assert set(values) == set(tensorboard.TAGS) - {"train/loss"}
+    assert set(values) == {"test/accuracy", *tensorboard.TAGS} - {"train/loss"}
     assert [step for step, _, _ in values["test/accuracy"]] == [e.round for e in wanted]
     assert [t for _, t, _ in values["test/accuracy"]] == pytest.approx([e.seconds for e in wanted])
     assert [v for _, _, v in values["test/accuracy"]] == pytest.approx([e.accuracy for e in wanted])

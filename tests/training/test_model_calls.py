@@ -41,8 +41,8 @@ def assert_executors_agree(task: Task) -> Tensor:
     return expected
 
 
-def run(task: Task, executor: str = "batched", **settings: Any) -> Any:
-    given = {"training.updates_per_round": 3, "training.local_steps": 4, "stop.max_rounds": 4, **settings}
+def run(task: Task, settings: dict[str, Any] | None = None, executor: str = "batched") -> Any:
+    given = {"training.updates_per_round": 3, "training.local_steps": 4, "stop.max_rounds": 4, **(settings or {})}
     return simulate("defedavg-niid", task=task, settings=given, executor=executor)
 
 
@@ -87,8 +87,9 @@ def test_an_output_that_differs_between_training_and_evaluation() -> None:
             return (out, 2 * out) if self.training else out
 
     x, y = np.zeros((12, 4), "float32"), np.arange(12) % 3
-    given = {"model": lambda: Auxiliary(4, 3), "train": (x, y), "test": (x, y), "clients": [np.arange(12)]}
-    assert run(make_task(**given, logits=0), **{"training.updates_per_round": 1}).status == "max_rounds"
+    data = {"train": (x, y), "test": (x, y)}
+    given: dict[str, Any] = {"model": lambda: Auxiliary(4, 3), "clients": [np.arange(12)], **data}
+    assert run(make_task(**given, logits=0), {"training.updates_per_round": 1}).status == "max_rounds"
     assert "the model returns tuple; pick the logits" in line_of(lambda: run(make_task(**given)))
 
 
@@ -99,7 +100,7 @@ def test_named_inputs_are_keyword_arguments_in_both_executors() -> None:
     task = text_task(TextClassifier)
     assert len(task.train) == SAMPLES
     assert_executors_agree(task)
-    found = [run(task, executor).best_accuracy for executor in ("batched", "reference")]
+    found = [run(task, executor=executor).best_accuracy for executor in ("batched", "reference")]
     assert found[0] == found[1] > 0.3
 
 
@@ -135,7 +136,7 @@ def test_tokens_with_ignored_targets() -> None:
     )
     assert task.classes is None
     assert_executors_agree(task)
-    found = run(task, **{"training.local_lr": 0.5, "stop.max_rounds": 20})
+    found = run(task, {"training.local_lr": 0.5, "stop.max_rounds": 20})
     assert found.evaluations[0].accuracy < found.best_accuracy
     changed = {"input_ids": np.where(MASK == 1, IDS, 7), "attention_mask": MASK}
     other = text_task(Tagger, train=task.train, test=(changed, TOKEN_LABELS), loss=task.loss, metric=task.metric)
@@ -167,7 +168,7 @@ def misses(outputs: Tensor, targets: Tensor) -> Tensor:
 def test_a_metric_replaces_the_accuracy() -> None:
     accuracy = run(text_task(TextClassifier)).evaluations
     for executor in ("batched", "reference"):
-        found = run(text_task(TextClassifier, metric=misses), executor).evaluations
+        found = run(text_task(TextClassifier, metric=misses), executor=executor).evaluations
         assert [e.accuracy for e in found] == pytest.approx([e.accuracy - 1 for e in accuracy])
 
 
@@ -190,8 +191,8 @@ def test_a_metric_that_is_not_a_number_is_not_recorded(value: Any) -> None:
 
 def test_a_metric_counts_for_the_target() -> None:
     task = text_task(TextClassifier, metric=lambda outputs, _: float(outputs.abs().max()) * 0 + 0.75)
-    assert run(task, **{"stop.target_accuracy": 0.7}).status == "target"
-    assert run(task, **{"stop.target_accuracy": 0.8}).status == "max_rounds"
+    assert run(task, {"stop.target_accuracy": 0.7}).status == "target"
+    assert run(task, {"stop.target_accuracy": 0.8}).status == "max_rounds"
 
 
 @pytest.mark.parametrize(
@@ -237,6 +238,6 @@ def test_a_lazy_layer_with_named_inputs() -> None:
             super().__init__()
             self.inner = nn.LazyLinear(6)
 
-    data = {"train": (TEXTS, LABELS), "test": (TEXTS, LABELS)}
-    task = make_task(model=Lazy, **data, clients=[np.arange(SAMPLES)])  # type: ignore[arg-type]
-    assert run(task, **{"training.updates_per_round": 1}).status == "max_rounds"
+    data = (TEXTS, LABELS)
+    task = make_task(model=Lazy, train=data, test=data, clients=[np.arange(SAMPLES)])
+    assert run(task, {"training.updates_per_round": 1}).status == "max_rounds"

@@ -19,6 +19,7 @@ from ..algorithms import ALGORITHMS
 from ..errors import UserError, unknown
 from ..fileio import writing
 from ..report import tables
+from ..runstore.metrics import common_metric
 from ..runstore.reader import RunEntry, RunFolder, find_runs, locate_run
 from ..runstore.writer import remove_run
 from .options import Json, Out, err, out, print_json, print_line, print_note
@@ -122,6 +123,7 @@ def _row(group: RunGroup) -> dict[str, Any]:
         "seeds": len(entries) or (len(seeds) if isinstance(seeds, list) else 1),
         "status": run.status,
         "ended_by": sorted({entry.status for entry in entries}),
+        "metric": common_metric(entry.metric for entry in entries),
         "best_accuracy": max(tables.values(numbers, "best_accuracy"), default=None),
         "time_to_target": tables.mean(numbers, "first_hit_seconds"),
         "hits": len(tables.values(numbers, "first_hit_seconds")),
@@ -166,7 +168,7 @@ def list_(
             row["task"] or "–",
             str(row["seeds"]),
             ", ".join([row["status"], *(word for word in row["ended_by"] if word in ("diverged", "stalled"))]),
-            tables.share(row["best_accuracy"]),
+            tables.score(row["best_accuracy"], row["metric"]),
             _time_to_target(row),
             row["changed"][:16].replace("T", " "),
         )
@@ -214,9 +216,10 @@ def _results_by_label(runs: Sequence[RunFolder]) -> dict[str, list[ResultRow | N
 
 
 def _results_table(columns: Sequence[str], results: Mapping[str, Sequence[ResultRow | None]]) -> Table:
-    names = ("best accuracy", "time to target", "rounds", "ended by")
     lines: list[tuple[str, ...]] = []
     for label, rows in results.items():
+        metric = common_metric(row["metric"] for row in rows if row is not None)
+        names = (f"best {metric}", "time to target", "rounds", "ended by")
         lines.append((label, *("" for _ in rows)))
         cells = [("–",) * len(names) if row is None else _result_cells(row) for row in rows]
         lines += [(f"  {name}", *line) for name, *line in zip(names, *cells, strict=True)]
@@ -225,7 +228,8 @@ def _results_table(columns: Sequence[str], results: Mapping[str, Sequence[Result
 
 def _result_cells(row: ResultRow) -> tuple[str, ...]:
     rounds = "–" if row["rounds"] is None else f"{row['rounds']:.0f}"
-    return tables.share(row["best_accuracy"]), _time_to_target(row), rounds, ", ".join(row["ended_by"]) or row["status"]
+    best = tables.score(row["best_accuracy"], row["metric"])
+    return best, _time_to_target(row), rounds, ", ".join(row["ended_by"]) or row["status"]
 
 
 @app.command()

@@ -24,6 +24,7 @@ from ..fileio import FolderLock
 from ..jsonio import json_line
 from ..runstore.journal import Journal
 from ..runstore.layout import RunFiles
+from ..runstore.metrics import metric_field
 from ..runstore.provenance import provenance
 from ..runstore.summary import label_with_rates
 from ..runstore.writer import begin_run, open_folder, write_lines, write_summary
@@ -217,6 +218,7 @@ class Tuning:
                 "global_lr": pair.global_lr,
                 "local_lr": pair.local_lr,
                 "seed": seed,
+                **metric_field(self.sweep.task(pair.point.settings, seed).metric_name),
                 "target_accuracy": pair.point.settings.stop.target_accuracy,
                 **asdict(outcome),
             }
@@ -251,7 +253,7 @@ class TuningFolder:
             if isinstance(event, RunEvaluated):
                 spec = event.spec
                 head = {"algorithm": spec.settings.algorithm, "label": spec.label, "seed": spec.seed}
-                journal.append(json_line({**head, **asdict(event.evaluation)}))
+                journal.append(json_line({**head, **metric_field(event.metric), **asdict(event.evaluation)}))
             watch(event)
 
         try:

@@ -15,6 +15,7 @@ from ..algorithms import ALGORITHMS
 from ..config.study import TABLES
 from ..jsonio import about
 from ..planning.plan_stats import PlanStats
+from ..runstore.metrics import common_metric, metric_of
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -59,6 +60,11 @@ def seconds(value: float | None) -> str:
 def share(value: float | None) -> str:
     """Format a share as a percentage."""
     return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def score(value: float | None, metric: str) -> str:
+    """Format the value of a metric: the accuracy as a percentage, others as they are."""
+    return share(value) if metric == "accuracy" or value is None else f"{value:.4g}"
 
 
 def size(value: float) -> str:
@@ -157,8 +163,11 @@ def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "si
     """Return a table with one row per setting, over its seeds."""
     targets = {entry["target_accuracy"] for entry in entries}
     target = targets.pop() if len(targets) == 1 else None
+    metric = common_metric(map(metric_of, entries))
+    goal = f"{100 * target:.0f} %" if target and metric == "accuracy" else f"{target:g}" if target else "target"
+    best = ("best", "final") if metric == "accuracy" else (f"best {metric}", f"final {metric}")
     columns = (
-        "algorithm", f"time to {100 * target:.0f} %" if target else "time to target", "rounds", "best", "final",
+        "algorithm", f"time to {goal}", "rounds", *best,
         "staleness", "fastest ¼", "slowest ¼", "trained", "started", "real time",
     )  # fmt: skip
     rows = [
@@ -166,7 +175,7 @@ def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "si
             label,
             _time_to_target(seeds),
             *_means(seeds, rounds=".0f"),
-            *(share(mean(seeds, name)) for name in ("best_accuracy", "final_accuracy")),
+            *(score(mean(seeds, name), metric_of(seeds[0])) for name in ("best_accuracy", "final_accuracy")),
             *_means(seeds, staleness_mean=".1f"),
             *_participation(seeds),
             *_means(seeds, updates_trained=".0f", updates_started=".0f"),
@@ -220,11 +229,12 @@ def tuning_table(title: str, records: Sequence[dict[str, Any]], best: Sequence[s
         (
             f"{label}{' ←' if label in best else ''}",
             _time_to_target(seeds),
-            share(mean(seeds, "best_accuracy")),
+            score(mean(seeds, "best_accuracy"), metric_of(seeds[0])),
             *_means(seeds, seconds=".4g"),
             ", ".join(dict.fromkeys(record["status"] for record in seeds)),
         )
         for label, seeds in _by_label(records).items()
     ]
+    metric = common_metric(map(metric_of, records))
     caption = "←: the best learning rates of a setting. dropped: stopped early, in the worse half or unable to win."
-    return make(title, ("rates", "time to target", "best accuracy", "seconds run", "ended by"), rows, caption)
+    return make(title, ("rates", "time to target", f"best {metric}", "seconds run", "ended by"), rows, caption)

@@ -12,6 +12,7 @@ from ...config.study import SweepPoint
 from ...errors import UserError
 from ...planning.plan_stats import summarise
 from ...runstore.layout import RunFiles
+from ...runstore.metrics import metric_of
 from ...runstore.provenance import provenance
 from ...runstore.summary import run_entry
 from ...runstore.writer import begin_run, open_folder, write_summary
@@ -72,10 +73,11 @@ def finish(session: Session, wall_seconds: float) -> None:
         session.progress,
         summarise(found.plan, found.fleet),
         found.plan.hash(),
+        metric=session.executor.task.metric_name,
         updates_trained=sum(u.steps > 0 for record in found.plan.rounds for u, _ in record.merge.updates),
         wall_seconds=wall_seconds,
         threads=torch.get_num_threads(),
     )
     _write_summary(files, config.name, [entry], finished=True)
     curve = curve_of(config.settings.algorithm, point.label, session.progress.evaluations)
-    save_curves(files.plots, config.name, [curve], entry["target_accuracy"])
+    save_curves(files.plots, config.name, [curve], entry["target_accuracy"], metric_of(entry))

@@ -1,7 +1,7 @@
 /* The report. All of it is drawn from one block of data in the page; untrusted text is inserted as text, never as HTML. */
 "use strict";
 (() => {
-  const { css, colour, narrow, escaped, element, swatch, draw, withOpacity, percent, digits, counted } = Charts;
+  const { css, colour, narrow, escaped, element, swatch, draw, withOpacity, digits, score, goal, capital, counted } = Charts;
   const data = JSON.parse(document.getElementById("payload").textContent);
   const $ = (id) => document.getElementById(id);
   const state = { group: 0, axis: "seconds", log: false, activity: null };
@@ -12,7 +12,7 @@
   // Results.
 
   const COLUMNS = [
-    ["best_accuracy", "best", percent, "highest accuracy evaluated"],
+    ["best_accuracy", "best", (v) => score(v, group().metric), "highest value evaluated"],
     ["rounds", "rounds", (v) => digits(v, 4), "merges by the server"],
     ["staleness_mean", "staleness", (v) => digits(v, 3), "mean staleness of merged updates"],
     ["updates_trained", "trained", (v) => (v === null ? "–" : Math.round(v).toLocaleString("en")), "updates that a merge needed"],
@@ -23,7 +23,7 @@
     const total = s.runs.length;
     const rounds = s.runs.map((run) => run.diverged_at).filter((round) => round !== null);
     const diverged = rounds.length ? `diverged at round ${Math.min(...rounds)}` : "";
-    if (!group().target) return [percent(s.best_accuracy), diverged].filter(Boolean).join("; ");
+    if (!group().target) return [score(s.best_accuracy, group().metric), diverged].filter(Boolean).join("; ");
     if (!s.hits) {
       if (diverged) return diverged;
       const last = Math.max(...s.runs.map((run) => run.seconds || 0));
@@ -52,12 +52,12 @@
   }
 
   function results() {
-    const { conclusion, task, target, series } = group();
+    const { conclusion, task, target, metric, series } = group();
     $("conclusion").textContent = conclusion;
     $("task").textContent = task;
     const longest = Math.max(...series.map((s) => (target ? s.seconds_to_target : s.best_accuracy) || 0), 1e-12);
     const head = element("tr", {}, element("th", { scope: "col" }, "setting"),
-      element("th", { scope: "col" }, target ? `simulated seconds to ${+(100 * target).toPrecision(4)} %` : "best accuracy"),
+      element("th", { scope: "col" }, target ? `simulated seconds to ${goal(target, metric)}` : `best ${metric}`),
       ...COLUMNS.map(([, name, , help]) => element("th", { scope: "col", class: "number", title: help }, name)));
     const search = $("search").value.toLowerCase();
     const rows = series.filter((s) => s.name.toLowerCase().includes(search)).sort(byRank);
@@ -65,8 +65,8 @@
       element("thead", {}, head), element("tbody", {}, ...rows.map((s) => resultRow(s, longest))));
     $("count").textContent = `${counted(rows.length, "setting")}, ${shown().length} shown in the charts`;
     const bars = target
-      ? "A bar is the time until the accuracy first reached the target: mean over seeds ± standard deviation. Shorter is better. A hatched bar did not reach the target."
-      : "No target accuracy was set, so settings are ranked by their best accuracy. Longer is better.";
+      ? `A bar is the time until the ${metric} first reached the target: mean over seeds ± standard deviation. Shorter is better. A hatched bar did not reach the target.`
+      : `No target ${metric} was set, so settings are ranked by their best ${metric}. Longer is better.`;
     const more = series.length > shown().length ? " Tick a setting to show it in the charts below." : "";
     $("results-how").replaceChildren(element("b", {}, "How to read it. "), bars + more);
   }
@@ -104,7 +104,9 @@
     $("curves").hidden = $("chips").hidden = !evaluated;
     if (!evaluated) return;
     const series = shown();
-    const options = { axis: state.axis, log: state.log, spread: $("spread").checked, targetAccuracy: group().target };
+    const options = { axis: state.axis, log: state.log, spread: $("spread").checked, targetAccuracy: group().target, metric: group().metric };
+    $("curves-head").textContent = `${capital(group().metric)} and loss`;
+    $("metric").textContent = capital(group().metric);
     Charts.curves($("accuracy"), series, "accuracy", options);
     Charts.curves($("loss"), series, "loss", options);
     $("log").checked = state.log;

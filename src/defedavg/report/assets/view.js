@@ -1,7 +1,7 @@
 /* The live view: requests the list of runs once a second, and the curves of ticked runs that changed. */
 "use strict";
 (() => {
-  const { element, swatch, percent } = Charts;
+  const { element, swatch, score, capital } = Charts;
   const $ = (id) => document.getElementById(id);
   const INTERVAL = 1000;  // milliseconds
   const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C6D31"];
@@ -98,7 +98,7 @@
         element("td", { class: `status ${run.status === "running" ? "badge" : run.status === "finished" ? "" : "warn"}` }, status),
         element("td", { class: "number" }, `${run.done}/${run.expected}`),
         element("td", { class: "wide" }, run.algorithms.join(", ")),
-        element("td", { class: "number" }, percent(run.best)),
+        element("td", { class: "number" }, score(run.best, run.metric)),
         element("td", { class: "number" }, ago(run.changed)), element("td", {}, link));
     });
     if (!runs.length) body.push(element("tr", {}, element("td", { colspan: "7" }, "There are no runs yet. Start one with: defedavg run my.toml")));
@@ -157,7 +157,10 @@
     const targets = new Set(shown.map((s) => s.target).filter(Boolean));
     const log = chosenLog === null ? Charts.wantsLog(shown, axis) : chosenLog;
     $("log").checked = log;
-    const options = { axis, log, spread: $("spread").checked, targetAccuracy: targets.size === 1 ? [...targets][0] : null };
+    const metrics = new Set(shown.map((s) => s.metric));
+    const metric = metrics.size === 1 ? [...metrics][0] : metrics.size ? "metric" : "accuracy";
+    $("metric").textContent = capital(metric);
+    const options = { axis, log, spread: $("spread").checked, metric, targetAccuracy: targets.size === 1 ? [...targets][0] : null };
     Charts.curves($("accuracy"), shown, "accuracy", options);
     Charts.curves($("loss"), shown, "loss", options);
   }

@@ -13,6 +13,7 @@ import psutil
 
 from ...errors import UserError
 from ...runstore.layout import RunFiles, find_run_folders
+from ...runstore.metrics import common_metric
 from ...runstore.reader import RunFolder, read_run
 from ..page import build
 from ..payload import live
@@ -114,6 +115,7 @@ def _summary(name: str, run: IndexedRun) -> dict[str, Any]:
         "algorithms": algorithms or ([] if study is None else list(study.algorithms)),
         "done": sum(entry.status != "running" for entry in folder.runs),
         "expected": max(expected, len(folder.runs)),
+        "metric": common_metric(entry.metric for entry in folder.runs),
         "best": max(values((entry.numbers for entry in folder.runs), "best_accuracy"), default=None),
         "changed": max(modified for _, modified in run.revision) / 1e9,
         "started": folder.provenance.get("started", ""),
