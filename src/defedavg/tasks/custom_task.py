@@ -145,7 +145,21 @@ def _check_numbers(which: str, data: Data) -> None:
             raise UserError(f"the {which} {kind} have NaN, first in sample {sample}; fill or remove such samples")
 
 
+PAIRS = "every item must be a pair (input, target) of arrays of one shape; an input may be a dict of arrays"
+
+
 def _stack(which: str, source: Dataset[Any]) -> tuple[Inputs, Tensor]:
+    pairs = [(_to_inputs(which, x), _to_tensor(which, y)) for x, y in _pairs(which, source)]
+    inputs, targets = [x for x, _ in pairs], [y for _, y in pairs]
+    try:
+        if isinstance(inputs[0], dict):
+            return {name: torch.stack([x[name] for x in inputs]) for name in inputs[0]}, torch.stack(targets)
+        return torch.stack(inputs), torch.stack(targets)
+    except (TypeError, KeyError, IndexError, RuntimeError):
+        raise UserError(f"cannot stack the {which} Dataset; {PAIRS}") from None
+
+
+def _pairs(which: str, source: Dataset[Any]) -> list[Any]:
     if isinstance(source, IterableDataset) or not hasattr(source, "__len__") or len(source) == 0:
         raise UserError(f"the {which} Dataset is empty or not map-style; pass one with a length and items, or arrays")
     try:
@@ -153,16 +167,9 @@ def _stack(which: str, source: Dataset[Any]) -> tuple[Inputs, Tensor]:
     except Exception as error:  # the user's code may raise anything
         failure = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"the {which} Dataset cannot be read: {failure}; correct its __getitem__") from error
-    wanted = "every item must be a pair (input, target) of arrays of one shape; an input may be a dict of arrays"
     if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise UserError(f"cannot stack the {which} Dataset; {wanted}")
-    try:
-        inputs, targets = zip(*((_to_inputs(which, x), _to_tensor(which, y)) for x, y in items), strict=True)
-        if isinstance(inputs[0], dict):
-            return {name: torch.stack([x[name] for x in inputs]) for name in inputs[0]}, torch.stack(targets)
-        return torch.stack(inputs), torch.stack(targets)
-    except (TypeError, KeyError, RuntimeError):
-        raise UserError(f"cannot stack the {which} Dataset; {wanted}") from None
+        raise UserError(f"cannot stack the {which} Dataset; {PAIRS}")
+    return items
 
 
 def _to_inputs(which: str, values: Any) -> Inputs:
