@@ -25,7 +25,7 @@ class Lazy(TextClassifier):
 
     def __init__(self) -> None:
         super().__init__(RecordOutput)
-        self.leave: nn.Module = nn.LazyLinear(3)
+        self.leave = nn.LazyLinear(3)
 
 
 def score(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -73,7 +73,8 @@ class TextClassifier(nn.Module):
 
     def __init__(self, output: Callable[[Tensor], Any] = identity, classes: int = 3) -> None:
         super().__init__()
-        self.words, self.inner, self.leave = nn.Embedding(WORDS, 4), nn.Linear(4, 6), nn.Linear(6, classes)
+        self.words, self.inner = nn.Embedding(WORDS, 4), nn.Linear(4, 6)
+        self.leave: nn.Module = nn.Linear(6, classes)
         self.output = output
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> Any:

@@ -150,7 +150,8 @@ PAIRS = "every item must be a pair (input, target) of arrays of one shape; an in
 
 def _stack(which: str, source: Dataset[Any]) -> tuple[Inputs, Tensor]:
     pairs = [(_to_inputs(which, x), _to_tensor(which, y)) for x, y in _pairs(which, source)]
-    inputs, targets = [x for x, _ in pairs], [y for _, y in pairs]
+    inputs: list[Any] = [x for x, _ in pairs]
+    targets = [y for _, y in pairs]
     try:
         if isinstance(inputs[0], dict):
             return {name: torch.stack([x[name] for x in inputs]) for name in inputs[0]}, torch.stack(targets)
