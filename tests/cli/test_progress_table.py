@@ -59,6 +59,20 @@ def test_speed_and_time_left_follow_the_clock() -> None:
     assert (progress.done, progress.rows) == (1, {})
 
 
+def test_a_metric_of_the_task_replaces_the_accuracy() -> None:
+    progress = progress_table.ProgressTable("title", 2)
+    progress.add(evaluated(ITEM, metric="f1", accuracy=1.5))
+    assert "simulated, f1 1.5, " in progress.line()
+    console = Console(file=io.StringIO(), width=120)
+    console.print(progress.table(2))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert " f1 " in shown
+    assert "accuracy" not in shown
+    progress.add(evaluated(replace(ITEM, seed=1)))
+    console.print(progress.table(2))
+    assert " metric " in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_the_table_shows_the_runs_that_fit() -> None:
     progress = progress_table.ProgressTable("title", 9)
     for seed in range(5):

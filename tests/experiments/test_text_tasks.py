@@ -147,6 +147,27 @@ def test_a_bad_task_is_one_line_and_exit_code_2(changes: str, words: tuple[str, 
     assert "metric" in changes or not (tmp_path / "runs").exists()
 
 
+def test_the_split_of_a_task_without_classes_shows_the_sizes(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(f"{HEAD}CHANGES = dict(classes=None)\n")
+    (tmp_path / "study.toml").write_text('[task]\nmodule = "plain.py:make"\n[training]\nupdates_per_round = 2\n')
+    done = call("split", "study.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["custom", "client", "samples", "0", "5", "1", "5", "2", "5", "3", "5"]
+    refuse(call("split", "study.toml", "--plot", "split.png", cwd=tmp_path), "no classes", "--plot")
+
+
+def test_a_model_that_cannot_be_stacked_is_said(tmp_path: Path) -> None:
+    changes = "dict(model=lambda: nn.Sequential(Dict(4, 2), Noisy()))"
+    noisy = "class Noisy(nn.Module):\n    def forward(self, x):\n        return (x['scores'] + torch.rand(1), x)\n"
+    (tmp_path / "noisy.py").write_text(f"{HEAD}{noisy}CHANGES = {{**{changes}, 'logits': 0}}\n")
+    (tmp_path / "study.toml").write_text(
+        '[task]\nmodule = "noisy.py:make"\n[training]\nupdates_per_round = 2\n[stop]\nmax_rounds = 2\n'
+    )
+    done = call("run", "study.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the model is trained one client at a time: it draws from the global generator" in done.stderr + done.stdout
+
+
 def test_a_cast_is_one_line_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "cast.py").write_text(f"{HEAD}CHANGES = dict(train=(x.astype(float), y))\n")
     (tmp_path / "study.toml").write_text(
