@@ -14,6 +14,7 @@ angle = np.sqrt(rng.random(3000)) * 2 * np.pi
 label = rng.integers(0, 2, 3000)
 rotated = angle + np.pi * label
 x = np.stack([angle * np.cos(rotated), angle * np.sin(rotated)], axis=1) / 3 + rng.normal(0, 0.05, (3000, 2))
+x = x.astype("float32")
 
 task = make_task(
     name="spirals",

@@ -26,7 +26,8 @@ def windows(client: int, count: int, seed: int) -> tuple[np.ndarray[Any, Any], n
     label = rng.integers(0, 2, count)
     phase = np.linspace(0, 2 * np.pi, WINDOW)
     pattern = np.where(label[:, None] == 0, np.sin(phase), np.sin(2 * phase))
-    return pattern + rng.normal(0, 0.5) + rng.normal(0, 1.0, (count, WINDOW)), label
+    measured = pattern + rng.normal(0, 0.5) + rng.normal(0, 1.0, (count, WINDOW))
+    return measured.astype("float32"), label
 
 
 def make(config: Mapping[str, Any], client: int | None) -> Task:

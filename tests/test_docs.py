@@ -209,14 +209,19 @@ def test_examples_run_and_print_a_result(path: Path, tmp_path: Path) -> None:
 
 
 def test_every_example_is_named_in_the_documentation() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6
     text = " ".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert all(f"examples/{path.name}" in text for path in EXAMPLES)
 
 
 @pytest.mark.parametrize(
     ("page", "example"),
-    [("algorithm", "own_algorithm"), ("own-task", "own_model_and_data"), ("planning", "what_if")],
+    [
+        ("algorithm", "own_algorithm"),
+        ("own-task", "own_model_and_data"),
+        ("own-task", "text_task"),
+        ("planning", "what_if"),
+    ],
 )
 def test_the_code_of_a_page_is_that_of_the_example(page: str, example: str) -> None:
     shown = [text for language, _, text in blocks(ROOT / "docs" / f"{page}.md") if language == "python"]

@@ -1,4 +1,4 @@
-"""The one exception that is shown to users as a single line, and text that is safe to show on a terminal."""
+"""The exception and the warning that are shown to users as a single line, and text that is safe on a terminal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from collections.abc import Iterable
 
 class UserError(Exception):
     """An error that the user can correct; the message says in one line what is wrong and what to do."""
+
+
+class CastWarning(UserWarning):
+    """Data are converted to another number type; the message says to which, and how to keep theirs."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

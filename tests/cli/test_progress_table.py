@@ -38,7 +38,8 @@ FIRST = Evaluation(0, 0.0, 0.1, 2.3, None, 0.0, 0, 0.0)
 
 
 def evaluated(item: RunSpec, **more: Any) -> RunEvaluated:
-    return RunEvaluated(item, cast(Any, SimpleNamespace()), replace(FIRST, **more), None)
+    run = SimpleNamespace(task=SimpleNamespace(metric_name=more.pop("metric", "accuracy")))
+    return RunEvaluated(item, cast(Any, run), replace(FIRST, **more), None)
 
 
 def test_speed_and_time_left_follow_the_clock() -> None:
@@ -56,6 +57,20 @@ def test_speed_and_time_left_follow_the_clock() -> None:
     assert progress.left == pytest.approx(4.0 * 1.8 / 0.2)
     progress.add(RunFinished(ITEM, cast(Any, SimpleNamespace()), 4.0))
     assert (progress.done, progress.rows) == (1, {})
+
+
+def test_a_metric_of_the_task_replaces_the_accuracy() -> None:
+    progress = progress_table.ProgressTable("title", 2)
+    progress.add(evaluated(ITEM, metric="f1", accuracy=1.5))
+    assert "simulated, f1 1.5, " in progress.line()
+    console = Console(file=io.StringIO(), width=120)
+    console.print(progress.table(2))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert " f1 " in shown
+    assert "accuracy" not in shown
+    progress.add(evaluated(replace(ITEM, seed=1)))
+    console.print(progress.table(2))
+    assert " metric " in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_table_shows_the_runs_that_fit() -> None:
@@ -125,7 +140,7 @@ def test_tensorboard_logs_hold_every_evaluation_at_its_simulated_time(tmp_path: 
     for event in read_events(file):
         for value in event.summary.value:
             values.setdefault(value.tag, []).append((event.step, event.wall_time, value.simple_value))
-    assert set(values) == set(tensorboard.TAGS) - {"train/loss"}
+    assert set(values) == {"test/accuracy", *tensorboard.TAGS} - {"train/loss"}
     assert [step for step, _, _ in values["test/accuracy"]] == [e.round for e in wanted]
     assert [t for _, t, _ in values["test/accuracy"]] == pytest.approx([e.seconds for e in wanted])
     assert [v for _, _, v in values["test/accuracy"]] == pytest.approx([e.accuracy for e in wanted])

@@ -24,7 +24,7 @@ CALLS = []
 
 def make(config, client):
     CALLS.append((dict(config), client))
-    x = np.arange(40.0).reshape(20, 2)
+    x = np.arange(40.0, dtype="float32").reshape(20, 2)
     y = np.arange(20) % 2
     return make_task(model=lambda: nn.Linear(2, 2), train=(x, y), test=(x, y), clients=np.split(np.arange(20), 5))
 
@@ -41,7 +41,7 @@ def fails(config, client):
 
 
 def empty(config, client):
-    x = np.zeros((2, 2))
+    x = np.zeros((2, 2), "float32")
     return make_task(model=lambda: nn.Linear(2, 2), train=(x, x[:, 0]), test=(x, x[:, 0]), clients=[])
 """
 

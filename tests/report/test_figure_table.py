@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from defedavg.report.figure_table import COLUMNS, HEADINGS, figure_rows, latex_text, to_latex
+from defedavg.report.figure_table import COLUMNS, figure_rows, latex_text, to_latex
 from defedavg.runstore.reader import read_run
 from helpers.command_line import call, refuse
 from helpers.run_folders import metrics_line
@@ -120,13 +120,13 @@ def test_the_terminal_shows_every_figure(runs: Path) -> None:
 def test_latex_has_the_rules_of_booktabs_and_escapes(runs: Path) -> None:
     result = call("runs", "table", "one", "--latex", cwd=runs)
     lines = [line for line in result.stdout.splitlines() if not line.startswith("%")]
-    assert lines[0] == r"\begin{tabular}{l" + "r" * (len(HEADINGS) - 1) + "}"
+    assert lines[0] == r"\begin{tabular}{l" + "r" * (len(COLUMNS) + 2) + "}"
     assert [line for line in lines if line.startswith("\\") and "{" not in line] == [
         r"\toprule", r"\midrule", r"\bottomrule",
     ]  # fmt: skip
     rows = [line for line in lines if line.endswith(r" \\")]
     assert len(rows) == 5
-    assert all(len(re.split(r"(?<!\\)&", row)) == len(HEADINGS) for row in rows)
+    assert all(len(re.split(r"(?<!\\)&", row)) == len(COLUMNS) + 3 for row in rows)
     assert r"best accuracy (\%)" in rows[0]
     assert rows[1].startswith(r"fedavg & 3 & 3 of 3 & 5.0 $\pm$ 1.0 & 20 $\pm$ 0 & 83.0 $\pm$ 3.6 ")
     assert rows[3].startswith("asysg n=2 & 5 & 0 of 5 & -- & -- & ")
@@ -153,7 +153,7 @@ def test_a_hostile_label_stays_in_its_cell(tmp_path: Path) -> None:
     (row,) = [line for line in to_latex(rows).splitlines() if line.startswith("fed")]
     assert r"\input" not in row
     assert r"\hline" not in row
-    assert len(re.split(r"(?<!\\)&", row)) == len(HEADINGS)
+    assert len(re.split(r"(?<!\\)&", row)) == len(COLUMNS) + 3
     shown = call("runs", "table", "one", "--markdown", cwd=tmp_path).stdout
     assert "\x1b" not in shown
     assert "fed\\|avg" in shown

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from defedavg.errors import CastWarning
 from defedavg.tasks import (
     DATASETS,
     Data,
@@ -33,7 +34,7 @@ from defedavg.tasks.datasets.catalog import load_pixels
 from defedavg.tasks.datasets.mnist5k import MNIST5K
 from helpers.user_errors import line_of
 
-X = np.arange(12.0).reshape(6, 2)
+X = np.arange(12.0, dtype="float32").reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2])
 CLIENTS = [[0, 1, 2], [3, 5]]
 
@@ -239,7 +240,7 @@ def test_arrays_tensors_and_datasets_give_the_same_task() -> None:
     sources: list[Any] = [
         (X, Y),
         (torch.tensor(X), torch.tensor(Y, dtype=torch.int32)),
-        (X.tolist(), Y.tolist()),
+        (torch.tensor(X), Y.tolist()),
         TensorDataset(torch.tensor(X), torch.tensor(Y)),
         Items([(X[i], int(Y[i])) for i in range(6)]),
         Data(torch.tensor(X), torch.tensor(Y)),
@@ -257,10 +258,14 @@ def test_arrays_tensors_and_datasets_give_the_same_task() -> None:
 
 
 def test_keep_dtype_and_regression() -> None:
-    assert custom(keep_dtype=True).train.inputs.dtype == torch.float64
-    task = custom(train=(X, X), test=(X, X), loss=squared_error)
+    double = {"train": (X.astype("float64"), X.astype("float64")), "test": (X.astype("float64"), X.astype("float64"))}
+    kept = custom(**double, loss=squared_error, keep_dtype=True)
+    assert kept.train.inputs.dtype == kept.train.targets.dtype == torch.float64
+    with pytest.warns(CastWarning, match="keep_dtype=True") as caught:
+        task = custom(**double, loss=squared_error)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
     assert (task.train.targets.dtype, task.classes) == (torch.float32, None)
-    assert custom(train=(X, X), test=(X, X), loss=squared_error, keep_dtype=True).train.targets.dtype == torch.float64
     assert custom(loss=squared_error).classes is None
     assert custom(train=(X, Y - 5), test=(X, Y - 5), classes=None).classes is None
 
@@ -315,11 +320,11 @@ IMAGES = torch.zeros(2, 3)
         ({"train": Endless()}, "the train Dataset is empty or not map-style"),
         ({"train": Items([1, 2])}, "cannot stack the train Dataset; every item must be a pair"),
         ({"train": Items([(IMAGES, 0), (IMAGES[:1], 0)])}, "cannot stack the train Dataset"),
-        ({"train": (X, Y * 1.0)}, "cross_entropy needs integer targets, not torch.float32; convert them"),
+        ({"train": (X, Y.astype("float32"))}, "cross_entropy needs integer targets, not torch.float32; convert them"),
         ({"classes": 2}, "the training targets go from 0 to 2, outside 0..1; renumber"),
         ({"train": (X, Y - 1)}, "the training targets go from -1 to 1, outside 0..1"),
         ({"test": (X, Y + 1), "classes": 3}, "the test targets go from 1 to 3, outside 0..2"),
-        ({"test": (X, Y * 0.5), "classes": 3}, "the test targets are torch.float32, not integers"),
+        ({"test": (X, Y.astype("float32")), "classes": 3}, "the test targets are torch.float32, not integers"),
         ({"classes": "ten"}, "classes is 'ten'; pass a number, None, or 'auto'"),
         ({"model": 3}, "model is int; pass a torch module, or a function that builds one"),
     ],

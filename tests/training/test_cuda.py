@@ -16,13 +16,14 @@ from defedavg.algorithms.protocol import Update
 from defedavg.config.build import make_executor
 from defedavg.errors import UserError
 from defedavg.experiments.simulation import Simulation
-from defedavg.tasks import Task, build, make_task
+from defedavg.tasks import Task, build, make_task, token_accuracy, token_cross_entropy
 from defedavg.training import BatchedRun, RunState, Trainer, TrainingJob, run_batched
 from defedavg.training.local_training import DeviceMinibatches
 from defedavg.training.precision import computing_in
 from helpers.modules import named
 from helpers.settings_tables import settings
 from helpers.small_runs import MODELS, batched_run, how, reference, task_of
+from helpers.text_models import TEXTS, TOKEN_LABELS, RecordOutput, Tagger, TextClassifier, text_task
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
@@ -99,6 +100,31 @@ def test_results_are_bit_identical_in_every_batch(model: str) -> None:
 def test_modules_of_all_kinds_agree(model: str) -> None:
     """Models that can be stacked on the CPU agree with the reference on the device, too."""
     task, chosen = named(model), how("defedavg-iid")
+    expected = reference(chosen, task, 6)
+    (found,) = final_versions([(chosen, 0)], task.to("cuda"), 6, precision="float32")
+    assert float((found.cpu() - expected).norm() / expected.norm()) < 1e-10
+
+
+def test_texts_with_named_inputs_and_a_metric_agree() -> None:
+    """The metric of every version, and the weights, are those of the reference on the CPU."""
+
+    def score(outputs: Tensor, targets: Tensor) -> float:
+        return float((outputs.argmax(1) == targets).double().mean()) - 1
+
+    task = text_task(lambda: TextClassifier(RecordOutput), metric=score)
+    given = {"updates_per_round": 3, "local_steps": 4, "local_lr": 0.1}
+    chosen = settings("defedavg-iid", clients={"num_clients": 6}, training=given, stop={"max_rounds": 6})
+    here, there = Simulation(chosen, 0, task), Simulation(chosen, 0, task.to("cuda"))
+    expected = [e.accuracy for e in here]
+    assert [e.accuracy for e in there.batched()] == pytest.approx(expected)
+    assert all(value is not None and -1 <= value <= 0 for value in expected)
+    torch.testing.assert_close(there.weights.cpu(), here.weights, rtol=1e-9, atol=1e-11)
+
+
+def test_tokens_agree() -> None:
+    data = (TEXTS, TOKEN_LABELS)
+    task = text_task(Tagger, train=data, test=data, loss=token_cross_entropy, metric=token_accuracy)
+    chosen = how("defedavg-iid")
     expected = reference(chosen, task, 6)
     (found,) = final_versions([(chosen, 0)], task.to("cuda"), 6, precision="float32")
     assert float((found.cpu() - expected).norm() / expected.norm()) < 1e-10

@@ -119,12 +119,12 @@ for _panel, _commands in COMMANDS.items():
 
 
 def print_own_warnings() -> None:
-    """Print every ``FutureWarning`` that this package defines (a renamed setting) once, in one line."""
+    """Print every warning that this package defines (a renamed setting, data of another type) once, in one line."""
     package, default = __name__.partition(".")[0], warnings.showwarning
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **stream: Any) -> None:
-        if not issubclass(category, FutureWarning) or category.__module__.partition(".")[0] != package:
+        if category.__module__.partition(".")[0] != package:
             default(message, category, *where, **stream)
         elif str(message) not in shown:
             shown.add(str(message))

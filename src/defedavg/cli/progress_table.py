@@ -16,13 +16,16 @@ from rich.text import Text
 
 from ..experiments.run_events import Event, RunEvaluated, RunSpec, Watch
 from ..report.palette import terminal_style
+from ..report.tables import score
 from ..runstore.layout import RunFiles
+from ..runstore.metrics import common_metric
 from ..runstore.tensorboard import TensorBoardLogs
 from .options import err
 
 QUIET_SECONDS = 10.0
 REFRESHES_PER_SECOND = 4
 HEAD = ("run", "round", "simulated", "accuracy", "updates/s", "staleness", "left, at most")
+"""The columns of the table; another metric replaces the accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Row:
             f"{self.event.spec.label} seed {self.event.spec.seed}",
             str(e.round),
             f"{e.seconds:.2f} s",
-            "–" if e.accuracy is None else f"{100 * e.accuracy:.1f} %",
+            score(e.accuracy, self.event.metric),
             f"{updates / spent:.3g}" if spent > 0 else "–",
             f"{e.staleness:.1f}",
             duration(spent * (1.0 - share) / done if done > 0 else None),  # a target may end the run earlier
@@ -97,7 +100,9 @@ class ProgressTable:
             Text(f"{self.finished} of {self.runs} runs, {spent}, at most {duration(self.left)} left"),
         )
         table = Table(box=None, pad_edge=False, header_style="dim")
+        metric = common_metric(row.event.metric for row in self.rows.values())
         for column, name in enumerate(HEAD):
+            name = metric if name == "accuracy" else name
             table.add_column(name, justify="right" if column else "left", no_wrap=True, overflow="ellipsis")
         rows = list(self.rows.values())
         for row in rows[-max_rows:]:
@@ -110,9 +115,10 @@ class ProgressTable:
 
     def line(self) -> str:
         """Return the run that was evaluated last, in one line."""
-        name, round_, simulated, accuracy, speed, staleness, left = next(reversed(self.rows.values())).cells()
+        row = next(reversed(self.rows.values()))
+        name, round_, simulated, value, speed, staleness, left = row.cells()
         return (
-            f"{name}: round {round_}, {simulated} simulated, accuracy {accuracy}, {speed} updates/s, "
+            f"{name}: round {round_}, {simulated} simulated, {row.event.metric} {value}, {speed} updates/s, "
             f"staleness {staleness}, at most {left} left; {self.finished} of {self.runs} runs finished"
         )
 
@@ -151,7 +157,7 @@ def progress_and_logs(title: str, runs: int, folder: Path, with_tensorboard: boo
 
         def callback(event: Event) -> None:
             if logs is not None and isinstance(event, RunEvaluated):
-                logs.add(event.spec.label, event.spec.seed, event.evaluation)
+                logs.add(event.spec.label, event.spec.seed, event.evaluation, event.metric)
             watch(event)
 
         yield callback

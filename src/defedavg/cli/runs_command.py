@@ -19,7 +19,8 @@ from ..algorithms import ALGORITHMS
 from ..errors import UserError, printable, unknown
 from ..fileio import write_whole, writing
 from ..report import tables
-from ..report.seed_figures import OVER_SEEDS, accuracy_text, mean, over_seeds, record_of, time_to_target
+from ..report.seed_figures import accuracy_text, mean, over_seeds, over_seeds_caption, record_of, time_to_target
+from ..runstore.metrics import common_metric
 from ..runstore.reader import RunEntry, RunFolder, find_runs, locate_run
 from ..runstore.writer import remove_runs
 from .options import Json, Out, err, out, print_json, print_line, print_note, print_notes, print_written
@@ -115,6 +116,7 @@ def _row(group: RunGroup) -> dict[str, Any]:
     task = [run.setting(f"task.{key}", algorithm, swept) for key in ("data", "model", "split")]
     seeds = run.config.get("seeds", [])
     records = [record_of(entry) for entry in entries]
+    metric = common_metric(entry.metric for entry in entries)
     best, time = (over_seeds(records, name) for name in ("best_accuracy", "first_hit_seconds"))
     return {
         "name": run.name,
@@ -124,9 +126,10 @@ def _row(group: RunGroup) -> dict[str, Any]:
         "seeds": len(entries) or (len(seeds) if isinstance(seeds, list) else 1),
         "status": run.status,
         "ended_by": sorted({entry.status for entry in entries}),
+        "metric": metric,
         "best_accuracy": best.mean,
         "best_accuracy_sd": best.sd,
-        "best_accuracy_text": accuracy_text(records),
+        "best_accuracy_text": accuracy_text(records, metric=metric),
         "time_to_target": time.mean,
         "time_to_target_sd": time.sd,
         "time_to_target_text": time_to_target(records),
@@ -180,8 +183,9 @@ def list_(
         )
         for row in rows
     ]
-    columns = ("name", "algorithm", "task", "seeds", "status", "best accuracy", "time to target", "when")
-    out.print(tables.make(f"{len(rows)} in {folder}", columns, cells, OVER_SEEDS))
+    metric = common_metric(row["metric"] for row in rows)
+    columns = ("name", "algorithm", "task", "seeds", "status", f"best {metric}", "time to target", "when")
+    out.print(tables.make(f"{len(rows)} in {folder}", columns, cells, over_seeds_caption(metric)))
     _print_damage({row["name"]: row["problem"] for row in rows})
 
 
@@ -223,13 +227,14 @@ def _results_by_label(runs: Sequence[RunFolder]) -> dict[str, list[ResultRow | N
 
 
 def _results_table(columns: Sequence[str], results: Mapping[str, Sequence[ResultRow | None]]) -> Table:
-    names = ("best accuracy", "time to target", "rounds", "ended by")
     lines: list[tuple[str, ...]] = []
+    metric = common_metric(row["metric"] for rows in results.values() for row in rows if row is not None)
     for label, rows in results.items():
+        names = (f"best {metric}", "time to target", "rounds", "ended by")
         lines.append((label, *("" for _ in rows)))
         cells = [("–",) * len(names) if row is None else _result_cells(row) for row in rows]
         lines += [(f"  {name}", *line) for name, *line in zip(names, *cells, strict=True)]
-    return tables.make("results", columns, lines, OVER_SEEDS)
+    return tables.make("results", columns, lines, over_seeds_caption(metric))
 
 
 def _result_cells(row: ResultRow) -> tuple[str, ...]:

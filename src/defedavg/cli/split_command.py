@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from typer import Option
 
 from ..config.build import build_task
+from ..errors import UserError
 from ..report import tables
 from .data_command import DataDir
 from .options import Json, Plugin, Set, StudyFile, load_study, out, print_json, print_note, working
@@ -34,7 +36,9 @@ def split(
         task = build_task(study.points()[0].settings, study.seeds[0])
         clients = task.clients[:SHOWN_CLIENTS] if isinstance(task.clients, LazyPartition) else task.clients
         classes = task.classes or 0
-        counts = class_counts(clients, task.train.targets.numpy(), classes)
+        counts = class_counts(clients, task.train.targets.numpy(), classes) if classes else np.zeros((len(clients), 0))
+    if plot and not classes:
+        raise UserError("the task has no classes, so there is nothing to plot; leave out --plot")
     if plot:
         from ..report.plots import save, split_map
 

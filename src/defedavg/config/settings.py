@@ -162,7 +162,7 @@ class TrainingSettings:
 class StopSettings:
     """[stop]: the end of a run, and how often the model is evaluated."""
 
-    target_accuracy: float = _setting(0.0, "test accuracy at which a run stops; 0: no target")
+    target_accuracy: float = _setting(0.0, "test accuracy, or metric of your task, at which a run stops; 0: no target")
     stop_at_target: bool = _setting(True, "false: continue after the target is reached", needs=("target_accuracy",))
     consecutive_hits: int = _setting(
         1,

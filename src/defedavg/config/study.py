@@ -301,7 +301,9 @@ _TYPE_NAMES = {int: "a whole number", float: "a number", str: "text in quotes", 
 
 def single(name: str, value: Any, kind: type[Any]) -> Any:
     """Return a value of that type, or raise ``UserError`` with the name of the setting."""
-    numbers = {int: Integral, float: Real}.get(kind)  # NumPy's numbers too, from Python
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()  # from Python: a scalar of NumPy or PyTorch
+    numbers = {int: Integral, float: Real}.get(kind)
     try:
         read = kind(value) if numbers and isinstance(value, numbers) and not isinstance(value, bool) else value
     except OverflowError:

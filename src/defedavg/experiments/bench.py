@@ -168,7 +168,7 @@ class BatchedBench:
 
 def _now(task: Task) -> float:
     """Return the time after the device has finished its queue."""
-    if task.train.inputs.is_cuda:
+    if task.train.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
@@ -230,10 +230,10 @@ def _flops(task: Task, settings: Settings) -> float:
     """Return the floating-point operations of one update, as the reference executor computes it."""
     model = task.model()
     size = settings.training.batch_size
-    inputs, targets = task.train.inputs[:size].cpu(), task.train.targets[:size].cpu()
+    data = task.train[:size].to("cpu")
     counter = FlopCounterMode(display=False)
     with counter:
-        sample_losses(task, model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
+        sample_losses(task, model(data.inputs), data.targets).mean().backward()  # type: ignore[no-untyped-call]
     return float(counter.get_total_flops()) * settings.training.local_steps
 
 

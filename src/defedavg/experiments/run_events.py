@@ -50,6 +50,11 @@ class RunEvaluated:
     pausable: PausableRun | None
 
     @property
+    def metric(self) -> str:
+        """The name of the task's metric."""
+        return self.run.task.metric_name
+
+    @property
     def completed_share(self) -> float:
         """How much of its limits the run has used."""
         return completed_share(self.spec.settings, self.evaluation)

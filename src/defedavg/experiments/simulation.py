@@ -44,7 +44,7 @@ class Simulation:
         from ..training import RunProgress
 
         self.settings = settings
-        self.seed = seed
+        self.seed = seed = config.single("seed", seed, int)
         self.task = build_task(settings, seed) if task is None else task
         self.simulator = make_simulator(settings, seed)
         self.executor = make_executor(settings, seed, self.task)
@@ -166,8 +166,10 @@ def simulate(
     """
     if executor not in LOCAL:
         raise unknown("executor", executor, LOCAL)
-    if not isinstance(seed, int):
-        raise UserError(f"seed is {seed!r}; it must be a whole number")
+    if not isinstance(settings or {}, Mapping):
+        raise UserError(f"settings is {type(settings).__name__}; pass a dict such as {{'training.local_steps': 20}}")
+    if task is not None and not hasattr(task, "num_clients"):
+        raise UserError(f"task is {type(task).__name__}; pass what make_task returns")
     run = Simulation(_single_settings(algorithm, settings or {}, task), seed, task)
     records: list[Record] = []
     run.record_plan(records.append)

@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from ..config.build import make_simulator
+from ..config.build import make_executor, make_simulator
 from ..config.renamed_settings import current_label, current_name
 from ..config.study import Study, SweepPoint
 from ..errors import UserError
@@ -24,6 +24,7 @@ from ..report.run_curves import curve_of, save_curves
 from ..runstore.in_memory import folder_of_study
 from ..runstore.journal import Journal, read_until
 from ..runstore.layout import RunFiles
+from ..runstore.metrics import common_metric, metric_field, metric_of
 from ..runstore.provenance import provenance
 from ..runstore.reader import PartitionCounts, RunFolder
 from ..runstore.replacement import Replacement
@@ -107,10 +108,14 @@ class StudyRun:
         return self.sweep.notes
 
     def _check(self) -> None:
-        """Find errors in settings and data before anything is written."""
+        """Find errors in settings, data and models before anything is written."""
+        modules = set()
         for spec in self._specs:
             make_simulator(spec.settings, spec.seed)
-            self.sweep.task(spec.settings, spec.seed)
+            task, module = self.sweep.task(spec.settings, spec.seed), spec.settings.task.module
+            if module and module not in modules:
+                make_executor(spec.settings, spec.seed, task)  # refuses a model that does not fit the data
+                modules.add(module)
 
     # Resuming.
 
@@ -226,7 +231,8 @@ class StudyRun:
         if isinstance(event, RunFinished):
             self._finish(event)
         elif self._journal is not None:
-            self._journal.append(json_line({**_identity(event.spec), **asdict(event.evaluation)}))
+            head = {**_identity(event.spec), **metric_field(event.metric)}
+            self._journal.append(json_line({**head, **asdict(event.evaluation)}))
 
     def _finish(self, event: RunFinished) -> None:
         spec, run = event.spec, event.run
@@ -242,6 +248,7 @@ class StudyRun:
             run.progress,
             stats,
             plan_hash,
+            metric=run.task.metric_name,
             wall_seconds=event.wall_seconds,
             threads=torch.get_num_threads(),
         )
@@ -257,12 +264,13 @@ class StudyRun:
     # Results.
 
     def draw(self) -> None:
-        """Draw accuracy and loss over simulated seconds and over rounds, and the partition."""
+        """Draw the metric and the loss over simulated seconds and over rounds, and the partition."""
         plots = self._files.plots
         if not self.curves:
             return
         targets = {entry["target_accuracy"] for entry in self.entries}
-        save_curves(plots, self.study.name, self.curves, targets.pop() if len(targets) == 1 else None)
+        metric = common_metric(map(metric_of, self.entries))
+        save_curves(plots, self.study.name, self.curves, targets.pop() if len(targets) == 1 else None, metric)
         if self._partition is not None:
             save(split_map(np.array(self._partition.counts), self._partition.title), plots / "split")
 
@@ -313,4 +321,4 @@ def _identity(spec: RunSpec) -> dict[str, Any]:
 
 def _run_key(line: Mapping[str, Any]) -> str:
     """Return a key of the run that a metrics line belongs to."""
-    return json_line({name: value for name, value in line.items() if name not in EVALUATION_FIELDS})
+    return json_line({name: value for name, value in line.items() if name not in (*EVALUATION_FIELDS, "metric")})

@@ -71,8 +71,7 @@ class Sweep:
         settings = spec.settings
         if settings.task.module:
             task = self.task(settings, spec.seed)
-            loss = getattr(task.loss, "__qualname__", type(task.loss).__qualname__)
-            model: Hashable = (repr(task.model()), loss, id(task.train), id(task.test))
+            model: Hashable = (repr(task.model()), task.function_names, id(task.train), id(task.test))
         else:
             model = (settings.task.data, settings.task.model, settings.task.normalise)
         return model, settings.training.batch_size
@@ -195,8 +194,9 @@ class Sweep:
 
 
 def _digest(data: Data) -> str:
-    tensors = (data.inputs.cpu().contiguous(), data.targets.cpu().contiguous())
-    digest = sha256(repr([(tensor.dtype, tensor.shape) for tensor in tensors]).encode())
+    tensors = [tensor.cpu().contiguous() for tensor in data.tensors]
+    names = list(data.inputs) if isinstance(data.inputs, dict) else None
+    digest = sha256(repr((names, [(tensor.dtype, tensor.shape) for tensor in tensors])).encode())
     for tensor in tensors:
         digest.update(tensor.numpy().data)
     return digest.hexdigest()

@@ -19,6 +19,7 @@ from typing import Any
 from ..algorithms import ALGORITHMS
 from ..config.study import SweepPoint
 from ..errors import UserError
+from ..runstore.metrics import metric_field
 from ..runstore.summary import label_with_rates
 from ..training import RunProgress, Status
 from .compute import ComputeConfig
@@ -211,6 +212,7 @@ class Tuning:
                 "global_lr": pair.global_lr,
                 "local_lr": pair.local_lr,
                 "seed": seed,
+                **metric_field(self.sweep.task(pair.point.settings, seed).metric_name),
                 "target_accuracy": pair.point.settings.stop.target_accuracy,
                 **asdict(outcome),
             }

@@ -12,6 +12,7 @@ from ..fileio import FolderLock, write_whole
 from ..jsonio import json_line
 from ..runstore.journal import Journal
 from ..runstore.layout import RunFiles
+from ..runstore.metrics import metric_field
 from ..runstore.provenance import provenance
 from ..runstore.replacement import Replacement
 from ..runstore.writer import begin_run, check_folder, write_lines, write_summary
@@ -68,7 +69,7 @@ class TuningFolder:
             if isinstance(event, RunEvaluated):
                 spec = event.spec
                 head = {"algorithm": spec.settings.algorithm, "label": spec.label, "seed": spec.seed}
-                journal.append(json_line({**head, **asdict(event.evaluation)}))
+                journal.append(json_line({**head, **metric_field(event.metric), **asdict(event.evaluation)}))
             watch(event)
 
         try:

@@ -12,15 +12,14 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from rich.table import Table
 
+from ..runstore.metrics import common_metric
 from ..runstore.reader import RunFolder
-from .seed_figures import OVER_SEEDS, Record, SeedFigure, over_seeds, record_of, values
+from .seed_figures import Record, SeedFigure, over_seeds, over_seeds_caption, record_of, values
 from .tables import grouped, make
-
-CAPTION = f"{OVER_SEEDS} To target: over the seeds that reached it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +48,56 @@ COLUMNS = (
     Column("wall_seconds", "real_time_s", "real time (s)"),
 )
 TO_TARGET = ("first_hit_seconds", "rounds_to_target")
-HEADINGS = ("setting", "seeds", "reached", *(column.heading for column in COLUMNS))
-COSTS = HEADINGS.index("rounds")  # where the figures of the second table of a terminal begin
+COSTS = 3 + [column.key for column in COLUMNS].index("rounds")  # where the second table of a terminal begins
 
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """The figures of one setting of one run, in the order of ``COLUMNS``; ``reached`` is None without a target."""
+    """The figures of one setting of one run, in the order of ``COLUMNS``; ``reached`` is None without a target.
+
+    ``metric`` names what all rows of the table have in common; accuracies are percentages, another metric is not.
+    """
 
     run: str
     label: str
     algorithm: str
     seeds: int
     reached: int | None
+    metric: str
     figures: tuple[SeedFigure, ...]
 
 
 def figure_rows(runs: Iterable[RunFolder]) -> list[FigureRow]:
     """Return one row per setting of every run."""
-    found = []
+    found, runs = [], list(runs)
+    metric = common_metric(entry.metric for run in runs for entry in run.runs)
     for run in runs:
         for label, entries in grouped(run.runs, lambda entry: entry.label).items():
             records = [record_of(entry) for entry in entries]
-            figures = tuple(over_seeds(records, column.key, column.factor) for column in COLUMNS)
+            figures = tuple(over_seeds(records, column.key, column.factor) for column in _columns(metric))
             name, label, algorithm = map(_one_line, (run.name, label, entries[0].algorithm))
-            found.append(FigureRow(name, label, algorithm, len(records), _reached(records), figures))
+            found.append(FigureRow(name, label, algorithm, len(records), _reached(records), metric, figures))
     return found
+
+
+def _columns(metric: str) -> list[Column]:
+    if metric == "accuracy":
+        return list(COLUMNS)
+    own = {"best_accuracy": ("best_metric", f"best {metric}"), "final_accuracy": ("final_metric", f"final {metric}")}
+    return [
+        replace(column, name=own[column.key][0], heading=own[column.key][1], factor=1.0, alone=".4g")
+        if column.key in own
+        else column
+        for column in COLUMNS
+    ]
+
+
+def _headings(rows: Sequence[FigureRow]) -> list[str]:
+    return ["setting", "seeds", "reached", *(column.heading for column in _columns(rows[0].metric))]
+
+
+def _caption(rows: Sequence[FigureRow]) -> str:
+    return f"{over_seeds_caption(rows[0].metric)} To target: over the seeds that reached it."
 
 
 def _one_line(text: str) -> str:
@@ -93,7 +116,8 @@ def _cells(rows: Sequence[FigureRow]) -> Iterator[tuple[str, ...]]:
     for row in rows:
         name = f"{row.run}: {row.label}" if several else row.label
         reached = "–" if row.reached is None else f"{row.reached} of {row.seeds}"
-        yield name, str(row.seeds), reached, *(_cell(row, *pair) for pair in zip(COLUMNS, row.figures, strict=True))
+        pairs = zip(_columns(row.metric), row.figures, strict=True)
+        yield name, str(row.seeds), reached, *(_cell(row, *pair) for pair in pairs)
 
 
 def _cell(row: FigureRow, column: Column, figure: SeedFigure) -> str:
@@ -104,9 +128,9 @@ def _cell(row: FigureRow, column: Column, figure: SeedFigure) -> str:
 
 def terminal_tables(rows: Sequence[FigureRow]) -> list[Table]:
     """Return two tables with the same rows, since a terminal is narrower than all figures: results, and costs."""
-    cells = list(_cells(rows))
-    results = make("results", HEADINGS[:COSTS], [row[:COSTS] for row in cells], CAPTION)
-    costs = make("costs", (HEADINGS[0], *HEADINGS[COSTS:]), [(row[0], *row[COSTS:]) for row in cells])
+    cells, names = list(_cells(rows)), _headings(rows)
+    results = make("results", names[:COSTS], [row[:COSTS] for row in cells], _caption(rows))
+    costs = make("costs", (names[0], *names[COSTS:]), [(row[0], *row[COSTS:]) for row in cells])
     return [results, costs]
 
 
@@ -114,8 +138,8 @@ def to_json(rows: Sequence[FigureRow]) -> str:
     """Return a list of objects with mean, sample standard deviation and number of seeds of every figure."""
     objects = [
         {
-            **{name: getattr(row, name) for name in ("run", "label", "algorithm", "seeds", "reached")},
-            **{column.name: asdict(figure) for column, figure in zip(COLUMNS, row.figures, strict=True)},
+            **{name: getattr(row, name) for name in ("run", "label", "algorithm", "seeds", "reached", "metric")},
+            **{column.name: asdict(figure) for column, figure in zip(_columns(row.metric), row.figures, strict=True)},
         }
         for row in rows
     ]
@@ -124,27 +148,27 @@ def to_json(rows: Sequence[FigureRow]) -> str:
 
 def to_csv(rows: Sequence[FigureRow]) -> str:
     """Return CSV with mean, sample standard deviation and number of seeds of every figure; unknown is empty."""
-    figures = [f"{column.name}_{part}" for column in COLUMNS for part in ("mean", "sd", "n")]
+    figures = [f"{column.name}_{part}" for column in _columns(rows[0].metric) for part in ("mean", "sd", "n")]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("run", "label", "algorithm", "seeds", "reached", *figures))
+    writer.writerow(("run", "label", "algorithm", "seeds", "reached", "metric", *figures))
     for row in rows:
         numbers = [part for figure in row.figures for part in (figure.mean, figure.sd, figure.count)]
-        writer.writerow((row.run, row.label, row.algorithm, row.seeds, row.reached, *numbers))
+        writer.writerow((row.run, row.label, row.algorithm, row.seeds, row.reached, row.metric, *numbers))
     return out.getvalue()
 
 
 def to_markdown(rows: Sequence[FigureRow]) -> str:
     """Return a Markdown table whose columns are aligned in the text too."""
     cells = [[cell.replace("\\", "\\\\").replace("|", "\\|") for cell in row] for row in _cells(rows)]
-    lines = [HEADINGS, *cells]
+    lines = [_headings(rows), *cells]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     padded = [
         [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
         for line in lines
     ]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (padded[0], rule, *padded[1:])) + f"\n{CAPTION}\n"
+    return "".join(f"| {' | '.join(line)} |\n" for line in (padded[0], rule, *padded[1:])) + f"\n{_caption(rows)}\n"
 
 
 _LATEX = {
@@ -172,13 +196,13 @@ def _in_latex(sign: str) -> bool:
 
 def to_latex(rows: Sequence[FigureRow]) -> str:
     """Return a tabular in the style of the package booktabs."""
-    body = [HEADINGS, *_cells(rows)]
+    body = [_headings(rows), *_cells(rows)]
     header, *lines = [" & ".join(map(latex_text, cells)) + r" \\" for cells in body]
     return "\n".join(
         (
             r"% \usepackage{booktabs}",
-            f"% {CAPTION}",
-            rf"\begin{{tabular}}{{l{'r' * (len(HEADINGS) - 1)}}}",
+            f"% {_caption(rows)}",
+            rf"\begin{{tabular}}{{l{'r' * (len(body[0]) - 1)}}}",
             r"\toprule",
             header,
             r"\midrule",

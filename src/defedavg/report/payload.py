@@ -63,6 +63,7 @@ def live(folder: RunFolder) -> list[dict[str, Any]]:
             {
                 "name": series.label,
                 "algorithm": series.algorithm,
+                "metric": series.metric,
                 "target": series.target or None,
                 "looks": [page_look(look(series.algorithm, variant)) for variant in range(MAX_LIVE_VARIANTS)],
                 "runs": runs,
@@ -107,8 +108,8 @@ def _task_differences(series: Sequence[Series]) -> list[list[str]]:
     keys = [key for key in tasks[0] if key.startswith("task.") and len({str(task.get(key)) for task in tasks}) > 1]
     details = [[f"{key.split('.')[-1]} {task.get(key)}" for key in keys] for task in tasks]
     if len(set(targets)) > 1:
-        for words, target in zip(details, targets, strict=True):
-            words += [f"target {100 * target:g} %"] if target else []
+        for words, one, target in zip(details, series, targets, strict=True):
+            words += [f"target {one.goal()}"] if target else []
     return details
 
 
@@ -121,6 +122,7 @@ def _group(group: Sequence[Series], title: str, step: int) -> dict[str, Any]:
         "title": title,
         "task": _task(group),
         "target": target or None,
+        "metric": group[0].metric,
         "conclusion": conclusion([(shorten(names[i]), group[i]) for i in order], target),
         "winner": order[0] if has_result(group[order[0]], target) and len(group) > 1 else None,
         "series": [

@@ -136,14 +136,19 @@ def band(runs: Iterable[Points]) -> Band:
 
 
 def accuracy_curves(
-    panels: Panels, *, target: Mapping[str, float] | float | None = None, against: Against = "seconds", columns: int = 4
+    panels: Panels,
+    *,
+    target: Mapping[str, float] | float | None = None,
+    against: Against = "seconds",
+    name: str = "test accuracy",
+    columns: int = 4,
 ) -> Figure:
     """Draw test accuracy over simulated seconds or rounds, one panel per title, with target accuracies where given."""
     targets = target if isinstance(target, Mapping) else {} if target is None else dict.fromkeys(panels, target)
     for title in targets:
         if title not in panels:
             raise unknown("panel", title, panels)
-    return _curves(panels, "accuracy", against, targets, "test accuracy", columns)
+    return _curves(panels, "accuracy", against, targets, name, columns)
 
 
 def loss_curves(panels: Panels, *, against: Against = "seconds", name: str = "test loss", columns: int = 4) -> Figure:

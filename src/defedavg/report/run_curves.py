@@ -1,4 +1,4 @@
-"""The figures of a run folder: accuracy and loss over simulated seconds and over rounds."""
+"""The figures of a run folder: metric and loss over simulated seconds and over rounds."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def curve_of(algorithm: str, label: str, evaluations: Sequence[Evaluation]) -> C
     )
 
 
-def save_curves(plots: Path, title: str, curves: Sequence[Curve], target: float | None) -> None:
-    """Draw the curves into a folder, as PNG and PDF."""
+def save_curves(plots: Path, title: str, curves: Sequence[Curve], target: float | None, metric: str) -> None:
+    """Draw the curves into a folder, as PNG and PDF; ``metric`` names what their accuracies are."""
     for against in ("seconds", "rounds"):
-        save(accuracy_curves({title: curves}, target=target, against=against), plots / f"accuracy-over-{against}")
+        figure = accuracy_curves({title: curves}, target=target, against=against, name=f"test {metric}")
+        save(figure, plots / f"{metric}-over-{against}")
         save(loss_curves({title: curves}, against=against), plots / f"loss-over-{against}")

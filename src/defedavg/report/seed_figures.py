@@ -19,7 +19,6 @@ from ..runstore.reader import RunEntry
 Record: TypeAlias = Mapping[str, Any]
 """The numbers and the status of one run; a number is None where it is unknown."""
 
-OVER_SEEDS = "Mean ± sample standard deviation over seeds. best accuracy: the highest of each seed."
 REACHED, MISSED = "reached", "missed"
 STOPPED = ("diverged", "dropped", "stalled", "interrupted", "running")
 """Why a seed ended, or has not ended, before its limits and without a hit."""
@@ -77,7 +76,7 @@ def record_of(entry: RunEntry) -> dict[str, Any]:
         trail = entry.trail
         moments = zip(trail.rounds, trail.seconds, trail.accuracy, strict=True)
         rounds = next((round_ for round_, at, a in moments if at >= hit and (a or 0.0) >= (target or 0.0)), None)
-    return {**entry.numbers, "status": entry.status, "rounds_to_target": rounds}
+    return {**entry.numbers, "status": entry.status, "metric": entry.metric, "rounds_to_target": rounds}
 
 
 def outcome(record: Record) -> str:
@@ -100,8 +99,15 @@ def of_seeds(count: int, total: int) -> str:
     return f"{count} of {total} seed{'s' if total != 1 else ''}"
 
 
-def accuracy_text(records: Iterable[Record], name: str = "best_accuracy") -> str:
-    """Return an accuracy over seeds as a percentage."""
+def over_seeds_caption(metric: str = "accuracy") -> str:
+    """Return what the figures of a table are."""
+    return f"Mean ± sample standard deviation over seeds. best {metric}: the highest of each seed."
+
+
+def accuracy_text(records: Iterable[Record], name: str = "best_accuracy", metric: str = "accuracy") -> str:
+    """Return an accuracy over seeds as a percentage, or a metric of the task's own as it is."""
+    if metric != "accuracy":
+        return over_seeds(records, name).text()
     figure = over_seeds(records, name, 100.0)
     return "–" if figure.mean is None else f"{figure.text('.1f')} %"
 

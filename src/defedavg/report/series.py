@@ -21,7 +21,7 @@ class Series:
         self.folder, self.label, self.runs = folder, label, runs
         self.digests: dict[int, Digest] = {}  # by seed
         self.notes: list[str] = []
-        self.algorithm = runs[0].algorithm
+        self.algorithm, self.metric = runs[0].algorithm, runs[0].metric
         settings = folder.settings(label)  # None where the configuration cannot be read
         self.settings = {"algorithm": self.algorithm} if settings is None else flat_settings(settings)
         self.numbers = [run.numbers for run in runs]
@@ -34,13 +34,19 @@ class Series:
         self.running = not folder.finished and any(run.status == "running" for run in runs)
 
     def key(self) -> tuple[Any, ...]:
-        """Return the values that must be equal for two series to be compared: the task and the target."""
+        """Return the values that must be equal for two series to be compared: the task, the target and the metric."""
         task = [(name, value) for name, value in self.settings.items() if name.startswith("task.")]
-        return (*(task or [("folder", str(self.folder.path))]), self.target or 0.0)
+        return (*(task or [("folder", str(self.folder.path))]), self.target or 0.0, self.metric)
 
     def rank(self) -> tuple[float, float, float]:
-        """Return a sort key, lower is better: seeds that missed the target, mean time to it, negative accuracy."""
-        return self.misses, self.seconds_to_target, -(mean(self.numbers, "best_accuracy") or 0.0)
+        """Return a sort key, lower is better: seeds that missed the target, mean time to it, negative metric."""
+        best = mean(self.numbers, "best_accuracy")
+        return self.misses, self.seconds_to_target, math.inf if best is None else -best
+
+    def goal(self) -> str:
+        """Return the target as text."""
+        target = self.target or 0.0
+        return f"{100 * target:g} %" if self.metric == "accuracy" else f"a {self.metric} of {target:g}"
 
 
 def shorten(text: str, limit: int = 60) -> str:
@@ -60,7 +66,7 @@ def looks_of(group: Sequence[Series]) -> list[dict[str, str]]:
 
 
 def has_result(best: Series, target: float | None) -> bool:
-    """Return whether the best series of a group reached the target, or any accuracy where no target is set."""
+    """Return whether the best series of a group reached the target, or was evaluated where no target is set."""
     return best.hits > 0 if target else mean(best.numbers, "best_accuracy") is not None
 
 
@@ -69,20 +75,21 @@ def conclusion(ranked: Sequence[tuple[str, Series]], target: float | None) -> st
     name, best = ranked[0]
     if not has_result(best, target):
         running = any(series.running for _, series in ranked)
-        return f"No run reached {f'{100 * target:g} %' if target else 'any accuracy'}{' yet' if running else ''}."
+        return f"No run reached {best.goal() if target else f'any {best.metric}'}{' yet' if running else ''}."
     if not target:
-        accuracy = accuracy_text(best.numbers)
+        value = accuracy_text(best.numbers, metric=best.metric)
         return (
-            f"{name} had the highest best accuracy: {accuracy}. No target accuracy was set, so times are not compared."
+            f"{name} had the highest best {best.metric}: {value}. No target {best.metric} was set, so times are not "
+            "compared."
         )
-    return _comparison(name, best, ranked[1:], target)
+    return _comparison(name, best, ranked[1:])
 
 
-def _comparison(name: str, best: Series, others: Sequence[tuple[str, Series]], target: float) -> str:
+def _comparison(name: str, best: Series, others: Sequence[tuple[str, Series]]) -> str:
     reached = [(other, series) for other, series in others if series.hits]
     missed = [other for other, series in others if not series.hits and not series.running]
     seeds = f" in {of_seeds(best.hits, len(best.runs))}" if best.misses else ""
-    sentence = f"{name} reached {100 * target:g} % first: after {best.seconds_to_target:.3g} simulated seconds{seeds}"
+    sentence = f"{name} reached {best.goal()} first: after {best.seconds_to_target:.3g} simulated seconds{seeds}"
     if reached:
         sentence += _lead(best, *reached[0])
     if missed:

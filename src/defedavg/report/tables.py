@@ -15,8 +15,9 @@ from ..algorithms import ALGORITHMS
 from ..config.study import TABLES
 from ..errors import printable
 from ..planning.plan_stats import PlanStats
+from ..runstore.metrics import common_metric, metric_of
 from ..runstore.reader import RunEntry
-from .seed_figures import OVER_SEEDS, Record, accuracy_text, mean, outcomes, record_of, time_to_target
+from .seed_figures import Record, accuracy_text, mean, outcomes, over_seeds_caption, record_of, time_to_target
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -44,6 +45,11 @@ def seconds(value: float | None) -> str:
 def share(value: float | None) -> str:
     """Format a share as a percentage."""
     return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def score(value: float | None, metric: str) -> str:
+    """Format the value of a metric: the accuracy as a percentage, others as they are."""
+    return share(value) if metric == "accuracy" or value is None else f"{value:.4g}"
 
 
 def size(value: float) -> str:
@@ -146,16 +152,18 @@ def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "si
     """Return a table with one row per setting, over its seeds."""
     targets = {entry["target_accuracy"] for entry in entries}
     target = targets.pop() if len(targets) == 1 else None
+    metric = common_metric(map(metric_of, entries))
+    goal = f"{100 * target:.0f} %" if target and metric == "accuracy" else f"{target:g}" if target else "target"
     columns = (
-        "algorithm", f"time to {100 * target:.0f} %" if target else "time to target", "rounds", "best accuracy",
-        "final accuracy", "staleness", "fastest ¼", "slowest ¼", "trained", "started", "real time",
+        "algorithm", f"time to {goal}", "rounds", f"best {metric}", f"final {metric}",
+        "staleness", "fastest ¼", "slowest ¼", "trained", "started", "real time",
     )  # fmt: skip
     rows = [
         [
             label,
             time_to_target(seeds),
             *_means(seeds, rounds=".0f"),
-            *(accuracy_text(seeds, name) for name in ("best_accuracy", "final_accuracy")),
+            *(accuracy_text(seeds, name, metric_of(seeds[0])) for name in ("best_accuracy", "final_accuracy")),
             *_means(seeds, staleness_mean=".1f"),
             *_participation(seeds),
             *_means(seeds, updates_trained=".0f", updates_started=".0f"),
@@ -163,7 +171,8 @@ def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "si
         ]
         for label, seeds in _by_label(entries).items()
     ]
-    return make(title, columns, rows, f"{OVER_SEEDS} Times to the target are {clock}. {_QUARTERS} {_COUNTS}")
+    caption = f"{over_seeds_caption(metric)} Times to the target are {clock}. {_QUARTERS} {_COUNTS}"
+    return make(title, columns, rows, caption)
 
 
 def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -196,13 +205,14 @@ def tuning_table(title: str, entries: Iterable[RunEntry], best: Sequence[str]) -
             f"{label}{' ←' if label in best else ''}",
             time_to_target(seeds),
             ", ".join(f"{count} {word}" for word, count in outcomes(seeds).items()),
-            accuracy_text(seeds),
+            accuracy_text(seeds, metric=metric_of(seeds[0])),
             *_means(seeds, seconds=".4g"),
         )
         for label, seeds in _by_label(records).items()
     ]
+    metric = common_metric(map(metric_of, records))
     caption = (
-        f"{OVER_SEEDS} ←: the best learning rates of a setting. dropped: stopped early, in the worse half or unable to "
-        "win. missed: not reached within the limits."
+        f"{over_seeds_caption(metric)} ←: the best learning rates of a setting. dropped: stopped early, in the worse "
+        "half or unable to win. missed: not reached within the limits."
     )
-    return make(title, ("rates", "time to target", "seeds", "best accuracy", "seconds run"), rows, caption)
+    return make(title, ("rates", "time to target", "seeds", f"best {metric}", "seconds run"), rows, caption)

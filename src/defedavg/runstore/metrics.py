@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,29 @@ class Measurement:
     seed: int
     swept: Mapping[str, Any]
     values: Mapping[str, float | None]
+    metric: str = "accuracy"  # what ``accuracy`` is, where the task has a metric of its own
 
 
 def text_of(value: Any) -> str:
     """Return any value as text, short enough for a page."""
     text = "" if value is None else str(value)
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+def metric_of(record: Mapping[str, Any]) -> str:
+    """Return the name of the metric of a line or an entry."""
+    return text_of(record.get("metric")) or "accuracy"
+
+
+def common_metric(metrics: Iterable[str]) -> str:
+    """Return the name of a metric that all runs have; otherwise a name that fits any."""
+    distinct = set(metrics) or {"accuracy"}
+    return distinct.pop() if len(distinct) == 1 else "metric"
+
+
+def metric_field(metric: str) -> dict[str, str]:
+    """Return what a line or an entry says about its metric: nothing if it is the accuracy."""
+    return {} if metric == "accuracy" else {"metric": metric}
 
 
 def measurement(line: Mapping[str, Any]) -> Measurement | None:
@@ -63,7 +80,7 @@ def measurement(line: Mapping[str, Any]) -> Measurement | None:
     label = line.get("label")
     if not isinstance(label, str):  # written before lines had labels
         label = " ".join([algorithm, *(f"{name.split('.')[-1]}={value}" for name, value in swept.items())])
-    return Measurement(text_of(label), algorithm, seed, swept, values)
+    return Measurement(text_of(label), algorithm, seed, swept, values, metric_of(line))
 
 
 @dataclass(slots=True)

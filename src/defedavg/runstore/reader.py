@@ -21,7 +21,7 @@ from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
 from ..fileio import read_regular
 from .layout import MARKERS, PREVIOUS, RunFiles, find_run_folders, is_being_replaced, is_run
-from .metrics import JsonLines, Measurement, Trail, is_whole, number, read_lines, read_metrics, text_of
+from .metrics import JsonLines, Measurement, Trail, is_whole, metric_of, number, read_lines, read_metrics, text_of
 from .summary import label_with_rates
 
 NUMBERS = (
@@ -47,6 +47,7 @@ class RunEntry:
     rates: Mapping[str, float] = field(default_factory=dict)
     numbers: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(NUMBERS))
     trail: Trail = field(default_factory=Trail)
+    metric: str = "accuracy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,8 @@ class RunFolder:
         ]
         for key, (one, trail) in trails.items():
             if key not in known:  # in progress, or interrupted
-                numbers = _so_far(trail)
-                entries.append(RunEntry(one.label, one.algorithm, one.seed, "running", numbers=numbers, trail=trail))
+                found = RunEntry(one.label, one.algorithm, one.seed, "running", metric=one.metric)
+                entries.append(replace(found, numbers=_so_far(trail), trail=trail))
         return tuple(entries), lines.notes(RunFiles(self.path).metrics.name)
 
     @property
@@ -300,7 +301,7 @@ def read_entry(raw: Any) -> RunEntry | None:
     if "hit_seconds" in raw:  # of a search: the time that ranks its pairs, which only a run that held the target has
         numbers["first_hit_seconds"] = number(raw["hit_seconds"])
     swept = swept if isinstance(swept, dict) else {}
-    return RunEntry(label, algorithm, raw["seed"], status, plan, swept, rates, numbers)
+    return RunEntry(label, algorithm, raw["seed"], status, plan, swept, rates, numbers, metric=metric_of(raw))
 
 
 def _so_far(trail: Trail) -> dict[str, float | None]:

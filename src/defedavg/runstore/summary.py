@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.study import SweepPoint
 from ..planning.plan_stats import PlanStats
+from .metrics import metric_field
 
 if TYPE_CHECKING:
     from ..training import RunProgress
@@ -18,16 +19,21 @@ def run_entry(
     stats: PlanStats,
     plan_hash: str,
     *,
+    metric: str,
     wall_seconds: float,
     threads: int,
 ) -> dict[str, Any]:
-    """Return the entry of one run; ``updates_trained`` are those of its rounds, without what was computed ahead."""
+    """Return the entry of one run; ``metric`` names what its accuracies are.
+
+    ``updates_trained`` are those of its rounds, without what was computed ahead.
+    """
     return {
         "algorithm": point.settings.algorithm,
         "label": point.label,
         "swept": dict(point.swept),
         "seed": seed,
         "status": str(progress.status),
+        **metric_field(metric),
         "target_accuracy": point.settings.stop.target_accuracy or None,
         "first_hit_seconds": progress.first_hit_seconds,
         "sustained_seconds": progress.sustained_seconds,

@@ -13,7 +13,6 @@ from ..fileio import file_name, writing
 from .layout import RunFiles
 
 TAGS = {
-    "test/accuracy": "accuracy",
     "test/loss": "loss",
     "train/loss": "train_loss",
     "run/staleness": "staleness",
@@ -52,13 +51,13 @@ class TensorBoardLogs:
         self._folder = files.tensorboard
         self._logs: dict[str, Any] = {}
 
-    def add(self, label: str, seed: int, evaluation: Evaluated) -> None:
+    def add(self, label: str, seed: int, evaluation: Evaluated, metric: str = "accuracy") -> None:
         """Log an evaluation of a run."""
         name = file_name(label, seed)
         with writing(self._folder):
             if name not in self._logs:
                 self._logs[name] = self._make(str(self._folder / name), flush_secs=5)
-            for tag, attribute in TAGS.items():
+            for tag, attribute in {f"test/{metric}": "accuracy", **TAGS}.items():
                 value = getattr(evaluation, attribute)
                 if value is not None:
                     self._logs[name].add_scalar(tag, value, evaluation.round, walltime=evaluation.seconds)

@@ -8,21 +8,25 @@ Make your own with ``make_task``; name a registered data set, model and split wi
 from __future__ import annotations
 
 from ..compat import renamed_names
+from .custom_task import make_task
 from .datasets.catalog import classification_task, load
 from .datasets.dataset import DATASETS, DataSet, Download, PublishedFile, register_dataset
 from .datasets.dataset_files import data_dir, set_data_dir
 from .lazy_partition import LazyPartition, sampled, sampled_classes
 from .least_squares import LeastSquares, Scale, least_squares
+from .losses import cross_entropy, squared_error, token_accuracy, token_cross_entropy
+from .model_calls import build_model
 from .models import MODELS, build, register_model, seeded
 from .partition import PARTITIONS, by_classes, by_shards, class_counts, dirichlet, iid, register_partition, split
-from .task import Clients, Data, Task, cross_entropy, make_task, squared_error
+from .samples import Data, Inputs
+from .task import Clients, Task
 
 __all__ = [
-    "DATASETS", "MODELS", "PARTITIONS", "Clients", "Data", "DataSet", "Download", "LazyPartition", "LeastSquares",
-    "PublishedFile", "Scale", "Task", "build", "by_classes", "by_shards", "class_counts", "classification_task",
-    "cross_entropy", "data_dir", "dirichlet", "iid", "least_squares", "load", "make_task", "register_dataset",
-    "register_model", "register_partition", "sampled", "sampled_classes", "seeded", "set_data_dir", "split",
-    "squared_error",
+    "DATASETS", "MODELS", "PARTITIONS", "Clients", "Data", "DataSet", "Download", "Inputs", "LazyPartition",
+    "LeastSquares", "PublishedFile", "Scale", "Task", "build", "build_model", "by_classes", "by_shards", "class_counts",
+    "classification_task", "cross_entropy", "data_dir", "dirichlet", "iid", "least_squares", "load", "make_task",
+    "register_dataset", "register_model", "register_partition", "sampled", "sampled_classes", "seeded", "set_data_dir",
+    "split", "squared_error", "token_accuracy", "token_cross_entropy",
 ]  # fmt: skip
 
 __getattr__ = renamed_names(__name__)

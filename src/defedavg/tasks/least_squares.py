@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from .. import rng as keyed
 from ..errors import UserError
-from .task import Data, Task, squared_error
+from .losses import squared_error
+from .samples import Data
+from .task import Task
 
 Array = NDArray[np.float64]
 

@@ -20,7 +20,8 @@ from torch.func import functional_call, grad, vmap
 
 from ..errors import UserError
 from ..rng import extend, extend_all, key, normal_all, permutation, uniform
-from ..tasks import LeastSquares, Task, seeded
+from ..tasks import LeastSquares, Task, build_model
+from ..tasks.model_calls import logits_of
 from ..training.reference import sample_losses
 
 Notify = Callable[[str], None]
@@ -39,7 +40,9 @@ class Objective:
 
     def __init__(self, task: Task, seed: int = 0) -> None:
         self.task = task
-        self._module = seeded(task.model, key(seed, "init")).to(task.train.inputs.device).eval()
+        self._module = build_model(task, key(seed, "init")).eval()
+        with torch.no_grad():
+            logits_of(self._module, task.train[:1].inputs)
         parameters = list(self._module.named_parameters())
         self._shapes = {name: p.shape for name, p in parameters}
         self._sizes = [p.numel() for _, p in parameters]
@@ -48,11 +51,11 @@ class Objective:
 
     def losses(self, weights: Tensor, samples: Samples) -> Tensor:
         """Return the loss of every sample; buffers, which follow the parameters in a version, are ignored."""
-        train, chosen = self.task.train, torch.from_numpy(samples)
+        data = self.task.train[torch.from_numpy(samples)]
         parts = torch.split(weights[: len(self.initial)], self._sizes)
         values = {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
-        outputs = functional_call(self._module, values, (train.inputs[chosen],))
-        return sample_losses(self.task, outputs, train.targets[chosen])
+        outputs = functional_call(self._module, values, (data.inputs,))
+        return sample_losses(self.task, outputs, data.targets)
 
     def value(self, weights: Tensor, samples: Samples) -> float:
         """Return the mean loss."""

@@ -154,8 +154,8 @@ def _start_evaluation(pending: PendingEvals, trainer: Trainer) -> Callable[[], l
         done.synchronize()
         values = []
         for (finite, loss, accuracy, train_loss), (run, _) in zip(host.tolist(), pending, strict=True):
-            classes, subset = run.reference.task.classes, run.schedule.train_subset
-            seen = loss, None if classes is None else accuracy, train_loss if subset else None
+            subset = run.schedule.train_subset
+            seen = loss, None if math.isnan(accuracy) else accuracy, train_loss if subset else None
             values.append(EvalResult(bool(finite), *seen))
         return values
 

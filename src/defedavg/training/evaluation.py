@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..planning.records import Record, Round, Stall
 from ..rng import key, permutation
-from ..tasks import Data, Task
+from ..tasks import Task
 from .stopping import SUSTAINED, Evaluation, RunProgress, Status, StoppingRule
 
 
@@ -66,7 +66,7 @@ class EvalSchedule:
         self._began = time.perf_counter() - self.counters.wall_seconds
         self.test = task.test
         chosen = torch.as_tensor(permutation(key(0, "train-loss"), len(task.train))[: rule.train_samples].tolist())
-        self.train_subset = Data(task.train.inputs[chosen], task.train.targets[chosen]) if len(chosen) else None
+        self.train_subset = task.train[chosen] if len(chosen) else None
 
     @property
     def started(self) -> bool:

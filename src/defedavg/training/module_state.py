@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..tasks.samples import Inputs, tensors_of
 from .stacking.attention import KeyedAttention, is_standard
 from .stacking.dropout import DRAWN_DIMENSIONS, Draws, KeyedDropout
 
@@ -47,13 +48,13 @@ class UpdatedBuffers:
     assigned: frozenset[str] = frozenset()
 
 
-def updated_buffers(module: nn.Module, inputs: Tensor) -> UpdatedBuffers:
+def updated_buffers(module: nn.Module, inputs: Inputs) -> UpdatedBuffers:
     """Return the buffers that a forward pass in training mode changes, with all finite buffers of the same layers."""
     before = dict(module.named_buffers())
     if not before:
         return UpdatedBuffers()
     copied, draws = keyed_copy(module)
-    draws.key = torch.zeros((), dtype=torch.int64, device=inputs.device)
+    draws.key = torch.zeros((), dtype=torch.int64, device=tensors_of(inputs)[0].device)
     own = dict(copied.named_buffers())
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         copied.train()(inputs)

@@ -10,7 +10,9 @@ Their new values are the mean of the clients' values at the end of their jobs, w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -19,10 +21,12 @@ from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
 from ..algorithms.protocol import Update
-from ..errors import UserError, first_line
+from ..errors import UserError
 from ..planning.records import Record, Round
 from ..rng import extend, key
-from ..tasks import Data, Task, seeded
+from ..tasks import Data, Task, build_model
+from ..tasks.model_calls import describe, logits_of
+from ..tasks.samples import Inputs, tensors_of
 from .evaluation import EvalResult, EvalSchedule, PendingEval
 from .local_training import LocalTraining
 from .module_state import VersionLayout, keyed_copy, updated_buffers, weighted_mean
@@ -81,7 +85,11 @@ class FlatModel:
 
 def sample_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of every sample, or raise ``UserError`` if the loss does not have one value per sample."""
+    if not isinstance(outputs, Tensor):  # known only now where the output differs between training and evaluation
+        raise UserError(f"the model returns {type(outputs).__name__}; pick the logits with make_task(logits=…)")
     losses = task.loss(outputs, targets)
+    if not isinstance(losses, Tensor):
+        raise UserError(f"the loss returns {type(losses).__name__}; it must return a tensor with one value per sample")
     if losses.shape != (len(targets),):
         raise UserError(
             f"the loss has shape {tuple(losses.shape)} for {len(targets)} samples; it must return one value per sample "
@@ -90,14 +98,50 @@ def sample_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     return losses
 
 
-def _misfit(error: Exception, batch_size: int) -> str:
-    """Return why a model cannot be trained, and what to do."""
-    if batch_size == 1 and "more than 1 value per channel" in str(error):
-        return (
-            "batch_size is 1, but batch normalisation needs several values per channel in every batch; set a larger "
-            "batch_size, or use GroupNorm"
+@contextmanager
+def _fitting(use: str, inputs: Inputs, batch_size: int = 0) -> Iterator[None]:
+    """Turn an error of the user's model or loss into ``UserError``, which says what does not fit."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    except UserError:
+        raise
+    except Exception as error:  # a model and a loss may raise anything
+        if batch_size == 1 and "more than 1 value per channel" in str(error):
+            raise UserError(
+                "batch_size is 1, but batch normalisation needs several values per channel in every batch; set a "
+                "larger batch_size, or use GroupNorm"
+            ) from error
+        shown = ", ".join(f"{tuple(part.shape)} {str(part.dtype)[6:]}" for part in tensors_of(inputs))
+        raise UserError(f"the model cannot be {use} (inputs {shown}): {describe(error)}") from error
+
+
+def check_outputs(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Refuse outputs from which the accuracy cannot be computed."""
+    classes = task.classes
+    if classes is None or task.metric is not None or not isinstance(outputs, Tensor):
+        return
+    if outputs.ndim != 2 or outputs.shape[1] < classes or targets.ndim != 1:
+        raise UserError(
+            f"accuracy needs outputs of shape (samples, {classes}) and one target per sample, not "
+            f"{tuple(outputs.shape)} and {tuple(targets.shape)}; change the model, or make the task with classes=None"
         )
-    return f"the model cannot be trained on these data with this loss: {first_line(error)}"
+
+
+def own_metric(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
+    """Return the value of the metric that the task itself brings, for all samples together; None if not finite."""
+    assert task.metric is not None
+    try:
+        found = torch.as_tensor(task.metric(outputs, targets)).double()
+    except UserError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"the metric {task.metric_name} fails: {describe(error)}") from error
+    if found.ndim > 0 and found.shape != (len(targets),):
+        shape = tuple(found.shape)
+        raise UserError(f"the metric {task.metric_name} has shape {shape}; it must return one number or one per sample")
+    value = float(found.mean())
+    return value if math.isfinite(value) else None
 
 
 class Reference:
@@ -106,20 +150,26 @@ class Reference:
     def __init__(self, task: Task, local_training: LocalTraining) -> None:
         self.task, self.local_training = task, local_training
         self.updates_trained = 0
-        module = seeded(task.model, key(local_training.seed, "init")).to(task.train.inputs.device)
-        samples = torch.from_numpy(np.resize(task.clients[0], local_training.batch_size))
-        try:  # so that a model that does not fit its data is refused at once
-            self._flat = FlatModel(module, updated_buffers(module, task.train.inputs[samples]).statistics)
+        module = build_model(task, key(local_training.seed, "init"))
+        batch = task.train[torch.from_numpy(np.resize(task.clients[0], local_training.batch_size))]
+        with _fitting("trained on these data with this loss", batch.inputs, len(batch)):
+            self._flat = FlatModel(module, updated_buffers(module, batch.inputs).statistics)
             self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
-            with torch.random.fork_rng(devices=[]):
-                self._flat.module.eval()
-                self._gradients(samples)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise UserError(_misfit(error, local_training.batch_size)) from error
+            self._check(batch)
+        with _fitting("evaluated on the test data", task.test[:1].inputs):
+            self._check(task.test[:1])
+
+    def _check(self, data: Data) -> None:
+        """Compute the gradients of the loss, so that a model that does not fit its data is refused at once."""
+        self._flat.module.eval()
+        outputs = logits_of(self._flat.module, data.inputs)
+        check_outputs(self.task, outputs, data.targets)
+        loss = sample_losses(self.task, outputs, data.targets).mean()
+        torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
 
     def _gradients(self, samples: Tensor) -> tuple[Tensor | None, ...]:
-        data = self.task.train
-        loss = sample_losses(self.task, self._flat.module(data.inputs[samples]), data.targets[samples]).mean()
+        data = self.task.train[samples]
+        loss = sample_losses(self.task, self._flat.module(data.inputs), data.targets).mean()
         return torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
 
     @property
@@ -195,24 +245,23 @@ class Reference:
         return flat.layout.update(start, flat.trained()), done
 
     def evaluate(self, weights: Tensor, data: Data) -> tuple[float, float | None]:
-        """Return the mean loss of a version and, for a task with classes, its accuracy."""
+        """Return the mean loss of a version and its metric: the accuracy, or the task's own."""
         self._flat.load(weights)
         self._flat.module.eval()
-        classes, losses, correct = self.task.classes, [], 0
+        task, losses, correct, kept = self.task, [], 0, []
         with torch.no_grad():
-            for inputs, targets in zip(torch.split(data.inputs, CHUNK), torch.split(data.targets, CHUNK), strict=True):
-                outputs = self._flat.module(inputs)
-                losses.append(sample_losses(self.task, outputs, targets).double())
-                if classes is None:
-                    continue
-                if outputs.ndim != 2 or outputs.shape[1] < classes or targets.ndim != 1:
-                    raise UserError(
-                        f"accuracy needs outputs of shape (samples, {classes}) and one target per sample, not "
-                        f"{tuple(outputs.shape)} and {tuple(targets.shape)}; change the model, or make the task with "
-                        "classes=None"
-                    )
-                correct += int((outputs.argmax(dim=1) == targets).sum())
-        return float(torch.cat(losses).mean()), None if classes is None else correct / len(data)
+            for part in data.chunks(CHUNK):
+                outputs = self._flat.module(part.inputs)
+                losses.append(sample_losses(task, outputs, part.targets).double())
+                if task.metric is not None:
+                    kept.append(outputs)
+                elif task.classes is not None:
+                    check_outputs(task, outputs, part.targets)
+                    correct += int((outputs.argmax(dim=1) == part.targets).sum())
+            loss = float(torch.cat(losses).mean())
+            if task.metric is not None:
+                return loss, own_metric(task, torch.cat(kept), data.targets)
+            return loss, None if task.classes is None else correct / len(data)
 
 
 def evaluate_version(executor: Reference, schedule: EvalSchedule, pending: PendingEval) -> EvalResult:

@@ -19,7 +19,7 @@ from .local_training import DeviceMinibatches, TrainingJob, host_minibatches
 from .memory import allowed, batch_limits, step_bytes
 from .module_state import VersionLayout, same_constants
 from .precision import DEFAULT, check_precision
-from .reference import sample_losses
+from .reference import own_metric, sample_losses
 from .stacking.layer_registry import CHANNELS_LAST, StackedPass
 from .stacking.stacked_model import stack
 from .tensor_rng import extend_all, signed
@@ -45,16 +45,16 @@ class Trainer:
         memory: int | None = None, precision: str | None = None,
     ) -> None:  # fmt: skip
         if max_batch_jobs is None:
-            max_batch_jobs = DEFAULT_MAX_BATCH_JOBS[task.train.inputs.device.type]
+            max_batch_jobs = DEFAULT_MAX_BATCH_JOBS[task.train.device.type]
         if max_batch_jobs < 1:
             raise UserError(f"max_batch_jobs is {max_batch_jobs}; it must be at least 1")
         self._task, self._module = task, module
         self._trainable = [name for name, p in module.named_parameters() if p.requires_grad]
-        self._device = task.train.inputs.device
+        self._device = task.train.device
         dtype = next(module.parameters()).dtype
         self.asynchronous = self._device.type == "cuda"
         self._kernels = _kernels(self._device, dtype, precision)
-        self._stacked = stack(module, self._kernels, task.train.inputs[:3])
+        self._stacked = stack(module, self._kernels, task.train[:3].inputs)
         self._layout = VersionLayout.of(module, self._stacked.statistics)
         self._shapes = self._layout.shapes
         self._size = sum(shape.numel() for shape in self._shapes.values())
@@ -207,15 +207,15 @@ class Trainer:
         """Do one SGD step for every client, in place: (C, …) weights, (C, B) samples, (C,) rates and keys."""
         clients, size = samples.shape
         flat = samples.reshape(-1)
-        targets = self._task.train.targets[flat]
+        data = self._task.train[flat]
 
         def loss(outputs: Tensor) -> Tensor:
-            return sample_losses(self._task, outputs, targets).view(clients, size).mean(dim=1).sum()
+            return sample_losses(self._task, outputs, data.targets).view(clients, size).mean(dim=1).sum()
 
-        self._stacked.sgd_step(weights, self._trainable, rates, keys, self._task.train.inputs[flat], loss)
+        self._stacked.sgd_step(weights, self._trainable, rates, keys, data.inputs, loss)
 
     def evaluate(self, versions: Sequence[Tensor], data: Data) -> Tensor:
-        """Return mean loss and accuracy of every version, (V, 2) in float64; the accuracy is NaN without classes."""
+        """Return mean loss and metric of every version, (V, 2) in float64; the metric is NaN where there is none."""
         batches = (versions[i : i + 32] for i in range(0, len(versions), 32))
         return torch.cat([self._evaluate(torch.stack(list(batch)), data) for batch in batches])
 
@@ -223,17 +223,21 @@ class Trainer:
     def _evaluate(self, vectors: Tensor, data: Data) -> Tensor:
         count, context = len(vectors), StackedPass(self.split(vectors))
         losses = torch.zeros(count, dtype=torch.float64, device=vectors.device)
-        correct = torch.zeros_like(losses)
-        chunk = max(1, self._samples_at_once // count)
-        for inputs, targets in zip(torch.split(data.inputs, chunk), torch.split(data.targets, chunk), strict=True):
-            all_inputs = inputs.expand(count, *inputs.shape).flatten(0, 1)
-            all_targets = targets.expand(count, *targets.shape).flatten(0, 1)
-            outputs = self._stacked.run(context, all_inputs)
-            losses += sample_losses(self._task, outputs, all_targets).double().view(count, -1).sum(1)
-            if self._task.classes is not None:
-                correct += (outputs.argmax(dim=1) == all_targets).view(count, -1).sum(1)
-        accuracy = correct / len(data) if self._task.classes is not None else torch.full_like(correct, torch.nan)
-        return torch.stack([losses / len(data), accuracy], dim=1)
+        correct, task = torch.zeros_like(losses), self._task
+        every: list[Tensor] = []  # for a metric of the task's own
+        for part in data.chunks(max(1, self._samples_at_once // count)):
+            repeated = part.map(lambda values: values.expand(count, *values.shape).flatten(0, 1))
+            outputs = self._stacked.run(context, repeated.inputs)
+            losses += sample_losses(task, outputs, repeated.targets).double().view(count, -1).sum(1)
+            if task.metric is not None:
+                every.append(outputs.view(count, -1, *outputs.shape[1:]))
+            elif task.classes is not None:
+                correct += (outputs.argmax(dim=1) == repeated.targets).view(count, -1).sum(1)
+        metric = correct / len(data) if task.classes is not None else torch.full_like(correct, torch.nan)
+        if every:
+            values = [own_metric(task, outputs, data.targets) for outputs in torch.cat(every, dim=1)]
+            metric = metric.new_tensor([torch.nan if value is None else value for value in values])
+        return torch.stack([losses / len(data), metric], dim=1)
 
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return the parts of vectors (C, …) as views, with the dimensions in the order of the stacked layers."""

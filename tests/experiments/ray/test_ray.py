@@ -243,6 +243,14 @@ def test_user_code_runs_on_a_cluster(machines: Machines, plugin: Path, tmp_path:
     assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
 
 
+def test_a_text_task_with_a_metric_runs_on_a_cluster(machines: Machines) -> None:
+    module = Path(__file__).parents[3] / "examples" / "text_task.py"
+    training = {"updates_per_round": 3, "local_steps": 5, "local_lr": 0.3}
+    chosen = config.study({"task": {"module": f"{module}:make"}, "training": training, "stop": {"max_rounds": 6}})
+    found, _ = computed(chosen, ComputeConfig("ray", ray_address=machines.address))
+    assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
+
+
 def test_other_versions_on_a_node_are_said(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "versions", lambda: {"torch": "9.9"})
     with pytest.raises(UserError, match=r"other versions \(torch .* there, 9.9 here\); install the same"):

@@ -13,7 +13,9 @@ from rich.console import Console
 
 from ...config.build import make_fleet
 from ...errors import UserError
+from ...report.tables import score
 from ...runstore.layout import RunFiles, is_being_replaced
+from ...runstore.metrics import metric_of
 from ...runstore.reader import read_run
 from ..deploy_config import DeployConfig
 from .processes import FlowerCluster, free_port
@@ -125,9 +127,9 @@ class LocalProgress:
         connected = f"{len(self._connected)} of {self._clients} clients connected"
         if not evaluation:
             return f"waiting: {connected}"
-        accuracy = evaluation.get("accuracy")
-        share = "" if accuracy is None else f", accuracy {100 * accuracy:.1f} %"
-        done = f"round {evaluation['round']}, {evaluation['seconds']:.0f} s{share}"
+        metric = metric_of(evaluation)
+        value = "" if evaluation.get("accuracy") is None else f", {metric} {score(evaluation['accuracy'], metric)}"
+        done = f"round {evaluation['round']}, {evaluation['seconds']:.0f} s{value}"
         return f"{done}, {self._updates} updates, {connected}"
 
 

@@ -13,6 +13,7 @@ from ...errors import UserError
 from ...fileio import FolderLock, read_regular, write_whole
 from ...planning.plan_stats import summarise
 from ...runstore.layout import RunFiles, is_being_replaced
+from ...runstore.metrics import metric_of
 from ...runstore.provenance import provenance
 from ...runstore.replacement import Replacement
 from ...runstore.summary import run_entry
@@ -99,9 +100,10 @@ def finish(session: Session, wall_seconds: float) -> None:
         session.progress,
         summarise(found.plan, found.fleet),
         found.plan.hash(),
+        metric=session.executor.task.metric_name,
         wall_seconds=wall_seconds,
         threads=torch.get_num_threads(),
     )
     _write_summary(files, config.name, [entry], finished=True)
     curve = curve_of(config.settings.algorithm, point.label, session.progress.evaluations)
-    save_curves(files.plots, config.name, [curve], entry["target_accuracy"])
+    save_curves(files.plots, config.name, [curve], entry["target_accuracy"], metric_of(entry))

@@ -22,6 +22,7 @@ from ...errors import UserError
 from ...fileio import writing
 from ...planning.records import Round, Sent, Stall
 from ...runstore.layout import RunFiles
+from ...runstore.metrics import metric_field
 from ...runstore.writer import append_lines, write_lines
 from ...tasks import Task
 from ...training import EvalResult, EvalSchedule, Evaluation, PendingEval, RunProgress, Status, evaluate_version
@@ -154,7 +155,7 @@ class Session:
                 break
             evaluation = self._schedule.record(pending, evaluate_version(self.executor, self._schedule, pending))
             if evaluation is not None:
-                self.note("measured", **asdict(evaluation))
+                self.note("measured", **metric_field(self.executor.task.metric_name), **asdict(evaluation))
                 append_lines(self.files.metrics, self._metrics([evaluation]))
 
     def end(self, status: Status) -> None:
@@ -170,7 +171,8 @@ class Session:
         self.progress.seconds = self.seconds
 
     def _metrics(self, evaluations: list[Evaluation]) -> list[dict[str, Any]]:
-        shared = {"algorithm": self.config.settings.algorithm, "seed": self.config.seed}
+        metric = metric_field(self.executor.task.metric_name)
+        shared = {"algorithm": self.config.settings.algorithm, "seed": self.config.seed, **metric}
         return [{**shared, **asdict(evaluation)} for evaluation in evaluations]
 
     def _restore(self, log: EventLog) -> None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ...errors import UserError
 from ...plugins import loaded_sources
-from ...tasks import Task
+from ...tasks import Data, Task
 from ...training import CheckpointHook, EvalCounters, RunProgress, RunState, Status
 from ..compute import ComputeConfig
 from ..run_events import Event, RunEvaluated, RunFinished, RunSpec
 from ..simulation import Simulation
 from .connection import WorkerSlots, connect, versions, worker_slots
-from .worker import RayWorker, RunAssignment, WorkerConfig
+from .worker import RayWorker, RunAssignment, StoredData, WorkerConfig
 
 STATE_SECONDS = 30.0  # between two reports of the state of a run
 START_SECONDS = 120.0  # for a worker to start
@@ -243,8 +243,12 @@ class RayScheduler:
 
     def _put_task(self, task: Task) -> Any:
         """Put a task into the object store once; tasks that share data share its copy there."""
-        parts = (tuple(self._put(t, t.numpy()) for t in (d.inputs, d.targets)) for d in (task.train, task.test))
-        return self._put(task, (task.name, task.model, task.loss, *parts, task.clients, task.classes))
+        stored = {each.name: getattr(task, each.name) for each in fields(task)}
+        return self._put(task, stored | {name: self._put_data(stored[name]) for name in ("train", "test")})
+
+    def _put_data(self, data: Data) -> StoredData:
+        names = tuple(data.inputs) if isinstance(data.inputs, dict) else None
+        return names, tuple(self._put(tensor, tensor.numpy()) for tensor in data.tensors)
 
     def _put(self, original: Any, value: Any) -> Any:
         import ray

@@ -33,6 +33,9 @@ from .shared_trainer import SharedTrainer, fetch
 
 POLL_SECONDS = 1.0  # to wait for messages
 
+StoredData = tuple[tuple[str, ...] | None, tuple[Any, ...]]
+"""Data in the object store: the names of the inputs, if they have some, and references to the inputs and targets."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
@@ -152,19 +155,21 @@ class RayWorker:
         import ray
 
         if task not in self._tasks:
-            name, model, loss, train, test, clients, classes = ray.get(task)
-            self._tasks[task] = Task(name, model, loss, self._samples(train), self._samples(test), clients, classes)
+            stored = ray.get(task)
+            self._tasks[task] = Task(**stored | {name: self._samples(stored[name]) for name in ("train", "test")})
         return self._tasks[task]
 
-    def _samples(self, refs: tuple[Any, Any]) -> Data:
+    def _samples(self, stored: StoredData) -> Data:
         """Return data from the object store; all workers of a node share that memory and only read it."""
         import ray
 
+        names, refs = stored
         if refs not in self._data:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # PyTorch warns that the arrays are read-only
-                inputs, targets = (torch.from_numpy(array) for array in ray.get(list(refs)))
-            self._data[refs] = Data(inputs, targets).to(self._config.device)
+                *inputs, targets = (torch.from_numpy(array) for array in ray.get(list(refs)))
+            named = inputs[0] if names is None else dict(zip(names, inputs, strict=True))
+            self._data[refs] = Data(named, targets).to(self._config.device)
         return self._data[refs]
 
     def _trainer(self, assignment: RunAssignment) -> SharedTrainer:

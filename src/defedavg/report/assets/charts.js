@@ -8,7 +8,6 @@ const Charts = (() => {
     megabytes: "megabytes sent, up and down",
   };
   const MAX_POINTS = 1000;  // of a line over several seeds
-  const MEASURES = { accuracy: "test accuracy", loss: "test loss" };
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const dark = () => {
@@ -143,7 +142,9 @@ const Charts = (() => {
   }
 
   function curves(target, series, measure, options) {
-    const { axis, log, spread, targetAccuracy } = options;
+    const { axis, log, spread, targetAccuracy, metric } = options;
+    const percentages = measure === "accuracy" && metric === "accuracy";
+    const title = measure === "accuracy" ? `test ${metric}` : "test loss";
     const traces = [];
     const drawn = series.filter((s) => s.runs.some((run) => run.x[axis] && run.x[axis].length));
     const bands = drawn.map((s) => band(s.runs, axis, measure));
@@ -165,16 +166,16 @@ const Charts = (() => {
         line: { color: colour(s.look), width: 2.2, shape: "hv", dash: s.look.dash }, name: escaped(s.name),
         marker: { symbol: s.look.symbol, size: 8, color: colour(s.look), maxdisplayed: 9 }, meta: "mean",
         hovertemplate: `%{fullData.name}<br>%{x:.4g} ${AXES[axis].split(" (")[0]}<br>` +
-          (measure === "accuracy" ? "%{y:.2%}" : "loss %{y:.4g}") + "<extra></extra>",
+          (percentages ? "%{y:.2%}" : `${escaped(title.slice(5))} %{y:.4g}`) + "<extra></extra>",
       });
     });
     const more = {
       xaxis: { title: { text: AXES[axis], standoff: 8 }, type: log ? "log" : "linear", rangemode: "tozero" },
-      yaxis: { title: { text: MEASURES[measure], standoff: 8 } },
+      yaxis: { title: { text: escaped(title), standoff: 8 } },
     };
     if (log) Object.assign(more.xaxis, ticks(bands.flatMap((b) => b.x)));
     if (measure === "accuracy") {
-      Object.assign(more.yaxis, { tickformat: ".0%", rangemode: "tozero" });
+      if (percentages) Object.assign(more.yaxis, { tickformat: ".0%", rangemode: "tozero" });
       if (targetAccuracy) {
         more.shapes = [{
           type: "line", xref: "paper", x0: 0, x1: 1, y0: targetAccuracy, y1: targetAccuracy,
@@ -182,14 +183,14 @@ const Charts = (() => {
         }];
         more.annotations = [{
           xref: "paper", x: 1, y: targetAccuracy, xanchor: "left", yanchor: "middle", showarrow: false, align: "left",
-          text: `target<br>${+(100 * targetAccuracy).toPrecision(4)} %`, font: { color: css("--muted"), size: 12 },
+          text: `target<br>${goal(targetAccuracy, metric)}`, font: { color: css("--muted"), size: 12 },
         }];
         more.margin = { r: 58 };  // beside the axes, where no curve crosses it
       }
     } else if (lowest > 0 && highest > 20 * lowest) {
       Object.assign(more.yaxis, { type: "log" }, ticks(values));
     }
-    target.setAttribute("aria-label", `${MEASURES[measure]} over ${AXES[axis]} of ${drawn.length} settings`);
+    target.setAttribute("aria-label", `${title} over ${AXES[axis]} of ${drawn.length} settings`);
     return draw(target, traces, more);
   }
 
@@ -220,7 +221,11 @@ const Charts = (() => {
   /* Numbers as text. */
   const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
   const digits = (value, count = 4) => (value === null ? "–" : String(+value.toPrecision(count)));
+  /* The accuracy is a percentage; other metrics are shown as they are. */
+  const score = (value, metric) => (metric === "accuracy" ? percent(value) : digits(value, 4));
+  const goal = (value, metric) => (metric === "accuracy" ? `${+(100 * value).toPrecision(4)} %` : digits(value, 4));
+  const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
   const counted = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
-  return { AXES, percent, digits, counted, css, dark, colour, narrow, escaped, element, swatch, draw, band, withOpacity, wantsLog, curves, themeButton, radios };
+  return { AXES, percent, digits, score, goal, capital, counted, css, dark, colour, narrow, escaped, element, swatch, draw, band, withOpacity, wantsLog, curves, themeButton, radios };
 })();

@@ -1,7 +1,7 @@
 /* The report. All of it is drawn from one block of data in the page; untrusted text is inserted as text, never as HTML. */
 "use strict";
 (() => {
-  const { css, colour, narrow, escaped, element, swatch, draw, withOpacity, digits, counted } = Charts;
+  const { css, colour, narrow, escaped, element, swatch, draw, withOpacity, digits, goal, capital, counted } = Charts;
   const data = JSON.parse(document.getElementById("payload").textContent);
   const $ = (id) => document.getElementById(id);
   const state = { group: 0, axis: "seconds", log: false, activity: null };
@@ -12,7 +12,7 @@
   // Results.
 
   const COLUMNS = [
-    ["accuracy_text", "best accuracy", (v) => v, "the highest of each seed: mean ± sample standard deviation over seeds"],
+    ["accuracy_text", "best", (v) => v, "the highest of each seed: mean ± sample standard deviation over seeds"],
     ["rounds", "rounds", (v) => digits(v, 4), "merges by the server"],
     ["staleness_mean", "staleness", (v) => digits(v, 3), "mean staleness of merged updates"],
     ["updates_trained", "trained", (v) => (v === null ? "–" : Math.round(v).toLocaleString("en")), "updates that the merges used, with at least one local step"],
@@ -38,12 +38,12 @@
   }
 
   function results() {
-    const { conclusion, task, target, series } = group();
+    const { conclusion, task, target, metric, series } = group();
     $("conclusion").textContent = conclusion;
     $("task").textContent = task;
     const longest = Math.max(...series.map((s) => (target ? s.seconds_to_target : s.best_accuracy) || 0), 1e-12);
     const head = element("tr", {}, element("th", { scope: "col" }, "setting"),
-      element("th", { scope: "col" }, target ? `simulated seconds to ${+(100 * target).toPrecision(4)} %` : "best accuracy"),
+      element("th", { scope: "col" }, target ? `simulated seconds to ${goal(target, metric)}` : `best ${metric}`),
       ...COLUMNS.map(([, name, , help]) => element("th", { scope: "col", class: "number", title: help }, name)));
     const search = $("search").value.toLowerCase();
     const rows = series.filter((s) => s.name.toLowerCase().includes(search)).sort(byRank);
@@ -51,8 +51,8 @@
       element("thead", {}, head), element("tbody", {}, ...rows.map((s) => resultRow(s, longest))));
     $("count").textContent = `${counted(rows.length, "setting")}, ${shown().length} shown in the charts`;
     const bars = target
-      ? "A bar is the time until the accuracy first reached the target: mean ± sample standard deviation over the seeds that reached it. Shorter is better. A hatched bar did not reach the target."
-      : "No target accuracy was set, so settings are ranked by their best accuracy: the highest of each seed, mean ± sample standard deviation over seeds. Longer is better.";
+      ? `A bar is the time until the ${metric} first reached the target: mean ± sample standard deviation over the seeds that reached it. Shorter is better. A hatched bar did not reach the target.`
+      : `No target ${metric} was set, so settings are ranked by their best ${metric}: the highest of each seed, mean ± sample standard deviation over seeds. Longer is better.`;
     const more = series.length > shown().length ? " Tick a setting to show it in the charts below." : "";
     $("results-how").replaceChildren(element("b", {}, "How to read it. "), bars + more);
   }
@@ -90,7 +90,9 @@
     $("curves").hidden = $("chips").hidden = !evaluated;
     if (!evaluated) return;
     const series = shown();
-    const options = { axis: state.axis, log: state.log, spread: $("spread").checked, targetAccuracy: group().target };
+    const options = { axis: state.axis, log: state.log, spread: $("spread").checked, targetAccuracy: group().target, metric: group().metric };
+    $("curves-head").textContent = `${capital(group().metric)} and loss`;
+    $("metric").textContent = capital(group().metric);
     Charts.curves($("accuracy"), series, "accuracy", options);
     Charts.curves($("loss"), series, "loss", options);
     $("log").checked = state.log;

@@ -1,7 +1,7 @@
 /* The live view: requests the list of runs once a second, and the curves of ticked runs that changed. */
 "use strict";
 (() => {
-  const { element, swatch } = Charts;
+  const { element, swatch, capital } = Charts;
   const $ = (id) => document.getElementById(id);
   const INTERVAL = 1000;  // milliseconds
   const MAX_CURVES = 24;
@@ -155,7 +155,10 @@
     const targets = new Set(shown.map((s) => s.target).filter(Boolean));
     const log = chosenLog === null ? Charts.wantsLog(shown, axis) : chosenLog;
     $("log").checked = log;
-    const options = { axis, log, spread: $("spread").checked, targetAccuracy: targets.size === 1 ? [...targets][0] : null };
+    const metrics = new Set(shown.map((s) => s.metric));
+    const metric = metrics.size === 1 ? [...metrics][0] : metrics.size ? "metric" : "accuracy";
+    $("metric").textContent = capital(metric);
+    const options = { axis, log, spread: $("spread").checked, metric, targetAccuracy: targets.size === 1 ? [...targets][0] : null };
     Charts.curves($("accuracy"), shown, "accuracy", options);
     Charts.curves($("loss"), shown, "loss", options);
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import psutil
 
 from ...errors import UserError, printable
 from ...runstore.layout import RunFiles, find_run_folders
+from ...runstore.metrics import common_metric
 from ...runstore.reader import RunFolder, read_run
 from ..page import build
 from ..payload import live
@@ -113,6 +115,7 @@ def _summary(name: str, run: IndexedRun) -> dict[str, Any]:
     study = folder.study
     expected = len(study.points()) * len(study.seeds) if study is not None and not folder.tuned else 0
     algorithms = list(dict.fromkeys(entry.algorithm for entry in folder.runs))
+    metric = common_metric(entry.metric for entry in folder.runs)
     return {
         "id": name,
         "name": folder.title,
@@ -121,7 +124,8 @@ def _summary(name: str, run: IndexedRun) -> dict[str, Any]:
         "algorithms": algorithms or ([] if study is None else list(study.algorithms)),
         "done": sum(entry.status != "running" for entry in folder.runs),
         "expected": max(expected, len(folder.runs)),
-        "best_accuracy": accuracy_text(_most_accurate(folder)),
+        "metric": metric,
+        "best_accuracy": accuracy_text(_best_setting(folder), metric=metric),
         "changed": max(modified for _, modified in run.revision) / 1e9,
         "started": folder.provenance.get("started", ""),
         "command": folder.provenance.get("command", ""),
@@ -131,11 +135,16 @@ def _summary(name: str, run: IndexedRun) -> dict[str, Any]:
     }
 
 
-def _most_accurate(folder: RunFolder) -> list[Record]:
-    """Return the seeds of the setting with the highest mean of the best accuracy."""
+def _best_setting(folder: RunFolder) -> list[Record]:
+    """Return the seeds of the setting with the highest mean of the best metric."""
     settings = grouped(folder.runs, lambda run: run.label).values()
     seeds = [[run.numbers for run in runs] for runs in settings]
-    return max(seeds, key=lambda numbers: mean(numbers, "best_accuracy") or 0.0, default=[])
+
+    def best(numbers: list[Record]) -> float:
+        value = mean(numbers, "best_accuracy")
+        return -math.inf if value is None else value
+
+    return max(seeds, key=best, default=[])
 
 
 def status(folder: RunFolder) -> str:

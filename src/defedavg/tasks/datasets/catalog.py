@@ -17,8 +17,10 @@ from torch import Tensor
 
 from ...errors import UserError, unknown
 from .. import models
+from ..losses import cross_entropy
 from ..partition import split
-from ..task import Data, Task, cross_entropy
+from ..samples import Data
+from ..task import Task
 from . import hub
 from .cifar10 import CIFAR10
 from .dataset import DATASETS, DataSet, register_dataset

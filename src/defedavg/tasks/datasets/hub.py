@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import UserError, first_line
-from ..task import Data
+from ..samples import Data
 
 PREFIX: Final = "hf:"
 IMAGES: Final = ("image", "img")

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from ...tasks.samples import Inputs, each, tensors_of
 from ..kernels.plain import LayerKernels
 from . import attention, dropout  # noqa: F401  these modules register layers
 from .layer_registry import LayerSite, StackedLayer, StackedModel, StackedPass, StackingError, build_layer
@@ -134,7 +136,7 @@ class _LayerSlot(nn.Module):
         return self.stacked.run(self.now.context, *args, **{name: plain.get(id(x), x) for name, x in options.items()})
 
 
-def shared_tables(module: nn.Module, sample: Tensor) -> frozenset[str]:
+def shared_tables(module: nn.Module, sample: Inputs) -> frozenset[str]:
     """Return the names of embeddings whose inputs do not have one row per sample: usually positions."""
     tables = {name: inner for name, inner in module.named_modules() if type(inner) is nn.Embedding}
     rows: dict[str, list[int]] = {name: [] for name in tables}
@@ -146,11 +148,15 @@ def shared_tables(module: nn.Module, sample: Tensor) -> frozenset[str]:
     try:
         with torch.no_grad():
             for size in sizes if tables else []:
-                module.eval()(sample[:1].repeat_interleave(size, dim=0))
+                module.eval()(each(partial(_repeat_first, size), sample))
     finally:
         for hook in hooks:
             hook.remove()
     return frozenset(f"{name}." for name, found in rows.items() if found != sizes)
+
+
+def _repeat_first(size: int, sample: Tensor) -> Tensor:
+    return sample[:1].repeat_interleave(size, dim=0)
 
 
 @dataclass(slots=True)
@@ -206,12 +212,13 @@ def composed(module: nn.Module, kernels: LayerKernels, shared: frozenset[str], r
     now.replace(module, "")
     direct = [name for name, _ in module.named_parameters()]
 
-    def run(context: StackedPass, x: Tensor) -> Tensor:
+    def run(context: StackedPass, x: Inputs) -> Tensor:
         if module.training != context.training:
             module.train(context.training)
-        now.context, now.rows, now.used = context, len(x), set()
+        rows = len(tensors_of(x)[0])
+        now.context, now.rows, now.used = context, rows, set()
         try:
-            params = {name: _for_samples(context.weights[name], len(x)) for name in direct}
+            params = {name: _for_samples(context.weights[name], rows) for name in direct}
             with _Reshaping() if reshape else nullcontext():
                 out: Tensor = functional_call(module, params, (x,)) if params else module(x)
         finally:

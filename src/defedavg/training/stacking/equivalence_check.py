@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import first_line
 from ...rng import generator, key
+from ...tasks.samples import Inputs, each, tensors_of
 from ..kernels.plain import LayerKernels
 from ..module_state import keyed_copy
 from .layer_registry import CHANNELS_FIRST, CHANNELS_LAST, StackedModel, StackedPass, StackingError
@@ -25,7 +27,7 @@ READS_VALUES = {
 }  # fmt: skip
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
 
-Form = Callable[[nn.Module, LayerKernels, Tensor], StackedModel]
+Form = Callable[[nn.Module, LayerKernels, Inputs], StackedModel]
 """Stacks a module; it may use a few samples."""
 
 StepResult = tuple[Tensor, Tensor, dict[str, Tensor]]
@@ -61,7 +63,7 @@ class EquivalenceCheck:
     proves nothing.
     """
 
-    def __init__(self, module: nn.Module, sample: Tensor, statistics: Collection[str] = ()) -> None:
+    def __init__(self, module: nn.Module, sample: Inputs, statistics: Collection[str] = ()) -> None:
         self._statistics = statistics
         first = next(module.parameters()).dtype
         for dtype in dict.fromkeys((torch.float64, first)):
@@ -78,20 +80,17 @@ class EquivalenceCheck:
                 self._tolerance = TOLERANCES.get(dtype, 1e-1)
                 return
 
-    def _prepare(self, module: nn.Module, sample: Tensor, dtype: torch.dtype) -> None:
+    def _prepare(self, module: nn.Module, sample: Inputs, dtype: torch.dtype) -> None:
         random, self.branches_on_data = generator(key(0, "trial")), False
         self._module, self._draws = keyed_copy(module)
         self._module.cpu().to(dtype)
-        self._sample = sample.cpu().to(dtype) if sample.is_floating_point() else sample.cpu()
+        self._sample = each(lambda part: part.cpu().to(dtype if part.is_floating_point() else part.dtype), sample)
         self._weights = {name: _noisy(p.detach(), random) for name, p in self._module.named_parameters()}
         self._trainable = [name for name, p in self._module.named_parameters() if p.requires_grad]
         kept = {name: b for name, b in self._module.named_buffers() if name in self._statistics}
         # With noise above zero, because a variance is.
         self._weights.update((name, buffer + (_noisy(buffer, random) - buffer).abs()) for name, buffer in kept.items())
-        self._inputs = self._sample[(torch.arange(CLIENTS)[:, None] + torch.arange(SAMPLES)) % len(sample)]
-        if sample.is_floating_point():  # all inputs differ, and none is outside the range of the data
-            shrink = torch.from_numpy(random.uniform(0.5, 1.0, tuple(self._inputs.shape))).to(dtype)
-            self._inputs = torch.where(self._inputs == 0, shrink, self._inputs * shrink)
+        self._inputs = each(partial(_varied, random), self._sample)
         self._keys = torch.from_numpy(random.integers(0, 2**62, CLIENTS))
         self._rates = torch.tensor([0.1, 0.2, 0.3], dtype=dtype)
         self._random = random
@@ -128,8 +127,8 @@ class EquivalenceCheck:
         return out.detach(), change
 
     def _call(self, weights: dict[str, Tensor], client: int) -> Any:
-        inputs = self._inputs[client].clone()  # a module may write to them
-        with _DataFlow([inputs, *weights.values()]) as flow:
+        inputs = each(lambda part: part[client].clone(), self._inputs)  # a module may write to them
+        with _DataFlow([*tensors_of(inputs), *weights.values()]) as flow:
             out = functional_call(self._module, weights, (inputs,))
         self.branches_on_data = self.branches_on_data or flow.values_read
         return out
@@ -167,17 +166,25 @@ class EquivalenceCheck:
     def _stacked(self, model: StackedModel) -> StepResult:
         reordered = {name: self._weights[name].permute(CHANNELS_LAST).contiguous() for name in model.channels_last}
         before = self._weights | reordered
-        inputs = self._inputs.flatten(0, 1)
+        inputs = each(lambda part: part.flatten(0, 1), self._inputs)
         with torch.no_grad():
-            evaluated = model.run(StackedPass(before), inputs.clone())
+            evaluated = model.run(StackedPass(before), each(Tensor.clone, inputs))
         after = {name: weights.clone() for name, weights in before.items()}
         slopes = self._slopes.flatten(0, 1)
-        outputs = model.sgd_step(
-            after, self._trainable, self._rates, self._keys, inputs.clone(), lambda out: (out * slopes).sum()
-        )
+        given = self._trainable, self._rates, self._keys, each(Tensor.clone, inputs)
+        outputs = model.sgd_step(after, *given, lambda out: (out * slopes).sum())
         changes = {name: before[name] - weights for name, weights in after.items()}
         changes.update((name, changes[name].permute(CHANNELS_FIRST)) for name in model.channels_last)
         return outputs.detach(), evaluated, changes
+
+
+def _varied(random: np.random.Generator, sample: Tensor) -> Tensor:
+    """Return inputs for every client; if they are real, all differ, and none is outside the range of the data."""
+    inputs = sample[(torch.arange(CLIENTS)[:, None] + torch.arange(SAMPLES)) % len(sample)]
+    if not inputs.is_floating_point():
+        return inputs
+    shrink = torch.from_numpy(random.uniform(0.5, 1.0, tuple(inputs.shape))).to(inputs.dtype)
+    return torch.where(inputs == 0, shrink, inputs * shrink)
 
 
 def _largest(values: Tensor) -> float:

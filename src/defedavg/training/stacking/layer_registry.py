@@ -87,14 +87,14 @@ class StackedModel:
     client's results depends on the other clients, even on the CPU.
     """
 
-    run: Callable[[StackedPass, Tensor], Tensor]
+    run: Callable[[StackedPass, Any], Tensor]  # the inputs of the task
     self_updating: frozenset[str] = frozenset()
     channels_last: frozenset[str] = frozenset()
     statistics: frozenset[str] = frozenset()
     batch_invariant: bool = True
 
     @classmethod
-    def of(cls, run: Callable[[StackedPass, Tensor], Tensor], layers: Iterable[StackedLayer]) -> StackedModel:
+    def of(cls, run: Callable[[StackedPass, Any], Tensor], layers: Iterable[StackedLayer]) -> StackedModel:
         """Return the model that computes ``run`` with these layers."""
         self_updating, channels_last = set[str](), set[str]()
         for layer in layers:
@@ -103,7 +103,7 @@ class StackedModel:
         return cls(run, frozenset(self_updating), frozenset(channels_last))
 
     def sgd_step(
-        self, weights: Mapping[str, Tensor], trainable: Iterable[str], rates: Tensor, keys: Tensor, inputs: Tensor,
+        self, weights: Mapping[str, Tensor], trainable: Iterable[str], rates: Tensor, keys: Tensor, inputs: Any,
         loss: Callable[[Tensor], Tensor],
     ) -> Tensor:  # fmt: skip
         """Do one SGD step for every client in place, and return the outputs: (C, …) weights, (C,) rates and keys."""

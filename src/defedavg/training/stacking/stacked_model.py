@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from ...errors import first_line
+from ...tasks.samples import Inputs, each
 from ..kernels.plain import CpuLayerKernels, LayerKernels
 from ..module_state import keyed_copy, updated_buffers
 from .attention import PlainAttention
@@ -19,7 +20,7 @@ from .equivalence_check import DisagreementError, EquivalenceCheck
 from .layer_registry import StackedModel, StackedPass, StackingError, plugin_layers
 
 
-def stack(module: nn.Module, kernels: LayerKernels | None = None, sample: Tensor | None = None) -> StackedModel:
+def stack(module: nn.Module, kernels: LayerKernels | None = None, sample: Inputs | None = None) -> StackedModel:
     """Return the first stacked form of a module that agrees with it on a few samples of its data.
 
     Without samples there is no check, and the result is a chain or uses ``torch.func``.
@@ -58,12 +59,12 @@ def _unchecked(model: nn.Module, kernels: LayerKernels) -> StackedModel:
         return _mapped(model, kernels)
 
 
-def _statistics(model: nn.Module, sample: Tensor) -> frozenset[str]:
+def _statistics(model: nn.Module, sample: Inputs) -> frozenset[str]:
     """Return the running statistics of a module; refuse one that keeps other state from step to step."""
     try:
         updated = updated_buffers(model, sample)
     except Exception as error:  # a module may raise anything
-        raise StackingError(f"it fails on {len(sample)} samples: {first_line(error)}") from error
+        raise StackingError(f"it fails on a few samples: {first_line(error)}") from error
     if updated.assigned:
         raise StackingError(f"it assigns a new tensor to the buffer {min(updated.assigned)}; update it in place")
     normalisations = [n for n, inner in model.named_modules() if isinstance(inner, nn.modules.batchnorm._NormBase)]
@@ -89,11 +90,11 @@ def _unshared(module: nn.Module) -> nn.Module:
     return module
 
 
-def _chained(module: nn.Module, kernels: LayerKernels, _: Tensor | None = None) -> StackedModel:
+def _chained(module: nn.Module, kernels: LayerKernels, _: Inputs | None = None) -> StackedModel:
     return chain(_unshared(module), kernels)
 
 
-def _composed(module: nn.Module, kernels: LayerKernels, sample: Tensor, reshape: bool = False) -> StackedModel:
+def _composed(module: nn.Module, kernels: LayerKernels, sample: Inputs, reshape: bool = False) -> StackedModel:
     tables = shared_tables(_unshared(module), sample)
     return _per_thread(lambda: composed(module, kernels, tables, reshape))
 
@@ -101,7 +102,7 @@ def _composed(module: nn.Module, kernels: LayerKernels, sample: Tensor, reshape:
 _reshaped = partial(_composed, reshape=True)
 
 
-def _mapped(module: nn.Module, _kernels: LayerKernels, _sample: Tensor | None = None) -> StackedModel:
+def _mapped(module: nn.Module, _kernels: LayerKernels, _sample: Inputs | None = None) -> StackedModel:
     return _per_thread(lambda: mapped(module))
 
 
@@ -110,7 +111,7 @@ def _per_thread(build: Callable[[], StackedModel]) -> StackedModel:
     first, thread = build(), local()
     thread.run = first.run
 
-    def run(context: StackedPass, x: Tensor) -> Tensor:
+    def run(context: StackedPass, x: Inputs) -> Tensor:
         if not hasattr(thread, "run"):
             thread.run = build().run
         out: Tensor = thread.run(context, x)
@@ -123,15 +124,15 @@ def mapped(module: nn.Module) -> StackedModel:
     """Stack a module through ``torch.func``, which maps any module that draws no random numbers over the clients."""
     model, draws = keyed_copy(module)
 
-    def one(params: dict[str, Tensor], samples: Tensor, key: Tensor | None = None) -> Tensor:
+    def one(params: dict[str, Tensor], samples: Inputs, key: Tensor | None = None) -> Tensor:
         draws.key = key
         out: Tensor = functional_call(model, params, (samples,))
         return out
 
-    def run(context: StackedPass, x: Tensor) -> Tensor:
+    def run(context: StackedPass, x: Inputs) -> Tensor:
         if model.training != context.training:
             model.train(context.training)
-        given = (dict(context.weights), x.view(context.clients, -1, *x.shape[1:]))
+        given = (dict(context.weights), each(lambda part: part.view(context.clients, -1, *part.shape[1:]), x))
         keys = () if context.keys is None else (context.keys,)
         try:
             with PlainAttention():
