@@ -58,7 +58,7 @@ def _check_limits(table: Any, name: str) -> None:
     for item in dataclasses.fields(table):
         value, most = getattr(table, item.name), item.metadata.get("most")
         if most is not None and most < value < math.inf:
-            shown = value if value < 1e30 else "far larger"
+            shown = value if isinstance(value, float) or value < 1e30 else "far larger"
             raise UserError(f"{name}.{item.name} is {shown}; it must be at most {_limit(most)}")
 
 
