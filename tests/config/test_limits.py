@@ -84,6 +84,8 @@ def test_a_count_is_a_whole_number(name: str, study: Path) -> None:
         ("clients.availability", '"windows(1e308, 1)"'),
         ("clients.failure_rate", "1.0"),
         ("training.local_lr", "inf"),
+        ("training.local_lr", "1e308"),
+        ("training.global_lr", "1e31"),
         ("training.local_lr", "-1"),
         ("favano.wait_seconds", "1e308"),
         ("fedbuff.concurrency", HUGE),

@@ -23,6 +23,8 @@ MAX_JOB = 10**6
 """Of the local steps of a job, and of the samples of a step."""
 MAX_JOB_SAMPLES = 10**8
 """Of the product of the two: the mini-batches of a job are drawn at once, at 8 bytes per sample."""
+MAX_RATE = 1e30
+"""Of a learning rate: float32 has numbers up to 3.4e38."""
 MAX_SECONDS = 1e9
 """Of a waiting time that is not infinite: thirty years."""
 
@@ -48,12 +50,16 @@ def _count(value: int) -> bool:
     return value >= 1
 
 
+def _limit(most: float) -> str:
+    return f"{most:,.0f}" if most < 1e15 else f"{most:g}"
+
+
 def _check_limits(table: Any, name: str) -> None:
     for item in dataclasses.fields(table):
         value, most = getattr(table, item.name), item.metadata.get("most")
         if most is not None and most < value < math.inf:
-            shown = value if value < 1e30 else "far larger"
-            raise UserError(f"{name}.{item.name} is {shown}; it must be at most {most:,.0f}")
+            shown = value if isinstance(value, float) or value < 1e30 else "far larger"
+            raise UserError(f"{name}.{item.name} is {shown}; it must be at most {_limit(most)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +139,8 @@ class TrainingSettings:
     updates_per_round: int = _setting(10, "updates merged per round, n", most=MAX_UPDATES)
     local_steps: int = _setting(50, "local SGD steps per job, K", most=MAX_JOB)
     batch_size: int = _setting(10, "samples per local step", most=MAX_JOB)
-    global_lr: float = _setting(1.0, "global learning rate, η")
-    local_lr: float = _setting(0.05, "local learning rate, η̄")
+    global_lr: float = _setting(1.0, "global learning rate, η", most=MAX_RATE)
+    local_lr: float = _setting(0.05, "local learning rate, η̄", most=MAX_RATE)
     sampling: str = _setting("replacement", "mini-batches: drawn with replacement, or shuffle (epoch by epoch)")
     timeout_seconds: float = _setting(
         0.0,
