@@ -1,4 +1,4 @@
-"""Runs that are replaced or removed: the old one survives until the new one has results, and no run in progress is lost."""
+"""Runs that are replaced or removed: the old one survives until the new one has results; one in progress stays."""
 
 from __future__ import annotations
 
