@@ -33,10 +33,7 @@ MAX_LIVE_VARIANTS = 15  # settings of one algorithm in the live view that differ
 
 def payload(folders: Sequence[RunFolder], title: str) -> dict[str, Any]:
     """Return all the data of the page."""
-    every = [series for folder in folders for series in _series_of(folder)]
-    if not folders:
-        raise UserError("there is nothing to show: no run was given")
-    every = every or [_without_results(folder) for folder in folders]
+    every = _all_series(folders)
     groups = grouped(every, Series.key)
     for group in groups.values():
         for rank, series in enumerate(sorted(group, key=Series.rank)):
@@ -74,6 +71,13 @@ def live(folder: RunFolder) -> list[dict[str, Any]]:
 
 def _series_of(folder: RunFolder) -> list[Series]:
     return [Series(folder, label, runs) for label, runs in grouped(folder.runs, lambda run: run.label).items()]
+
+
+def _all_series(folders: Sequence[RunFolder]) -> list[Series]:
+    if not folders:
+        raise UserError("there is nothing to show: no run was given")
+    every = [series for folder in folders for series in _series_of(folder)]
+    return every or [_without_results(folder) for folder in folders]
 
 
 def _without_results(folder: RunFolder) -> Series:

@@ -78,9 +78,13 @@ def wait_until_finished(
         time.sleep(poll_seconds)
     if not read_run(folder).finished:
         _raise_failure(cluster, folder)
-        files = RunFiles(folder)
-        log = files.server_log if files.event_log.exists() or not is_being_replaced(folder) else files.failed_log
-        raise UserError(f"the server ended before the run did; see {log}; continue with --resume")
+        raise UserError(f"the server ended before the run did; see {_log_of(folder)}; continue with --resume")
+
+
+def _log_of(folder: Path) -> Path:
+    """Return where the log of the server will be, also if the run that this one was to replace is restored."""
+    files = RunFiles(folder)
+    return files.server_log if files.event_log.exists() or not is_being_replaced(folder) else files.failed_log
 
 
 def _raise_failure(cluster: FlowerCluster, folder: Path) -> None:
