@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Replaced and removed runs: the old one survives until the new one has results; no run in progress is lost."""
-=======
 """Runs that are replaced or removed: the old one survives until the new one has results; one in progress stays."""
->>>>>>> files
 
 from __future__ import annotations
 
