@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..algorithms import algorithm
+from ..algorithms import ALGORITHMS, algorithm
 from ..errors import UserError, unknown
 from ..planning.devices import MAX_CLIENTS, PAPER, Slowness, Windows
 from ..planning.sparse_simulator import PLAN_DETAIL
@@ -225,3 +225,19 @@ class Settings:
             for name, table in tables.items()
             for item in dataclasses.fields(table)
         }
+
+
+def given_settings(found: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the settings, such as ``training.local_lr``, that have a value other than the default."""
+    return frozenset(
+        f"{table}.{name}"
+        for table, values in found.items()
+        if (table in TABLES or table in ALGORITHMS) and isinstance(values, Mapping)
+        for name, value in values.items()
+        if value != _defaults(table).get(name)
+    )
+
+
+def _defaults(table: str) -> dict[str, Any]:
+    kinds = (TABLES[table],) if table in TABLES else (TrainingSettings, ALGORITHMS[table].settings_type)
+    return {item.name: item.default for kind in kinds for item in dataclasses.fields(kind)}

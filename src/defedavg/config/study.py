@@ -25,9 +25,17 @@ from ..planning.devices import PAPER
 from ..planning.traces import read_trace
 from ..plugins import load_plugins
 from .renamed_settings import current_name, current_names
-from .settings import DEFAULT_PROFILE, TABLES, ClientSettings, Settings, StopSettings, TaskSettings, TrainingSettings
+from .settings import (
+    DEFAULT_PROFILE,
+    TABLES,
+    ClientSettings,
+    Settings,
+    StopSettings,
+    TaskSettings,
+    TrainingSettings,
+    given_settings,
+)
 from .task_module import absolute_spec, file_of, task_from_module
-from .unused_settings import given_settings
 
 __all__ = [
     "TABLES", "ClientSettings", "Settings", "StopSettings", "Study", "SweepPoint", "TaskSettings", "TrainingSettings",

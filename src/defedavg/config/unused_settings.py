@@ -7,34 +7,16 @@ The rules are declared where a setting is defined or read: ``needs`` and ``repla
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from ..algorithms import ALGORITHMS
 from .settings import TABLES, TrainingSettings
-
-if TYPE_CHECKING:
-    from .study import Study
+from .study import Study
 
 
 class NoEffectWarning(UserWarning):
     """A setting was given that has no effect."""
-
-
-def given_settings(found: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of the settings, such as ``training.local_lr``, that have a value other than the default."""
-    return frozenset(
-        f"{table}.{name}"
-        for table, values in found.items()
-        if (table in TABLES or table in ALGORITHMS) and isinstance(values, Mapping)
-        for name, value in values.items()
-        if value != _defaults(table).get(name)
-    )
-
-
-def _defaults(table: str) -> dict[str, Any]:
-    kinds = (TABLES[table],) if table in TABLES else (TrainingSettings, ALGORITHMS[table].settings_type)
-    return {item.name: item.default for kind in kinds for item in dataclasses.fields(kind)}
 
 
 def unused_settings(study: Study) -> list[str]:
@@ -96,7 +78,7 @@ def _by_fields(study: Study) -> dict[str, str]:
             names = [f"{table}.{other}" for other in others]
             in_every_run = all(all(_values(study, table, other)) for other in others)
             if others and in_every_run and study.given.issuperset(names):
-                reasons[f"{table}.{item.name}"] = f"{' and '.join(names)} replace{'s' if len(others) == 1 else ''} it"
+                reasons[f"{table}.{item.name}"] = f"{_subject(names, 'replaces', 'replace')} it"
     return reasons
 
 
@@ -124,8 +106,12 @@ def _by_algorithms(study: Study) -> dict[str, str]:
         users = [name for name, keys in unused.items() if key not in keys]
         reasons |= {f"{name}.{key}": f"{name} does not use it" for name in unused if name not in users}
         if not users:
-            reasons[f"training.{key}"] = f"{' and '.join(unused)} {'does' if len(unused) == 1 else 'do'} not use it"
+            reasons[f"training.{key}"] = f"{_subject(unused, 'does', 'do')} not use it"
         elif all(key in study.tables.get(name, {}) for name in users):
-            tables = " and ".join(f"[{name}]" for name in users)
-            reasons[f"training.{key}"] = f"{tables} override{'s' if len(users) == 1 else ''} it"
+            reasons[f"training.{key}"] = f"{_subject([f'[{name}]' for name in users], 'overrides', 'override')} it"
     return reasons
+
+
+def _subject(names: Collection[str], singular: str, plural: str) -> str:
+    """Return names and the verb that follows them."""
+    return f"{' and '.join(names)} {singular if len(names) == 1 else plural}"
