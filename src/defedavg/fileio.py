@@ -150,11 +150,12 @@ def read_input(path: Path) -> str:
     Raise ``OSError`` if it has more than ``MAX_INPUT`` bytes, or if a pipe stays silent for ``PIPE_SECONDS``.
     """
     handle = os.open(path, _READ)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISDIR(mode):
+        os.close(handle)
+        raise NotRegularError("it is a folder")
     with os.fdopen(handle, "rb", buffering=0) as file:
-        mode = os.fstat(handle).st_mode
         is_pipe = stat.S_ISFIFO(mode)
-        if stat.S_ISDIR(mode):
-            raise OSError("it is a folder")
         if is_pipe:
             os.set_blocking(handle, True)
         data = io.BytesIO()
