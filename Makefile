@@ -40,7 +40,7 @@ tests: .venv/dev
 
 # Random and damaged input on the command line, 400 new examples per test instead of the 20 of `make test`: half an hour.
 fuzz: .venv/dev
-	DEFEDAVG_FUZZ=400 $(BIN)/python -m pytest tests/fuzz
+	DEFEDAVG_FUZZ=400 $(BIN)/python -m pytest tests/cli/test_fuzz.py
 
 # Real SuperLink and SuperNode processes: minutes, mostly spent waiting.
 test-deploy: .venv/dev

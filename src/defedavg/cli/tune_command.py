@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -15,6 +15,9 @@ from ..runstore.reader import read_entry
 from . import options as opt
 from .data_command import DataDir
 from .report_command import close_with_page
+
+if TYPE_CHECKING:
+    from ..experiments.tuning_folder import TuningFolder
 
 
 def _rates(option: str, text: str) -> tuple[float, ...]:
@@ -75,11 +78,17 @@ def tune(
     except KeyboardInterrupt:
         opt.exit_unchanged()
     opt.print_notes(tuning.sweep.notes)
+    _print_results(session, study.name, results, as_json)
+    opt.exit_if_stopped(finished)
+
+
+def _print_results(session: TuningFolder, name: str, results: Path, as_json: bool) -> None:
+    tuning = session.tuning
     if as_json:
         opt.print_json(tuning.records())
     else:
         entries = filter(None, map(read_entry, tuning.records()))
-        opt.out.print(tables.tuning_table(study.name, entries, [pair.label for pair in tuning.best()]))
+        opt.out.print(tables.tuning_table(name, entries, [pair.label for pair in tuning.best()]))
         opt.print_line(f"\nevery pair: {results / 'points.jsonl'}")
     close_with_page([results], results, as_json)
     if session.decision is not None:
@@ -87,4 +96,3 @@ def tune(
         for line in session.decision.lines():
             say(line)
         say(f"run it: defedavg run {shlex.quote(str(results / 'tuned.toml'))}")
-    opt.exit_if_stopped(finished)

@@ -28,7 +28,7 @@ class TuningFolder:
     """
 
     def __init__(self, tuning: Tuning, study: Study, folder: Path, *, force: bool) -> None:
-        self._tuning = tuning
+        self.tuning = tuning
         self._study = study
         self.decision: Decision | None = None
         compute = tuning.sweep.compute
@@ -73,7 +73,7 @@ class TuningFolder:
             watch(event)
 
         try:
-            finished = self._tuning.run(log)
+            finished = self.tuning.run(log)
             if self._old.pending:
                 raise KeyboardInterrupt  # before the first round
             self._save(finished=finished)
@@ -82,12 +82,12 @@ class TuningFolder:
         return finished
 
     def _save(self, *, finished: bool) -> None:
-        write_lines(self._files.rate_points, self._tuning.records())
+        write_lines(self._files.rate_points, self.tuning.records())
         results: dict[str, Sequence[Any]] = {"best": []}
         if finished:
-            self.decision = Decision(self._tuning)
+            self.decision = Decision(self.tuning)
             ranked = [self.decision.winner, *filter(None, [self.decision.runner_up])]
-            results = {"best": list(map(_rates, self._tuning.best())), "ranking": list(map(_rates, ranked))}
+            results = {"best": list(map(_rates, self.tuning.best())), "ranking": list(map(_rates, ranked))}
             write_whole(self._files.tuned_study, self.decision.to_toml(self._study).encode())
         write_summary(self._files, self._study.name, self._origin, results, finished=finished)
 
