@@ -106,6 +106,12 @@ class LayerKernels:
             return out if bias is None else out.add_(bias.unsqueeze(1))
         return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)
 
+    def _add_product(self, weight: Tensor, a: Tensor, b: Tensor) -> None:
+        if self._half:
+            weight.add_(self._product(a, b))
+        else:
+            weight.baddbmm_(a, b)
+
     def _update(self, params: LayerWeights, grad: Tensor, x: Tensor) -> None:
         """Subtract rate · gradᵀ·x from the weight, and rate · the sum of grad from the bias."""
         assert params.rates is not None
@@ -118,10 +124,7 @@ class LayerKernels:
             return
         step = scaled(grad, -rates)
         if params.trainable[0]:
-            if self._half:
-                params.weight.add_(self._product(step.transpose(1, 2), x))
-            else:
-                params.weight.baddbmm_(step.transpose(1, 2), x)
+            self._add_product(params.weight, step.transpose(1, 2), x)
         if params.bias is not None and params.trainable[1]:
             params.bias.add_(step.sum(1))
 
@@ -192,7 +195,22 @@ def _sum_patches(patches: Tensor, shape: torch.Size, window: Window) -> Tensor:
 
 
 class CpuLayerKernels(LayerKernels):
-    """Kernels for the CPU, where oneDNN computes float32 convolutions with large patches, one client at a time."""
+    """Kernels for the CPU, where oneDNN computes float32 convolutions with large patches, one client at a time.
+
+    A client's results do not depend on the other clients of a batch. PyTorch multiplies a single pair of matrices of
+    which one is a vector by another routine than several pairs, and it rounds differently: such a pair is doubled.
+    """
+
+    def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not _is_single_vector_product(a, b):
+            return super()._product(a, b, bias)
+        return super()._product(_doubled(a), _doubled(b), None if bias is None else bias.expand(2, -1))[:1]
+
+    def _add_product(self, weight: Tensor, a: Tensor, b: Tensor) -> None:
+        if _is_single_vector_product(a, b):
+            weight.copy_(torch.baddbmm(_doubled(weight), _doubled(a), _doubled(b))[:1])
+        else:
+            super()._add_product(weight, a, b)
 
     def conv(self, x: Tensor, params: LayerWeights, window: Window) -> tuple[Tensor, Saved]:
         """Do what ``LayerKernels.conv`` does."""
@@ -235,6 +253,14 @@ class CpuLayerKernels(LayerKernels):
         if not needs_x:
             return None
         return (grads_x[0] if clients == 1 else torch.cat(grads_x)).permute(0, 2, 3, 1)
+
+
+def _is_single_vector_product(a: Tensor, b: Tensor) -> bool:
+    return len(a) == 1 and 1 in (*a.shape[1:], b.shape[2])
+
+
+def _doubled(matrices: Tensor) -> Tensor:
+    return matrices.expand(2, -1, -1)
 
 
 def _suits_onednn(weight: Tensor) -> bool:
