@@ -179,7 +179,8 @@ def test_too_little_memory_is_one_line(place: Path) -> None:
     (place / "study.toml").write_text(
         'name = "new"\nalgorithms = ["fedavg"]\n[task]\nmodel = "softmax"\n[clients]\nnum_clients = 8\n'
     )
-    done = call("run", "study.toml", "--set", "training.local_steps=1000000000000", cwd=place)
+    large = ("--set", "training.local_steps=1000000", "--set", "training.batch_size=100")
+    done = call("run", "study.toml", *large, cwd=place, megabytes=4000)
     refuse(done, "there is not enough memory", "Unable to allocate", "reduce", "training.local_steps")
 
 

@@ -40,9 +40,8 @@ def text_task(config: Mapping[str, Any], client: int | None) -> Task:
     return make_task(model=Lazy, train=train, test=(TEXTS, LABELS), clients=owners[rows], metric=score)
 
 
-def test_a_deployment_of_a_text_task_agrees_with_its_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helpers.deployments.tiny_task", text_task)
-    world = World(tmp_path)
+def test_a_deployment_of_a_text_task_agrees_with_its_replay(tmp_path: Path) -> None:
+    world = World(tmp_path, task=text_task)
     world.until(lambda: world.session.engine.server.version >= 4)
     world.crash()
     world.until(lambda: world.session.finished)

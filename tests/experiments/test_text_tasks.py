@@ -133,7 +133,7 @@ def make(config, client):
     ("changes", "words"),
     [
         ("dict(model=lambda: Dict(4, 2))", ("dict with 'scores'", "make_task(logits=…)")),
-        ("dict(model=lambda: nn.Linear(5, 2))", ("cannot be trained on these data", "(5, 4) float32")),
+        ("dict(model=lambda: nn.Linear(5, 2))", ("cannot be trained on these data", "(10, 4) float32")),
         ("dict(test=(x[:, :3], y))", ("cannot be evaluated on the test data",)),
         ("dict(train=({'x': x}, y), test=({'x': x}, y))", ("unexpected keyword argument 'x'",)),
         ("dict(clients=np.arange(7))", ("line 17", "clients has 7 ids for 20 training samples")),

@@ -22,7 +22,7 @@ from torch import nn
 from defedavg import make_task
 
 def make(settings, client=None):
-    x, y = np.random.default_rng(0).normal(3.0, 2.0, size=(200, 8)), np.arange(200) % 2
+    x, y = np.random.default_rng(0).normal(3.0, 2.0, size=(200, 8)).astype("float32"), np.arange(200) % 2
     net = lambda: nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     return make_task(model=net, train=(x, y), test=(x, y), clients=np.array_split(np.arange(200), 20))
 """

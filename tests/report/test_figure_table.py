@@ -174,7 +174,15 @@ def test_the_ending_of_the_file_or_an_option_chooses_the_format(runs: Path) -> N
     refuse(call("runs", "table", "one", "-o", "no/t.tex", cwd=runs), "cannot be written")
     found = json.loads(call("runs", "table", "one", "--json", cwd=runs).stdout)
     assert found[0]["time_to_target_s"] == {"count": 3, "mean": 5.0, "sd": 1.0}
-    assert set(found[0]) == {"run", "label", "algorithm", "seeds", "reached", *(column.name for column in COLUMNS)}
+    assert set(found[0]) == {
+        "run",
+        "label",
+        "algorithm",
+        "seeds",
+        "reached",
+        "metric",
+        *(column.name for column in COLUMNS),
+    }
 
 
 def test_several_runs_share_a_table_and_an_unfinished_one_is_named(runs: Path) -> None:

@@ -82,7 +82,11 @@ def test_the_progress_table_marks_runs_with_the_colour_of_the_algorithm() -> Non
     for point in study.points():
         spec = RunSpec(point, point.settings, 0)
         evaluation = Evaluation(0, 0.0, 0.1, 2.3, None, 0.0, 0, 0.0)
-        progress.add(RunEvaluated(spec, cast(Any, SimpleNamespace()), evaluation, None))
+        progress.add(
+            RunEvaluated(
+                spec, cast(Any, SimpleNamespace(task=SimpleNamespace(metric_name="accuracy"))), evaluation, None
+            )
+        )
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system="truecolor")
     console.print(progress.table(5))
     shown = cast(io.StringIO, console.file).getvalue()

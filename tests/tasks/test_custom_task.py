@@ -96,11 +96,13 @@ def test_a_dataset_of_named_inputs_equals_named_arrays() -> None:
 
 
 def test_scalars_of_numpy_and_torch_are_settings_and_seeds() -> None:
-    plain = {"training.local_lr": 0.125, "training.sampling": "shuffle", "stop.stop_at_target": False}
+    plain = {"training.local_lr": 0.125, "training.sampling": "shuffle"}
+    plain |= {"stop.target_accuracy": 0.9, "stop.stop_at_target": False}
     scalars = {
         "training.local_lr": np.float32(0.125),
         "training.sampling": np.str_("shuffle"),
         "stop.stop_at_target": np.bool_(False),
+        "stop.target_accuracy": np.float64(0.9),
         "training.local_steps": np.int64(2),
     }
     expected = run(settings=plain, seed=3)

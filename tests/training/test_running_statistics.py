@@ -62,6 +62,8 @@ def trained(
 ) -> Result:
     """Return the result of 40 rounds."""
     options = {"training.updates_per_round": 3, "training.local_steps": 5, "stop.max_rounds": 40, **changes}
+    unused = {f"training.{key}" for key in ALGORITHMS[name].unused_training()}
+    options = {key: value for key, value in options.items() if key not in unused}
     return simulate(name, task=shifted_task(model), settings=options, executor=executor)
 
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import UserError, printable
+from ..errors import UserError
 from ..fileio import replacing, writing
 from ..jsonio import json_line
 from .layout import RunFiles
@@ -94,7 +94,10 @@ def export(
 
 def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row whose texts are valid UTF-8; names of folders may not be."""
-    return {name: printable(value) if isinstance(value, str) else value for name, value in row.items()}
+    return {
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in row.items()
+    }
 
 
 @contextmanager

@@ -156,8 +156,9 @@ class Reference:
             self._flat = FlatModel(module, updated_buffers(module, batch.inputs).statistics)
             self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
             self._check(batch)
-        with _fitting("evaluated on the test data", task.test[:1].inputs):
-            self._check(task.test[:1])
+        tested = task.test[:2]  # normalisation over a batch needs two
+        with _fitting("evaluated on the test data", tested.inputs):
+            self._check(tested)
 
     def _check(self, data: Data) -> None:
         """Compute the gradients of the loss, so that a model that does not fit its data is refused at once."""

@@ -12,7 +12,7 @@
   // Results.
 
   const COLUMNS = [
-    ["accuracy_text", "best", (v) => v, "the highest of each seed: mean ± sample standard deviation over seeds"],
+    ["accuracy_text", "best accuracy", (v) => v, "the highest of each seed: mean ± sample standard deviation over seeds"],
     ["rounds", "rounds", (v) => digits(v, 4), "merges by the server"],
     ["staleness_mean", "staleness", (v) => digits(v, 3), "mean staleness of merged updates"],
     ["updates_trained", "trained", (v) => (v === null ? "–" : Math.round(v).toLocaleString("en")), "updates that the merges used, with at least one local step"],
@@ -44,7 +44,7 @@
     const longest = Math.max(...series.map((s) => (target ? s.seconds_to_target : s.best_accuracy) || 0), 1e-12);
     const head = element("tr", {}, element("th", { scope: "col" }, "setting"),
       element("th", { scope: "col" }, target ? `simulated seconds to ${goal(target, metric)}` : `best ${metric}`),
-      ...COLUMNS.map(([, name, , help]) => element("th", { scope: "col", class: "number", title: help }, name)));
+      ...COLUMNS.map(([, name, , help]) => element("th", { scope: "col", class: "number", title: help }, name.replace("accuracy", metric))));
     const search = $("search").value.toLowerCase();
     const rows = series.filter((s) => s.name.toLowerCase().includes(search)).sort(byRank);
     $("results-table").replaceChildren(

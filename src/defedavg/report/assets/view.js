@@ -79,8 +79,10 @@
     tableState = newState;
     const active = document.activeElement;
     const focused = active && $("list").contains(active) ? active.dataset.key : null;
-    const head = ["run", "status", "done", "algorithms", "best accuracy", "changed", "report"];
-    const help = { "best accuracy": "of the most accurate setting: the highest of each seed, mean ± sample standard deviation over seeds" };
+    const metrics = new Set(runs.map((run) => run.metric));
+    const best = metrics.size === 1 ? `best ${[...metrics][0]}` : metrics.size ? "best metric" : "best accuracy";
+    const head = ["run", "status", "done", "algorithms", best, "changed", "report"];
+    const help = { [best]: "of the best setting: the highest of each seed, mean ± sample standard deviation over seeds" };
     const body = shown.map((run) => {
       const box = element("input", { type: "checkbox", checked: ticked.has(run.id), "aria-label": `show ${run.id}`, "data-key": `box ${run.id}` });
       box.addEventListener("change", () => {
