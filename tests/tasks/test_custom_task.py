@@ -212,7 +212,7 @@ def test_a_bad_argument_is_one_line(changes: dict[str, Any], line: str) -> None:
         # Data
         ({"train": ((10 * X[:50]).astype("int64"), Y[:50]), "test": ((10 * X[50:]).astype("int64"), Y[50:])},
          f"{MISFIT} (inputs (10, 5) int64): "),
-        ({"test": (X[50:, :4], Y[50:])}, "the model cannot be evaluated on the test data (inputs (1, 4) float32): "),
+        ({"test": (X[50:, :4], Y[50:])}, "the model cannot be evaluated on the test data (inputs (2, 4) float32): "),
         ({"train": (X[:50], Y[:50] + 5)}, "accuracy needs outputs of shape (samples, 7)"),
         ({"test": (X[50:], Y[50:] + 5)}, "accuracy needs outputs of shape (samples, 7)"),
         # Losses
