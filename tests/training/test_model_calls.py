@@ -241,3 +241,38 @@ def test_a_lazy_layer_with_named_inputs() -> None:
     data = (TEXTS, LABELS)
     task = make_task(model=Lazy, train=data, test=data, clients=[np.arange(SAMPLES)])
     assert run(task, {"training.updates_per_round": 1}).status == "max_rounds"
+
+
+# Padding
+
+
+class PaddedTexts(nn.Module):
+    """The mean of all words, where word 0 is the padding and its vector is not trained; `torch.func` maps the convolution."""
+
+    def __init__(self, convolution: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 6, padding_idx=0)
+        self.convolution = nn.Conv1d(6, 6, 3) if convolution else None
+        self.head = nn.Linear(6, 2)
+        self.double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        vectors: Tensor = self.words(ids)
+        if self.convolution is not None:
+            vectors = self.convolution(vectors.transpose(1, 2)).transpose(1, 2)
+        return self.head(vectors.mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("convolution", [False, True], ids=["stacked", "mapped"])
+def test_the_vector_of_the_padding_keeps_its_value_for_every_client(convolution: bool) -> None:
+    ids = np.random.Generator(np.random.Philox(key=5)).integers(1, 20, (90, 5))
+    labels = ids[:, 0] % 2
+    ids[3:, 3:] = 0  # the samples of the check that compares a stacked model with its module have no padding
+    clients = np.array_split(np.arange(60), 6)
+    task = make_task(
+        model=lambda: PaddedTexts(convolution), train=(ids[:60], labels[:60]), test=(ids[60:], labels[60:]), clients=clients
+    )
+    expected = assert_executors_agree(task)
+    executor = make_executor(how("defedavg-niid"), 0, task)
+    Trainer(task, executor.module)  # it is stacked, and not trained one client at a time
+    assert not executor.named(expected)["words.weight"][0].any()

@@ -156,8 +156,8 @@ class Reference:
             self._flat = FlatModel(module, updated_buffers(module, batch.inputs).statistics)
             self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
             self._check(batch)
-        with _fitting("evaluated on the test data", task.test[:1].inputs):
-            self._check(task.test[:1])
+        with _fitting("evaluated on the test data", task.test[:2].inputs):
+            self._check(task.test[:2])
 
     def _check(self, data: Data) -> None:
         """Compute the gradients of the loss, so that a model that does not fit its data is refused at once."""
