@@ -1,4 +1,4 @@
-"""The exception and the warning that are shown to users as a single line, and text that is safe on a terminal."""
+"""The exception and the warnings that are shown to users as a single line, and text that is safe on a terminal."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ class UserError(Exception):
 
 class CastWarning(UserWarning):
     """Data are converted to another number type; the message says to which, and how to keep theirs."""
+
+
+class FallbackWarning(UserWarning):
+    """A slower way to compute the same is used; the message says why."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

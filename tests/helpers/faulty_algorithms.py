@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from defedavg.algorithms import BufferedRound
 from defedavg.algorithms.base import Actions
 from defedavg.algorithms.protocol import Broadcast, ClientPolicy, Discard, Merge, Send, SetTimer, Update
@@ -138,6 +140,43 @@ class SendsToNoClient(SendsToSenders):
         return super().answer(update) if self.version < FAULT_ROUND - 1 else [Send(-1, self.version)]
 
 
+class Raises(SendsToSenders):
+    """Raises an error of Python."""
+
+    name = "raises"
+
+    def past(self) -> list[tuple[int, float]]:
+        raise KeyError("rate")
+
+
+class ReturnsNothing(SendsToSenders):
+    """Forgets to return a list."""
+
+    name = "returns-nothing"
+
+    def on_update(self, update: Update) -> Actions:
+        return super().on_update(update) if self.version < FAULT_ROUND - 1 else None  # type: ignore[return-value]
+
+
+class ReturnsText(SendsToSenders):
+    """Returns something that is not an action."""
+
+    name = "returns-text"
+
+    def answer(self, update: Update) -> Actions:
+        return super().answer(update) if self.version < FAULT_ROUND - 1 else ["send"]  # type: ignore[list-item]
+
+
+class SendsToNumpyClient(SendsToSenders):
+    """Names a client by a number of NumPy."""
+
+    name = "sends-to-numpy-client"
+
+    def answer(self, update: Update) -> Actions:
+        client = update.client if self.version < FAULT_ROUND - 1 else np.int64(update.client)
+        return [Send(client, self.version)]  # type: ignore[arg-type]
+
+
 FAULTS: dict[type[SendsToSenders], tuple[str, ...]] = {
     WrongSum: (
         "round 9: the coefficients of past versions sum to 0.9",
@@ -150,6 +189,10 @@ FAULTS: dict[type[SendsToSenders], tuple[str, ...]] = {
     SameVersionAgain: ("no client has work after", "allow_same_version=True"),
     OnlyTimers: ("events have passed without a merge since round", "merge updates when they arrive"),
     NeverMergesAgain: ("events have passed without a merge since round 8", "merge updates when they arrive"),
+    Raises: ("it raises KeyError: 'rate' (faulty_algorithms.py, line", "after round 8; correct it"),
+    ReturnsNothing: ("it returns NoneType after round 8; return a list of actions",),
+    ReturnsText: ("it returns 'send', which is not an action of a server",),
+    SendsToNumpyClient: ("Send names the client np.int64(", "convert it with int()"),
     SendsToNoClient: ("Send names client -1; give one of 0 to 9",),
 }
 """What the error about each fault says."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from defedavg import simulate
 from defedavg.algorithms import ALGORITHMS, Setup, register
-from defedavg.algorithms.protocol import Send
+from defedavg.algorithms.protocol import Merge, Send, Update
 from defedavg.deploy.engine import events
 from defedavg.deploy.engine.engine import Engine
 from defedavg.errors import UserError
@@ -75,7 +76,7 @@ def test_every_simulator_reports_it(kind: type[faulty.SendsToSenders], words: tu
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])
-@pytest.mark.parametrize("kind", [*IN_A_DEPLOYMENT, faulty.MergesTwice])
+@pytest.mark.parametrize("kind", [*IN_A_DEPLOYMENT, faulty.MergesTwice, faulty.ReturnsNothing])
 def test_the_commands_report_it_in_one_line(kind: type[faulty.SendsToSenders], command: str, tmp_path: Path) -> None:
     (tmp_path / "plugin.py").write_text(
         inspect.getsource(faulty) + f"\nfrom defedavg.algorithms import register\nregister({kind.__name__})\n"
@@ -159,3 +160,17 @@ def test_an_engine_refuses_a_client_that_does_not_exist() -> None:
     engine.server.start = lambda: [Send(2, 0)]  # type: ignore[method-assign]
     with pytest.raises(UserError, match="Send names client 2; give one of 0 to 1"):
         engine.handle(events.Began(0.0))
+
+
+def test_numbers_of_numpy_are_coefficients() -> None:
+    server = faulty.SendsToSenders(Setup(10, 3, 2))
+    merge = server.merge([(Update(1, 0, 0, 2), np.float32(-0.5))], [(np.int64(0), np.float32(1.0))])  # type: ignore[list-item]
+    assert merge == Merge(1, ((0, 1.0),), ((Update(1, 0, 0, 2), -0.5),))
+    assert {type(number) for pair in (*merge.past, *merge.updates) for number in pair} == {int, float, Update}
+
+
+def test_an_error_of_this_package_is_not_blamed_on_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = simulator.Simulator(faulty.SendsToSenders(Setup(10, 3, 2)), Fleet(10))
+    monkeypatch.setattr(made, "_merge", lambda merge: merge.missing)
+    with pytest.raises(AttributeError):
+        Plan.collect(made, 30)

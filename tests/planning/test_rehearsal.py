@@ -280,13 +280,13 @@ class NegativeTimer(Correct):
         return [*super().start(), SetTimer(1, -1.0)]
 
 
-@fault(r"arrived\(\) raises ZeroDivisionError: .*; correct it")
+@fault(r"on_update\(\) raises ZeroDivisionError: .* \(test_rehearsal.py, line \d+\); correct it")
 class RaisesInAHook(Correct):
     def merge_of(self, merged: list[Update]) -> Merge:
         return self.merge([(update, -1.0 / (len(merged) - 2)) for update in merged])
 
 
-@fault("its constructor raises KeyError: 'rate'; correct it")
+@fault(r"its constructor raises KeyError: 'rate' \(test_rehearsal.py, line \d+\); correct it")
 class RaisesInItsConstructor(Correct):
     def check_setup(self) -> None:
         raise KeyError("rate")
@@ -297,7 +297,7 @@ class HasNoStart(Correct):
     start = ServerMachine.start
 
 
-@fault(r"arrived\(\) returns NoneType; return a list of actions")
+@fault(r"on_update\(\) returns NoneType; return a list of actions")
 class ReturnsNone(Correct):
     def on_update(self, update: Update) -> Actions:
         return None  # type: ignore[return-value]
@@ -325,7 +325,7 @@ class HidesItsState(Correct):
         self.rounds = 0
 
 
-@fault(r"arrived\(\) makes another decision after restore\(state\(\)\); list every attribute")
+@fault(r"on_update\(\) makes another decision after restore\(state\(\)\); list every attribute")
 class ForgetsItsState(Correct):
     def state(self) -> dict[str, Any]:
         return {"version": self.version}

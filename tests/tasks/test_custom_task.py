@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from defedavg import simulate, squared_error
+from defedavg import UserError, simulate, squared_error
 from defedavg.errors import CastWarning
 from defedavg.tasks import Task, make_task
 from helpers.user_errors import line_of
@@ -264,3 +266,18 @@ def test_the_name_of_a_metric_is_that_of_its_function() -> None:
     assert custom(metric=squared_error).metric_name == "squared_error"
     assert custom(metric=Score()).metric_name == "Score"
     assert custom(metric=lambda *_: 1.0).metric_name == "lambda"
+
+
+def test_ids_that_differ_in_a_final_nul_are_different_clients() -> None:
+    for ids in (["a\0", "a", "b"], [b"a\0", b"a", b"b"]):
+        task = make_task(model=nn.Linear(2, 2), train=(X3, Y3), test=(X3, Y3), clients=ids)
+        assert [part.tolist() for part in task.clients] == [[1], [0], [2]]
+
+
+def test_ids_of_another_type_are_named() -> None:
+    for ids, kind in (([UUID(int=i) for i in range(3)], "UUID"), ([date(2020, 1, i) for i in (1, 2, 3)], "date")):
+        with pytest.raises(UserError, match=f"the client ids are of type {kind}; pass whole numbers or text"):
+            make_task(model=nn.Linear(2, 2), train=(X3, Y3), test=(X3, Y3), clients=ids)
+
+
+X3, Y3 = np.ones((3, 2), "float32"), np.zeros(3, "int64")

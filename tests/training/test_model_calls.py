@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from defedavg import simulate
+from defedavg import simulate, squared_error
 from defedavg.config.build import make_executor
+from defedavg.config.unused_settings import NoEffectWarning
+from defedavg.errors import FallbackWarning
 from defedavg.tasks import Task, make_task, token_accuracy, token_cross_entropy
 from defedavg.training import StackingError, Trainer
 from helpers.small_runs import batched_run, final_versions, how, reference
@@ -90,7 +92,7 @@ def test_an_output_that_differs_between_training_and_evaluation() -> None:
     data = {"train": (x, y), "test": (x, y)}
     given: dict[str, Any] = {"model": lambda: Auxiliary(4, 3), "clients": [np.arange(12)], **data}
     assert run(make_task(**given, logits=0), {"training.updates_per_round": 1}).status == "max_rounds"
-    assert "the model returns tuple; pick the logits" in line_of(lambda: run(make_task(**given)))
+    assert "the model returns tuple; pick the logits" in line_of(lambda: run(make_task(**given), executor="reference"))
 
 
 # Inputs
@@ -118,7 +120,8 @@ def test_a_model_with_named_inputs_that_cannot_be_stacked_says_why() -> None:
     task = text_task(Branching)
     with pytest.raises(StackingError, match="global generator"):
         Trainer(task, make_executor(how("fedavg"), 0, task).module)
-    assert run(task).status == "max_rounds"
+    with pytest.warns(FallbackWarning, match="global generator"):
+        assert run(task).status == "max_rounds"
 
 
 def test_texts_of_other_lengths_can_be_tested_and_evaluated_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,3 +244,93 @@ def test_a_lazy_layer_with_named_inputs() -> None:
     data = (TEXTS, LABELS)
     task = make_task(model=Lazy, train=data, test=data, clients=[np.arange(SAMPLES)])
     assert run(task, {"training.updates_per_round": 1}).status == "max_rounds"
+
+
+def test_a_metric_keeps_the_digits_of_a_number() -> None:
+    for executor in ("batched", "reference"):
+        found = run(text_task(TextClassifier, metric=lambda *_: 0.7), {"stop.target_accuracy": 0.7}, executor)
+        assert (found.best_accuracy, found.status) == (0.7, "target")
+
+
+# Outputs that are NaN, and statistics of the batch
+
+
+def test_outputs_that_are_nan_name_no_class() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 2), nn.Threshold(1e9, float("nan")))
+
+    x, y = np.ones((8, 4), "float32"), np.zeros(8, "int64")
+    task = make_task(model=model, train=(x, y), test=(x, y), clients=[[0, 1], [2, 3]], classes=2)
+    found = simulate("fedavg", task=task, settings={"training.updates_per_round": 1}, executor="reference")
+    assert (found.status, found.best_accuracy) == ("diverged", 0.0)
+
+
+def test_a_last_test_sample_is_not_evaluated_alone() -> None:
+    layers = nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2)
+    random = np.random.Generator(np.random.Philox(key=3))
+    x = random.normal(size=(1001, 4)).astype("float32")
+    y = (x[:, 0] > 0).astype("int64")
+    task = make_task(model=nn.Sequential(*layers), train=(x, y), test=(x, y), clients=[[0, 1, 2], [3, 4, 5]])
+    settings = {"training.updates_per_round": 1, "stop.max_rounds": 1}
+    assert simulate("fedavg", task=task, settings=settings).rounds == 1
+    assert [len(part) for part in task.test.chunks(500)] == [500, 501]
+    assert [len(part) for part in task.test[:3].chunks(1)] == [1, 1, 1]
+
+
+# What has no effect
+
+
+def test_a_model_that_cannot_be_stacked_is_named_with_the_reason() -> None:
+    x, y = np.ones((8, 4), "float32"), np.zeros(8, "int64")
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None), nn.Linear(3, 2))
+    task = make_task(model=model, train=(x, y), test=(x, y), clients=[[0, 1], [2, 3]], classes=2)
+    settings = {"training.updates_per_round": 1, "stop.max_rounds": 1}
+    with pytest.warns(FallbackWarning, match="the model is trained one client at a time: BatchNorm1d with momentum"):
+        simulate("fedavg", task=task, settings=settings)
+    simulate("fedavg", task=task, settings=settings, executor="reference")
+
+
+def test_a_target_without_accuracy_is_named() -> None:
+    x, y = np.ones((8, 4), "float32"), np.zeros((8, 1), "float32")
+    task = make_task(model=nn.Linear(4, 1), train=(x, y), test=(x, y), clients=[[0, 1], [2, 3]], loss=squared_error)
+    settings = {"training.updates_per_round": 1, "stop.max_rounds": 1, "stop.target_accuracy": 0.5}
+    with pytest.warns(NoEffectWarning, match="stop.target_accuracy has no effect: the task has no classes"):
+        simulate("fedavg", task=task, settings=settings)
+
+
+# Padding
+
+
+class PaddedTexts(nn.Module):
+    """The mean of all words, where word 0 is the padding, which is not trained; `torch.func` maps the convolution."""
+
+    def __init__(self, convolution: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 6, padding_idx=0)
+        self.convolution = nn.Conv1d(6, 6, 3) if convolution else None
+        self.head = nn.Linear(6, 2)
+        self.double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        vectors: Tensor = self.words(ids)
+        if self.convolution is not None:
+            vectors = self.convolution(vectors.transpose(1, 2)).transpose(1, 2)
+        return self.head(vectors.mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("convolution", [False, True], ids=["stacked", "mapped"])
+def test_the_vector_of_the_padding_keeps_its_value_for_every_client(convolution: bool) -> None:
+    ids = np.random.Generator(np.random.Philox(key=5)).integers(1, 20, (90, 5))
+    labels = ids[:, 0] % 2
+    ids[3:, 3:] = 0  # the samples of the check that compares a stacked model with its module have no padding
+    clients = np.array_split(np.arange(60), 6)
+    task = make_task(
+        model=lambda: PaddedTexts(convolution),
+        train=(ids[:60], labels[:60]),
+        test=(ids[60:], labels[60:]),
+        clients=clients,
+    )
+    expected = assert_executors_agree(task)
+    executor = make_executor(how("defedavg-niid"), 0, task)
+    Trainer(task, executor.module)  # it is stacked, and not trained one client at a time
+    assert not executor.named(expected)["words.weight"][0].any()

@@ -34,7 +34,7 @@ def _check(name: str, kind: type[ServerMachine]) -> None:
     if not (isinstance(kind, type) and issubclass(kind, ServerMachine)):
         raise UserError(f"algorithm {name!r} is {kind!r}; register a subclass of defedavg.algorithms.ServerMachine")
     where = f"algorithm {name!r} ({kind.__qualname__})"
-    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,49}", name) or name in RESERVED:
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]{0,49}", name) or name in RESERVED:
         raise UserError(f"{where}: the name must be lower-case letters, digits, '-' and '_', and not a key of a study")
     for word in ("name", "summary", "citation", "equation"):
         if not isinstance(getattr(kind, word, None), str):

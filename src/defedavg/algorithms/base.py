@@ -171,9 +171,10 @@ class ServerMachine:
         """Increment the version and return its merge, in an order that does not depend on the order of arrival."""
         totals: dict[int, float] = {}
         for version, weight in ((self.version, 1.0),) if past is None else past:
-            totals[version] = totals.get(version, 0.0) + weight
+            totals[int(version)] = totals.get(int(version), 0.0) + float(weight)  # they may be numbers of NumPy
         self.version += 1
-        ordered = sorted(updates, key=lambda pair: (pair[0].client, pair[0].index))
+        coefficients = ((update, float(weight)) for update, weight in updates)
+        ordered = sorted(coefficients, key=lambda pair: (pair[0].client, pair[0].index))
         return Merge(self.version, tuple(sorted(totals.items())), tuple(ordered))
 
     def suspect(self, clients: Iterable[int]) -> None:

@@ -12,7 +12,7 @@ from ..config.build import build_task, make_executor, make_plan, make_simulator,
 from ..config.settings import Settings
 from ..config.study import Study
 from ..config.unused_settings import NoEffectWarning, replaced, unused_settings
-from ..errors import UserError, unknown
+from ..errors import FallbackWarning, UserError, unknown
 from ..planning.plan import Plan
 from ..planning.plan_checks import checked_for_use
 from ..planning.plan_recorder import PlanRecorder
@@ -46,6 +46,9 @@ class Simulation:
         self.settings = settings
         self.seed = seed = config.single("seed", seed, int)
         self.task = build_task(settings, seed) if task is None else task
+        if settings.stop.target_accuracy and self.task.classes is None and self.task.metric is None:
+            reason = "the task has no classes and no metric, so there is no accuracy"
+            warnings.warn(f"stop.target_accuracy has no effect: {reason}", NoEffectWarning, stacklevel=3)
         self.simulator = make_simulator(settings, seed)
         self.executor = make_executor(settings, seed, self.task)
         self.progress: RunProgress = RunProgress()
@@ -93,7 +96,8 @@ class Simulation:
 
         try:
             trainer = Trainer(self.task, self.executor.module, batch_size=self.executor.local_training.batch_size)
-        except StackingError:
+        except StackingError as reason:
+            warnings.warn(f"the model is trained one client at a time: {reason}", FallbackWarning, stacklevel=3)
             yield from self
             return
         for _, evaluation in run_batched([self.batched_run()], trainer):

@@ -7,11 +7,13 @@ one line that names the algorithm, the round and the remedy, and no update is tr
 from __future__ import annotations
 
 import math
-from typing import NoReturn
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
 
 from ..algorithms import ServerMachine
-from ..algorithms.protocol import ClientPolicy, Merge, Request, Send, ServerAction
-from ..errors import UserError
+from ..algorithms.protocol import ClientPolicy, Merge, Request, Resample, Send, ServerAction
+from ..errors import UserError, first_line
 
 SUM_TOLERANCE = 1e-9
 """How far from one the sum of the coefficients of past versions may be: rounding, and nothing more."""
@@ -20,6 +22,40 @@ SUM_TOLERANCE = 1e-9
 def refuse(algorithm: str, fault: str) -> NoReturn:
     """Raise ``UserError`` for a fault of an algorithm; the message says what to change."""
     raise UserError(f"algorithm {algorithm!r}: {fault}") from None
+
+
+def raised(kind: type[ServerMachine], error: BaseException) -> str:
+    """Return what code of the algorithm raised, with file and line; nothing if the error arose elsewhere.
+
+    Code of this package is no code of the algorithm, also where the algorithm inherits it.
+    """
+    package = __name__.partition(".")[0]
+    own = {inner.__module__ for inner in kind.__mro__ if inner.__module__.partition(".")[0] != package}
+    lines = [
+        f"{Path(frame.f_code.co_filename).name}, line {line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") in own
+    ]
+    return f"{type(error).__name__}: {first_line(error)} ({lines[-1]})" if lines else ""
+
+
+def refuse_failure(server: ServerMachine, error: Exception, newest: int) -> None:
+    """Report an error that code of the algorithm raised; any other error is left to the caller."""
+    if not isinstance(error, UserError) and (failure := raised(type(server), error)):
+        refuse(server.name, f"it raises {failure} after round {newest}; correct it")
+
+
+def check_result(server: ServerMachine, actions: Any, newest: int) -> None:
+    """Check that a hook returned a list."""
+    if not isinstance(actions, list):
+        refuse(server.name, f"it returns {type(actions).__name__} after round {newest}; return a list of actions")
+
+
+def resampled(server: ServerMachine, action: Any) -> Resample:
+    """Return the action if it is the last kind that exists, ``Resample``."""
+    if not isinstance(action, Resample):
+        refuse(server.name, f"it returns {action!r:.60}, which is not an action of a server")
+    return action
 
 
 def check_merge(server: ServerMachine, merge: Merge, newest: int) -> None:
@@ -68,9 +104,13 @@ def check_broadcast(server: ServerMachine, version: int, broadcasts: int, newest
 
 def refuse_action(server: ServerMachine, action: ServerAction, newest: int) -> NoReturn:
     """Report an action that names a client or a version that does not exist."""
-    total = server.setup.num_clients
-    if isinstance(action, Send | Request) and not (isinstance(action.client, int) and 0 <= action.client < total):
-        kind = type(action).__name__
+    total, kind = server.setup.num_clients, type(action).__name__
+    for name in ("client", "version"):
+        number = getattr(action, name, 0)
+        if isinstance(action, Send | Request) and type(number) is not int:
+            number_type = type(number).__name__
+            refuse(server.name, f"{kind} names the {name} {number!r} of type {number_type}; convert it with int()")
+    if isinstance(action, Send | Request) and not 0 <= action.client < total:
         refuse(server.name, f"{kind} names client {action.client!r}; give one of 0 to {total - 1}")
     if isinstance(action, Send):
         refuse(

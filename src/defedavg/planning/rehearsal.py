@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from ..algorithms import ServerMachine, Setup, protocol
 from ..errors import UserError, first_line
-from .action_checks import refuse, refuse_action
+from .action_checks import raised, refuse, refuse_action
 from .devices import Fleet
 from .plan import records
 from .plan_checks import PlanError, checked
@@ -122,7 +122,8 @@ def _call(kind: type[ServerMachine], hook: str, function: Callable[[], T]) -> T:
             raise
         _fail(kind, first_line(error))
     except Exception as error:  # the algorithm is not part of this package
-        _fail(kind, f"{hook} raises {type(error).__name__}: {first_line(error)}; correct it")
+        failure = raised(kind, error) or f"{type(error).__name__}: {first_line(error)}"
+        _fail(kind, f"{hook} raises {failure}; correct it")
 
 
 class _ObservedServer:
@@ -152,13 +153,14 @@ class _ObservedServer:
             state = _call(self.kind, "state()", lambda: json.dumps(self._machine.state()))
             self._machine = self._new()
             _call(self.kind, "restore()", lambda: self._machine.restore(json.loads(state)))
-        actions = _call(self.kind, f"{hook}()", lambda: getattr(self._machine, hook)(*arguments))
+        written = "on_update" if hook == "arrived" else hook  # by the author of the algorithm
+        actions = _call(self.kind, f"{written}()", lambda: getattr(self._machine, hook)(*arguments))
         if not isinstance(actions, list):
-            _fail(self.kind, f"{hook}() returns {type(actions).__name__}; return a list of actions")
+            _fail(self.kind, f"{written}() returns {type(actions).__name__}; return a list of actions")
         self.decisions.append((hook, list(actions)))
         if self._expected is not None and self.decisions[-1:] != self._expected[number : number + 1]:
             when, remedy = DIFFERENCES[self._restore]
-            _fail(self.kind, f"{hook}() makes another decision {when}; {remedy}")
+            _fail(self.kind, f"{written}() makes another decision {when}; {remedy}")
         return actions
 
 
@@ -198,7 +200,7 @@ class _RehearsalSimulator(Simulator):
         if isinstance(action, protocol.Merge):
             self._check_merge(action)
         elif isinstance(action, protocol.Send | protocol.Request):
-            if not isinstance(action.client, int):
+            if type(action.client) is not int:
                 refuse_action(self.server, action, self._newest)
             if isinstance(action, protocol.Request) and not self.policy.hold_until_requested:
                 _fail(

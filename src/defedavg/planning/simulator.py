@@ -115,6 +115,13 @@ class Simulator:
         self._started_iteration = True
         for client, (leaves, _) in sorted(self.fleet.absences.items()):
             self._push(leaves, EventKind.DIED, client)
+        try:
+            yield from self._records()
+        except Exception as error:
+            action_checks.refuse_failure(self.server, error, self._newest)
+            raise
+
+    def _records(self) -> Iterator[Record]:
         self._begin(self.server.start())
         while self._queue and self._lost_for_good < self.fleet.num_clients:
             self.now, _, client, _, event, detail = self._queue.pop()
@@ -320,6 +327,7 @@ class Simulator:
     # Server actions.
 
     def _serve(self, actions: list[ServerAction]) -> None:
+        action_checks.check_result(self.server, actions, self._newest)
         for action in actions:
             if isinstance(action, Merge):
                 self._merge(action)
@@ -329,7 +337,7 @@ class Simulator:
             elif isinstance(action, Send):
                 self._send(action)
             elif isinstance(action, Request):
-                if not 0 <= action.client < self.fleet.num_clients:
+                if type(action.client) is not int or not 0 <= action.client < self.fleet.num_clients:
                     action_checks.refuse_action(self.server, action, self._newest)
                 self._push(self.now + self.fleet.latency_seconds, EventKind.REQUEST, action.client)
             elif isinstance(action, SetTimer):
@@ -340,11 +348,13 @@ class Simulator:
             elif isinstance(action, Discard):
                 self._release(action.update, action)
             else:
-                self._out.append(Timeout(self.now, action.missing, action.drawn))
+                draws = action_checks.resampled(self.server, action)
+                self._out.append(Timeout(self.now, draws.missing, draws.drawn))
 
     def _send(self, action: Send) -> None:
         client, version = action.client, action.version
-        if version not in self._versions or not 0 <= client < self.fleet.num_clients:
+        plain = type(client) is int and type(version) is int  # numbers of NumPy cannot be hashed as keys or written
+        if not plain or version not in self._versions or not 0 <= client < self.fleet.num_clients:
             action_checks.refuse_action(self.server, action, self._newest)
         self._versions.hold(version)
         self._out.append(Sent(version, client, self.now))

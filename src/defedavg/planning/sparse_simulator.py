@@ -21,7 +21,7 @@ import numpy as np
 from ..algorithms import ServerMachine
 from ..algorithms.protocol import ClientMachine, Phase, Request, Send, ServerAction, Update
 from ..errors import UserError
-from .action_checks import refuse
+from .action_checks import check_result, refuse
 from .devices import Fleet
 from .event_queue import EventKind
 from .lazy_clients import LazyClients
@@ -209,6 +209,7 @@ class EagerClientsSimulator(SparseSimulator):
 
     def _serve(self, actions: list[ServerAction]) -> None:
         """Handle all requests of one instant in one event."""
+        check_result(self.server, actions, self._newest)
         requested = [action.client for action in actions if isinstance(action, Request)]
         if requested:
             self._push(self.now + self.fleet.latency_seconds, EventKind.REQUEST, -1, len(self._requests))

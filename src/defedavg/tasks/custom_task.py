@@ -202,9 +202,13 @@ def _to_clients(clients: Any, samples: int) -> tuple[NDArray[np.int64], ...]:
         wanted = "pass the sample indices of every client, or an array with the client id of every training sample"
         raise UserError(f"clients is {type(clients).__name__}; {wanted}")
     entries = list(clients)
-    if entries and all(entry is None or np.isscalar(entry) or getattr(entry, "ndim", 1) == 0 for entry in entries):
+    if entries and all(_is_id(entry) for entry in entries):
         return _by_id(entries, samples)
     return tuple(_to_indices(i, part) for i, part in enumerate(entries))
+
+
+def _is_id(entry: Any) -> bool:
+    return isinstance(entry, str | bytes) or not hasattr(entry, "__iter__") or getattr(entry, "ndim", 1) == 0
 
 
 def _by_id(ids: list[Any], samples: int) -> tuple[NDArray[np.int64], ...]:
@@ -217,7 +221,8 @@ def _by_id(ids: list[Any], samples: int) -> tuple[NDArray[np.int64], ...]:
     if len(ids) != samples:
         remedy = "pass the client id of every training sample, or the list of sample indices of every client"
         raise UserError(f"clients has {len(ids)} ids for {samples} training samples; {remedy}")
-    _, groups = np.unique(np.array(ids), return_inverse=True)
+    numbers = {one: number for number, one in enumerate(sorted(set(ids)))}  # an array of text would lose final NULs
+    groups = np.array([numbers[one] for one in ids], dtype=np.int64)
     order = np.argsort(groups, kind="stable").astype(np.int64)
     return tuple(np.split(order, np.cumsum(np.bincount(groups))[:-1]))
 

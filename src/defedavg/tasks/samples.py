@@ -64,8 +64,11 @@ class Data:
         return Data(each(change, self.inputs), change(self.targets))
 
     def chunks(self, size: int) -> Iterator[Data]:
-        """Yield parts of at most ``size`` samples, in order."""
-        return (self[start : start + size] for start in range(0, len(self), size))
+        """Yield parts of ``size`` samples, in order; a last sample is not alone, since it has no batch statistics."""
+        starts = list(range(0, len(self), size))
+        if len(starts) > 1 and len(self) - starts[-1] == 1 < size:
+            starts.pop()
+        return (self[start:end] for start, end in zip(starts, [*starts[1:], len(self)], strict=True))
 
     def to(self, device: str | torch.device) -> Data:
         """Return the same samples on a device."""

@@ -128,11 +128,16 @@ def check_outputs(task: Task, outputs: Tensor, targets: Tensor) -> None:
         )
 
 
+def hits(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return which samples are classified correctly; outputs that are NaN name no class."""
+    return (outputs.argmax(dim=1) == targets) & ~outputs.isnan().any(dim=1)
+
+
 def own_metric(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
     """Return the value of the metric that the task itself brings, for all samples together; None if not finite."""
     assert task.metric is not None
     try:
-        found = torch.as_tensor(task.metric(outputs, targets)).double()
+        found = torch.as_tensor(task.metric(outputs, targets), dtype=torch.float64)
     except UserError:
         raise
     except Exception as error:  # the user's code may raise anything
@@ -258,7 +263,7 @@ class Reference:
                     kept.append(outputs)
                 elif task.classes is not None:
                     check_outputs(task, outputs, part.targets)
-                    correct += int((outputs.argmax(dim=1) == part.targets).sum())
+                    correct += int(hits(outputs, part.targets).sum())
             loss = float(torch.cat(losses).mean())
             if task.metric is not None:
                 return loss, own_metric(task, torch.cat(kept), data.targets)

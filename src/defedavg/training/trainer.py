@@ -19,7 +19,7 @@ from .local_training import DeviceMinibatches, TrainingJob, host_minibatches
 from .memory import allowed, batch_limits, step_bytes
 from .module_state import VersionLayout, same_constants
 from .precision import DEFAULT, check_precision
-from .reference import own_metric, sample_losses
+from .reference import hits, own_metric, sample_losses
 from .stacking.layer_registry import CHANNELS_LAST, StackedPass
 from .stacking.stacked_model import stack
 from .tensor_rng import extend_all, signed
@@ -232,7 +232,7 @@ class Trainer:
             if task.metric is not None:
                 every.append(outputs.view(count, -1, *outputs.shape[1:]))
             elif task.classes is not None:
-                correct += (outputs.argmax(dim=1) == repeated.targets).view(count, -1).sum(1)
+                correct += hits(outputs, repeated.targets).view(count, -1).sum(1)
         metric = correct / len(data) if task.classes is not None else torch.full_like(correct, torch.nan)
         if every:
             values = [own_metric(task, outputs, data.targets) for outputs in torch.cat(every, dim=1)]

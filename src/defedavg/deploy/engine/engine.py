@@ -241,6 +241,7 @@ class Engine:
 
     def _apply_actions(self, returned: Iterable[actions.ServerAction]) -> None:
         invited: list[int] = []
+        action_checks.check_result(self.server, returned, self._merges)
         for action in returned:
             if isinstance(action, actions.Merge):
                 self._merge(action)
@@ -272,7 +273,8 @@ class Engine:
                 self.received.pop((action.update.client, action.update.index), None)
                 self._commands.append(action)
             else:
-                self._commands.append(Timeout(self._now, action.missing, action.drawn))
+                draws = action_checks.resampled(self.server, action)
+                self._commands.append(Timeout(self._now, draws.missing, draws.drawn))
 
     def _request(self, action: actions.Request) -> None:
         client = action.client

@@ -196,6 +196,8 @@ class _Composition:
         inner, name = group[0]
         if name in self.shared and isinstance(inner, nn.Embedding):  # its indices are the same for all samples
             embedding(inner, LayerSite(name, self.kernels))  # raises StackingError for options that cannot be stacked
+            if inner.padding_idx is not None:
+                raise StackingError(f"{name}: an embedding of positions with padding")
             return StackedLayer(lambda context, x: _for_samples(context.weights[f"{name}weight"][:, x], self.rows))
         return _stack_first(group, self.kernels)
 

@@ -178,13 +178,18 @@ def batch_norm(module: nn.modules.batchnorm._BatchNorm, site: LayerSite) -> Stac
 @stacked_layer(nn.Embedding)
 def embedding(module: nn.Embedding, site: LayerSite) -> StackedLayer:
     """Stack a table of vectors."""
-    if module.max_norm is not None or module.padding_idx is not None or module.sparse or module.scale_grad_by_freq:
-        raise StackingError(f"{site.name}: an embedding with max_norm, padding, frequencies or sparse gradients")
+    if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
+        raise StackingError(f"{site.name}: an embedding with max_norm, frequencies or sparse gradients")
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
         table = context.weights[f"{site.name}weight"]
         clients, words, size = table.shape
         offsets = _per_sample(torch.arange(clients, device=x.device) * words, x, *(1,) * (x.ndim - 1))
-        return F.embedding(x + offsets, table.reshape(clients * words, size))
+        return without_padding(F.embedding(x + offsets, table.reshape(clients * words, size)), x, module.padding_idx)
 
     return StackedLayer(run)
+
+
+def without_padding(vectors: Tensor, indices: Tensor, padding: int | None) -> Tensor:
+    """Return the vectors of these indices, such that no gradient reaches the vector of the padding."""
+    return vectors if padding is None else torch.where((indices == padding).unsqueeze(-1), vectors.detach(), vectors)

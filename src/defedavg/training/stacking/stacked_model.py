@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from threading import local
+from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 
 from ...errors import first_line
 from ...tasks.samples import Inputs, each
@@ -18,6 +22,7 @@ from .attention import PlainAttention
 from .composed import chain, composed, shared_tables
 from .equivalence_check import DisagreementError, EquivalenceCheck
 from .layer_registry import StackedModel, StackedPass, StackingError, plugin_layers
+from .layers import without_padding
 
 
 def stack(module: nn.Module, kernels: LayerKernels | None = None, sample: Inputs | None = None) -> StackedModel:
@@ -120,6 +125,19 @@ def _per_thread(build: Callable[[], StackedModel]) -> StackedModel:
     return replace(first, run=run)
 
 
+class _Padding(TorchFunctionMode):
+    """Replaces an embedding with padding: mapped over clients, PyTorch keeps only the first client's padding fixed."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.embedding:
+            return func(*args, **(kwargs or {}))
+        given = signature(F.embedding).bind(*args, **(kwargs or {})).arguments
+        padding = given.pop("padding_idx", None)
+        if padding is not None and padding < 0:
+            padding += len(given["weight"])
+        return without_padding(F.embedding(**given), given["input"], padding)
+
+
 def mapped(module: nn.Module) -> StackedModel:
     """Stack a module through ``torch.func``, which maps any module that draws no random numbers over the clients."""
     model, draws = keyed_copy(module)
@@ -135,7 +153,7 @@ def mapped(module: nn.Module) -> StackedModel:
         given = (dict(context.weights), each(lambda part: part.view(context.clients, -1, *part.shape[1:]), x))
         keys = () if context.keys is None else (context.keys,)
         try:
-            with PlainAttention():
+            with PlainAttention(), _Padding():
                 out: Tensor = vmap(one, randomness="error")(*given, *keys)
         finally:
             draws.key = None
