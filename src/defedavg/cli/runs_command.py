@@ -75,10 +75,14 @@ def _select(folder: Path, algorithm: str | None, where: Sequence[str] | None, st
     known = {*ALGORITHMS, *itertools.chain.from_iterable(run.algorithms for run in runs)}
     if algorithm is not None and algorithm not in known:
         raise unknown("algorithm", algorithm, ALGORITHMS)
+    _check_status(status, runs)
+    return [group for group in groups if _matches(group, algorithm, wanted, status)]
+
+
+def _check_status(status: str | None, runs: Iterable[RunFolder]) -> None:
     found = {entry.status for run in runs for entry in run.entries}
     if status is not None and status not in (ways := {"finished", "unfinished", "damaged", *_ENDINGS, *found}):
         raise unknown("status", status, ways)
-    return [group for group in groups if _matches(group, algorithm, wanted, status)]
 
 
 def _setting_names(groups: Iterable[RunGroup]) -> set[str]:
