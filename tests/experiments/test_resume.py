@@ -64,6 +64,17 @@ def test_a_full_disk_ends_in_one_line_and_loses_nothing(tmp_path: Path) -> None:
     assert_same(tmp_path / "whole" / "study", folder)
 
 
+def test_resuming_a_finished_study_keeps_where_its_figures_come_from(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(study(stop={"max_rounds": 2}).to_toml())
+    assert call("run", "study.toml", cwd=tmp_path).returncode == 0
+    summary = tmp_path / "runs" / "study" / "summary.json"
+    before = summary.read_text().replace("defedavg run study.toml", "defedavg run study.toml --memory 3G")
+    summary.write_text(before)
+    assert call("run", "study.toml", "--resume", cwd=tmp_path).returncode == 0
+    assert summary.read_text() == before
+    assert "defedavg run study.toml --memory 3G" in (summary.parent / "report.html").read_text()
+
+
 # Every moment, in one process.
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from defedavg.config import study as config
+from defedavg.config.unused_settings import unused_settings
 from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import RunEvaluated, RunFinished
@@ -288,6 +289,19 @@ def test_swept_settings_of_a_tuned_study_are_those_of_the_winner() -> None:
     assert fedavg.settings.training.local_lr == fedbuff.settings.training.local_lr == 0.05
     assert found.tables["fedbuff"] == {"concurrency": 20, "local_steps": 1, "global_lr": 1.0, "local_lr": 0.05}
     assert "training.updates_per_round = 2, training.local_steps = 5" in decision.to_toml(chosen)
+
+
+def test_a_tuned_study_has_no_setting_without_effect() -> None:
+    chosen = study(
+        algorithms=["fedavg", "favano"], seeds=[0], training={"global_lr": 0.3, "local_lr": 0.2},
+        asysg={"global_lr": 0.01},
+    )  # fmt: skip
+    search = Tuning(pairs_of(chosen.points(), (0.5,), (0.01,)), (0,), ComputeConfig(), ())
+    for pair in search.pairs:
+        search.outcomes[pair] = {0: PairOutcome("target", 1.0, 1.0, None, 0.81)}
+    found = config.study(tomllib.loads(Decision(search).to_toml(chosen)))
+    assert unused_settings(found) == []
+    assert [point.settings.training.local_lr for point in found.points()] == [0.01, 0.01]
 
 
 def test_with_one_setting_the_runner_up_is_its_second_pair() -> None:

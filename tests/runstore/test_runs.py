@@ -110,6 +110,10 @@ def test_runs_are_listed_a_line_per_setting(made: Path) -> None:
         (("--status", "finished"), 8),
         (("--status", "max_rounds"), 8),
         (("--status", "damaged"), 0),
+        (("--status", "diverged"), 0),
+        (("--where", "replacement=true"), 4),  # a default of an algorithm's own settings
+        (("--where", "fedavg.replacement=false"), 0),
+        (("--where", "fedbuff.concurrency=50"), 0),  # a setting that no run has
     ],
 )
 def test_runs_are_filtered(made: Path, words: tuple[str, ...], count: int) -> None:
@@ -120,8 +124,19 @@ def test_filters_that_can_match_nothing_are_refused(made: Path, tmp_path: Path) 
     call("list", "--out", made, "--where", "local_rl=1", fails="did you mean 'local_lr'")
     call("list", "--out", made, "--where", "local_lr", fails="key=value")
     call("list", "--out", made, "--algorithm", "fedavgg", fails="did you mean 'fedavg'")
+    call("list", "--out", made, "--status", "finnished", fails="unknown status 'finnished'; did you mean 'finished'")
     call("list", "--out", tmp_path / "no", fails="there is no folder")
     assert call("list", "--out", tmp_path) == []
+
+
+def test_a_folder_without_dated_files_has_no_date(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "killed" / ".previous").mkdir(parents=True)
+    (tmp_path / "runs" / "killed" / ".previous" / "config.toml").touch()
+    (row,) = call("list", "--out", tmp_path / "runs")
+    assert row["changed"] is None
+    shown = run_command("runs", "list", cwd=tmp_path)
+    assert "killed" in shown.stdout
+    assert "1970" not in shown.stdout
 
 
 def test_runs_are_compared(made: Path) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from ..algorithms import ALGORITHMS
+from ..config.settings import setting_names
 from ..errors import UserError, printable, unknown
 from ..fileio import write_whole, writing
 from ..report import tables
@@ -23,6 +24,7 @@ from ..report.seed_figures import accuracy_text, mean, over_seeds, over_seeds_ca
 from ..runstore.metrics import common_metric
 from ..runstore.reader import RunEntry, RunFolder, find_runs, locate_run
 from ..runstore.writer import remove_runs
+from ..training.stopping import Status as RunStatus
 from .options import Json, Out, err, out, print_json, print_line, print_note, print_notes, print_written
 
 app = typer.Typer(help="List, filter, compare, tabulate, export and remove runs.", no_args_is_help=True)
@@ -38,6 +40,7 @@ Status = Annotated[
     Option(help="Only finished, unfinished or damaged runs, or how they ended: target, diverged, max_rounds, …"),
 ]
 ResultRow = Mapping[str, Any]
+_ENDINGS = frozenset(RunStatus) - {RunStatus.RUNNING, RunStatus.DROPPED}  # of the runs of a study
 
 
 class RunGroup(NamedTuple):
@@ -72,13 +75,20 @@ def _select(folder: Path, algorithm: str | None, where: Sequence[str] | None, st
     known = {*ALGORITHMS, *itertools.chain.from_iterable(run.algorithms for run in runs)}
     if algorithm is not None and algorithm not in known:
         raise unknown("algorithm", algorithm, ALGORITHMS)
+    _check_status(status, runs)
     return [group for group in groups if _matches(group, algorithm, wanted, status)]
+
+
+def _check_status(status: str | None, runs: Iterable[RunFolder]) -> None:
+    found = {entry.status for run in runs for entry in run.entries}
+    if status is not None and status not in (ways := {"finished", "unfinished", "damaged", *_ENDINGS, *found}):
+        raise unknown("status", status, ways)
 
 
 def _setting_names(groups: Iterable[RunGroup]) -> set[str]:
     """Return the names of all settings, with and without their tables."""
     settings = [each for run, _, entries in groups for each in (run.flat_config, *(entry.swept for entry in entries))]
-    names = {name for table in settings for name in table}
+    names = {name for table in settings for name in table} | setting_names()
     return names | {name.rpartition(".")[2] for name in names}
 
 
@@ -135,7 +145,7 @@ def _row(group: RunGroup) -> dict[str, Any]:
         "time_to_target_text": time_to_target(records),
         "hits": time.count,
         "rounds": mean(records, "rounds"),
-        "changed": datetime.fromtimestamp(run.changed).astimezone().isoformat(timespec="seconds"),
+        "changed": run.changed and datetime.fromtimestamp(run.changed).astimezone().isoformat(timespec="seconds"),
         "problem": run.problem,
     }
 
@@ -179,7 +189,7 @@ def list_(
             ", ".join([row["status"], *(word for word in row["ended_by"] if word in ("diverged", "stalled"))]),
             row["best_accuracy_text"],
             row["time_to_target_text"],
-            row["changed"][:16].replace("T", " "),
+            (row["changed"] or "–")[:16].replace("T", " "),
         )
         for row in rows
     ]

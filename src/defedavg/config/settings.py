@@ -241,3 +241,15 @@ def given_settings(found: Mapping[str, Any]) -> frozenset[str]:
 def _defaults(table: str) -> dict[str, Any]:
     kinds = (TABLES[table],) if table in TABLES else (TrainingSettings, ALGORITHMS[table].settings_type)
     return {item.name: item.default for kind in kinds for item in dataclasses.fields(kind)}
+
+
+def own_defaults(algorithm: str) -> dict[str, Any]:
+    """Return the defaults of an algorithm's own settings; none for an unknown algorithm."""
+    kind = ALGORITHMS[algorithm].settings_type if algorithm in ALGORITHMS else None
+    return {item.name: item.default for item in dataclasses.fields(kind)} if kind else {}
+
+
+def setting_names() -> set[str]:
+    """Return every setting of a study as ``table.key``."""
+    names = {f"{table}.{item.name}" for table, kind in TABLES.items() for item in dataclasses.fields(kind)}
+    return names | {f"{algorithm}.{name}" for algorithm in ALGORITHMS for name in own_defaults(algorithm)}

@@ -319,11 +319,13 @@ class CheckpointWriter:
 # What an earlier session left beside its checkpoints.
 
 
-def finished_entries(files: RunFiles) -> list[dict[str, Any]] | None:
-    """Return the entries of a finished study; None if it is not finished."""
+def finished_results(files: RunFiles) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
+    """Return the entries and the provenance of a finished study; None if it is not finished."""
     try:
         summary = json.loads(read_text(files.summary)) if files.summary.exists() else {}
-        return [dict(entry) for entry in summary["runs"]] if summary.get("finished") is True else None
+        if summary.get("finished") is not True:
+            return None
+        return [dict(entry) for entry in summary["runs"]], dict(summary["provenance"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{files.summary} is not valid; start again with --force") from None
 

@@ -38,7 +38,7 @@ from .checkpointing import (
     SavedSession,
     check_study,
     evaluation_of,
-    finished_entries,
+    finished_results,
 )
 from .compute import ComputeConfig
 from .plan_files import PlanFile
@@ -127,9 +127,10 @@ class StudyRun:
             raise UserError(f"{self.folder} holds something other than a run and is not resumed; use another name")
         if files.config.exists():
             check_study(self.folder, read_text(files.config), self.study)
-        finished = finished_entries(files)
+        finished = finished_results(files)
         if finished is not None:
-            self.finished, self.entries = True, finished
+            self.finished = True
+            self.entries, self._origin = finished
             text = read_text(files.metrics)
         else:
             self._load_session()
@@ -175,8 +176,9 @@ class StudyRun:
                     self.finished = self._run(watch)
                 finally:
                     self._journal.close()
+                if self.finished:
+                    self._write_summary(finished=True)
             if self.finished:
-                self._write_summary(finished=True)
                 self._directory.clear()
         except BaseException:
             self._old.restore()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from ..config.settings import TABLES, TrainingSettings
 from ..config.study import Study
 from ..report.seed_figures import accuracy_text, time_to_target
 from .tune import RatePair, Tuning, score
@@ -49,7 +50,8 @@ class Decision:
         A value that all algorithms share is that of the winner; one in an algorithm's own table is its best.
         """
         shared = self._shared_values(searched)
-        tables: dict[str, dict[str, Any]] = {name: dict(table) for name, table in searched.tables.items()}
+        named = {*TABLES, *searched.algorithms}  # the table of another algorithm would have no effect
+        tables = {name: dict(table) for name, table in searched.tables.items() if name in named}
         for name, value in shared.items():
             table, _, key = name.partition(".")
             tables[table][key] = value
@@ -58,6 +60,8 @@ class Decision:
             rates = {"global_lr": pair.global_lr, "local_lr": pair.local_lr}
             known = {name: rate for name, rate in rates.items() if rate is not None}
             tables[algorithm] = {**tables.get(algorithm, {}), **own, **known}
+        # Every table of an algorithm overrides these two, so their values in the searched study have no effect.
+        tables["training"] |= {name: getattr(TrainingSettings(), name) for name in ("global_lr", "local_lr")}
         return replace(searched, name=f"{searched.name[:94]}-tuned", tables=tables)
 
     def _shared_values(self, searched: Study) -> dict[str, Any]:

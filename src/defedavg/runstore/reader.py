@@ -16,7 +16,7 @@ from typing import Any
 
 from ..algorithms import ALGORITHMS
 from ..config.renamed_settings import current_label
-from ..config.settings import Settings
+from ..config.settings import Settings, own_defaults
 from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
 from ..fileio import read_regular
@@ -82,7 +82,7 @@ class RunFolder:
     best: tuple[str, ...]  # labels that a search chose
     provenance: Mapping[str, str]
     problems: tuple[str, ...]
-    changed: float  # seconds since 1970
+    changed: float | None  # seconds since 1970; None if it has no file of a run
     memory: RunsInMemory | None = None
 
     @property
@@ -122,7 +122,8 @@ class RunFolder:
                 return swept[name]
         if f"{algorithm}.{word}" in flat and table in ("", "training", algorithm):
             return flat[f"{algorithm}.{word}"]
-        return next((flat[name] for name in names if name in flat), None)
+        default = own_defaults(algorithm).get(word) if table in ("", algorithm) else None
+        return next((flat[name] for name in names if name in flat), default)
 
     @property
     def study(self) -> Study | None:
@@ -368,11 +369,11 @@ def _is_row(row: Any) -> bool:
     return isinstance(row, list) and bool(row) and all(type(value) is int for value in row)
 
 
-def _changed(path: Path) -> float:
+def _changed(path: Path) -> float | None:
     try:
-        return max(((path / name).stat().st_mtime for name in MARKERS if (path / name).exists()), default=0.0)
+        return max(((path / name).stat().st_mtime for name in MARKERS if (path / name).exists()), default=None)
     except OSError:
-        return 0.0
+        return None
 
 
 def _dicts(found: Any) -> list[dict[str, Any]]:
