@@ -141,6 +141,7 @@ class _Padding(TorchFunctionMode):
 def mapped(module: nn.Module) -> StackedModel:
     """Stack a module through ``torch.func``, which maps any module that draws no random numbers over the clients."""
     model, draws = keyed_copy(module)
+    normalises = any(isinstance(inner, nn.modules.batchnorm._BatchNorm) for inner in model.modules())
 
     def one(params: dict[str, Tensor], samples: Inputs, key: Tensor | None = None) -> Tensor:
         draws.key = key
@@ -153,11 +154,11 @@ def mapped(module: nn.Module) -> StackedModel:
         given = (dict(context.weights), each(lambda part: part.view(context.clients, -1, *part.shape[1:]), x))
         keys = () if context.keys is None else (context.keys,)
         try:
-            with PlainAttention(), _Padding():
+            # Mapped over clients, the inputs of batch normalisation have an order in memory that cuDNN refuses.
+            with PlainAttention(), _Padding(), torch.backends.cudnn.flags(enabled=not normalises):
                 out: Tensor = vmap(one, randomness="error")(*given, *keys)
         finally:
             draws.key = None
         return out.flatten(0, 1)
 
-    normalises = any(isinstance(inner, nn.modules.batchnorm._BatchNorm) for inner in model.modules())
     return StackedModel(run, batch_invariant=not normalises)
