@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.backends import cudnn
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
@@ -155,7 +157,7 @@ def mapped(module: nn.Module) -> StackedModel:
         keys = () if context.keys is None else (context.keys,)
         try:
             # Mapped over clients, the inputs of batch normalisation have an order in memory that cuDNN refuses.
-            with PlainAttention(), _Padding(), torch.backends.cudnn.flags(enabled=not normalises):
+            with PlainAttention(), _Padding(), cudnn.flags(enabled=False) if normalises else nullcontext():
                 out: Tensor = vmap(one, randomness="error")(*given, *keys)
         finally:
             draws.key = None
