@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ...planning.plan import without_gc
 from ..tensor_rng import extend_all
 
 
@@ -43,7 +44,8 @@ class StepGraph:
                 self._step.zero_()
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=source.pool):
+        # The garbage collector could free the graphs of another trainer, which CUDA does not permit during a capture.
+        with without_gc(), torch.cuda.graph(self._graph, pool=source.pool):
             self._once()
 
     def _once(self) -> None:
