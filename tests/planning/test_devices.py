@@ -397,7 +397,7 @@ def test_a_missing_or_binary_trace_is_refused(tmp_path: Path) -> None:
         read_trace(tmp_path)
     path = tmp_path / "binary.csv"
     path.write_bytes(b"\xff\xfe\x00\x81")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is not text in UTF-8; give the path of a CSV file"):
         read_trace(path)
 
 
