@@ -393,7 +393,7 @@ def test_an_invalid_trace_is_refused_by_line(tmp_path: Path, lines: tuple[str, .
 def test_a_missing_or_binary_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"missing\.csv does not exist"):
         read_trace(tmp_path / "missing.csv")
-    with pytest.raises(UserError, match="is a folder; give the path of a CSV file"):
+    with pytest.raises(UserError, match="is not a regular file; give the path of a CSV file"):
         read_trace(tmp_path)
     path = tmp_path / "binary.csv"
     path.write_bytes(b"\xff\xfe\x00\x81")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..fileio import NotRegularError, open_regular
 from .devices import Trace
 
 REQUIRED = ("client", "step_seconds", "up_mbps", "down_mbps")
@@ -48,18 +47,15 @@ def read_trace(path: str | Path) -> Trace:
 def _text(path: str | Path) -> str:
     """Return the text of a regular file of a limited size; a pipe or a device may be endless."""
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer would block
-        with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise UserError(f"the trace file {path} is not a regular file; give the path of a CSV file")
+        with open_regular(Path(path)) as file:
             data = file.read(MAX_TRACE_BYTES + 1)
         if len(data) > MAX_TRACE_BYTES:
             raise UserError(f"the trace file {path} has more than {MAX_TRACE_BYTES >> 20} MiB; describe fewer clients")
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"the trace file {path} is not text in UTF-8; give the path of a CSV file") from None
-    except IsADirectoryError:
-        raise UserError(f"the trace file {path} is a folder; give the path of a CSV file") from None
+    except NotRegularError:
+        raise UserError(f"the trace file {path} is not a regular file; give the path of a CSV file") from None
     except FileNotFoundError:
         raise UserError(f"the trace file {path} does not exist") from None
     except (OSError, ValueError) as error:
