@@ -125,7 +125,7 @@ def test_rounds_of_a_plan(study: Path) -> None:
     [
         ("device", "is not a regular file"),
         ("pipe", "is not a regular file"),
-        ("folder", "is a folder"),
+        ("folder", "is not a regular file"),
         ("binary", "is not text in UTF-8"),
         ("wide header", "the columns must be"),
         ("wide row", "1000000 cells, but the header has 4"),
