@@ -70,7 +70,7 @@ def test_figure_page_and_live_view_agree(tmp_path: Path, algorithms: tuple[str, 
 
 
 def test_the_colours_of_the_built_in_algorithms_are_fixed() -> None:
-    assert tuple(ALGORITHMS) == BUILT_IN
+    assert tuple(ALGORITHMS)[: len(BUILT_IN)] == BUILT_IN  # the plugins of other tests follow
     colours = ["#000000", "#009E73", "#CC79A7", "#E69F00", "#0072B2", "#D55E00"]
     assert [page_look(look(name))["light"] for name in BUILT_IN] == colours
     assert look("own")["color"] == look("own")["color"] != look("fedavg")["color"]

@@ -266,7 +266,7 @@ def test_the_command_estimates_missing_constants(tmp_path: Path) -> None:
         (("theory", *GIVEN, "--epsilon", "0"), "epsilon is 0"),
         (("theory", *GIVEN, "--delta", "2"), "delta is 2"),
         (("theory", *GIVEN, "--set", "training.updates_per_round=200"), "200"),
-        (("theory", *GIVEN, "--set", "algorithms=['fedavg']"), "no algorithm"),
+        (("theory", *GIVEN, "--set", "algorithms=['fedavg']"), "no theorem applies"),
         (("theory", "speedup", "--n", ""), "empty"),
         (("theory", "speedup", "--task", "cubes"), "cubes"),
     ],
