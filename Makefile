@@ -38,13 +38,13 @@ tests: .venv/dev
 	$(BIN)/python -m pytest $(UNTRACED)
 	$(BIN)/python -m pytest --cov --cov-report= $(addprefix --ignore=,$(UNTRACED))
 
-# Random and damaged input on the command line, 400 new examples per test instead of the 20 of `make test`: half an hour.
+# Random and damaged input on the command line, 400 new examples per test instead of the 12 of `make test`: half an hour.
 fuzz: .venv/dev
 	DEFEDAVG_FUZZ=400 $(BIN)/python -m pytest tests/cli/test_fuzz.py
 
-# Real SuperLink and SuperNode processes: minutes, mostly spent waiting.
+# Real SuperLink and SuperNode processes: minutes, mostly spent waiting, so three tests at a time share two cores.
 test-deploy: .venv/dev
-	$(BIN)/python -m pytest -n 2 -m deploy --durations=0
+	$(BIN)/python -m pytest -n 3 -m deploy --durations=0
 
 # The wheel in an empty environment, away from the source tree: a minute or two, mostly spent installing PyTorch.
 test-wheel: .venv/dev

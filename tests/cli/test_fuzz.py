@@ -33,7 +33,7 @@ from helpers.corruption import changed_bytes, changed_json, changed_json_lines, 
 from helpers.deployments import World
 from helpers.run_folders import make_folder
 
-EXAMPLES = int(os.environ.get("DEFEDAVG_FUZZ", "20"))
+EXAMPLES = int(os.environ.get("DEFEDAVG_FUZZ", "12"))
 SECONDS = 40  # a command that takes longer hangs: each needs a few seconds
 MEGABYTES = 12_000  # of address space, most of which PyTorch reserves and does not use
 
