@@ -251,3 +251,11 @@ def test_a_journal_is_truncated_to_a_position(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has changed"):
         Journal(path, position)
     assert path.read_bytes() == b"on"
+
+
+@pytest.mark.parametrize("damage", [b"\x00", b"[]\n", b'{"label": 1}\n', b"null\n"])
+def test_a_finished_study_with_damaged_metrics_is_refused_in_one_line(tmp_path: Path, damage: bytes) -> None:
+    folder = uninterrupted(tmp_path / "study", study(seeds=[0]))
+    (folder / "metrics.jsonl").write_bytes(damage)
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 1 is damaged; start again with --force"):
+        StudyRun(study(seeds=[0]), folder, resume=True)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -331,6 +332,12 @@ def finished_results(files: RunFiles) -> tuple[list[dict[str, Any]], dict[str, A
 
 
 def evaluation_of(line: Mapping[str, Any]) -> Evaluation:
-    """Return the evaluation in a line of the metrics; a loss that was not finite is NaN again."""
+    """Return the evaluation in a line of the metrics; a loss that was not finite is NaN again.
+
+    Raise ``KeyError`` or ``TypeError`` for a line without the numbers of an evaluation.
+    """
     values = {name: line[name] for name in Evaluation.__dataclass_fields__}
+    required = (values["round"], values["seconds"])
+    if any(type(value) not in (int, float, NoneType) for value in values.values()) or None in required:
+        raise TypeError("not the numbers of an evaluation")
     return Evaluation(**{**values, "loss": float("nan") if values["loss"] is None else values["loss"]})

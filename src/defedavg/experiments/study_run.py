@@ -135,10 +135,14 @@ class StudyRun:
         else:
             self._load_session()
             text = read_until(files.metrics, self._session.metrics).decode()
-        for line in text.splitlines():
-            values = {current_name(name): value for name, value in json.loads(line).items()}
-            values["label"] = current_label(values["label"])
-            self._evaluations.setdefault(_run_key(values), []).append(evaluation_of(values))
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                values = {current_name(name): value for name, value in json.loads(line).items()}
+                values["label"] = current_label(values["label"])
+                evaluation = evaluation_of(values)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                raise UserError(f"{files.metrics}, line {number} is damaged; start again with --force") from None
+            self._evaluations.setdefault(_run_key(values), []).append(evaluation)
         self.curves = [
             curve_of(spec.settings.algorithm, spec.label, self._earlier(spec))
             for spec in self._specs
