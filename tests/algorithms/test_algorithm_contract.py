@@ -86,8 +86,10 @@ def test_help_texts_name_the_choices(name: str) -> None:
 @pytest.mark.parametrize("word", ["num_clients", "updates_per_round", "local_steps"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_values_below_one_are_refused(name: str, word: str, value: int) -> None:
+    sizes = {"num_clients": 4, "updates_per_round": 2, "local_steps": 3} | {word: value}
+    setup = Setup(sizes["num_clients"], sizes["updates_per_round"], sizes["local_steps"])
     with pytest.raises(UserError, match=word):
-        ALGORITHMS[name](dataclasses.replace(Setup(4, 2, 3), **{word: value}))
+        ALGORITHMS[name](setup)
 
 
 @pytest.mark.parametrize("n", [5, 9])

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defedavg.algorithms.protocol import Merge, Update
+from defedavg.algorithms.protocol import Merge, StateSpec, Update
 from defedavg.errors import UserError
 from defedavg.planning.plan import Plan
 from defedavg.planning.plan_io import encode
@@ -77,7 +77,9 @@ def changed(record: Any) -> list[Any]:
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         other: Any
-        if isinstance(value, bool):
+        if field.name == "state":
+            other = (*value, StateSpec("sum"))
+        elif isinstance(value, bool):
             other = not value
         elif isinstance(value, int):
             other = value + 1
@@ -130,7 +132,8 @@ BAD_HEADERS: list[tuple[str, str]] = [
     ("null", "line 1"),
     ("{}", "line 1"),
     ('{"format":"something-else"}', "line 1"),
-    (HEADER.replace('"format_version":1', '"format_version":2'), "line 1.*version 2"),
+    (HEADER.replace('"format_version":1', '"format_version":3'), "line 1.*version 3"),
+    (HEADER.replace('"format_version":1', '"format_version":2'), "line 1.*not an array"),
     (HEADER.replace('"format_version":1,', ""), "line 1"),
     (HEADER.replace('"seed":1,', ""), "line 1"),
     (HEADER.replace('"seed":1', '"seed":1,"more":2'), "line 1"),

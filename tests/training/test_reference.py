@@ -66,9 +66,9 @@ def test_one_local_step_is_asysg() -> None:
 
 
 def test_merges_are_the_equations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every algorithm's merge equals its equation, computed from the updates."""
+    """The merge of every algorithm without state equals its equation, computed from the updates."""
     problem = least_squares(6, heterogeneity=1.0)
-    for name in ALGORITHMS:
+    for name in ("fedavg", "fedbuff", "favano", "asysg", "defedavg-iid", "defedavg-niid"):
         how = settings(name, **small(6, 3, steps=4, global_lr=0.5))
         executor = make_executor(how, 0, problem.task)
         past = {0: executor.versions[0].clone()}

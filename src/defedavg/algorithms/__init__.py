@@ -21,6 +21,7 @@ from .defedavg_niid import DeFedAvgNIID
 from .favano import Favano
 from .fedavg import FedAvg
 from .fedbuff import FedBuff
+from .mifa import Mifa
 from .protocol import ClientPolicy
 
 __all__ = ["ALGORITHMS", "BufferedRound", "SampledRound", "ServerMachine", "Setup", "algorithm", "register"]
@@ -59,7 +60,8 @@ def _check_settings(where: str, settings: type[Any]) -> None:
 ALGORITHMS: Registry[type[ServerMachine]] = Registry("algorithm", "defedavg.algorithms", _check)
 
 BUILT_IN = tuple(
-    ALGORITHMS.register(kind.name, kind).name for kind in (FedAvg, FedBuff, Favano, AsySG, DeFedAvgIID, DeFedAvgNIID)
+    ALGORITHMS.register(kind.name, kind).name
+    for kind in (FedAvg, FedBuff, Favano, AsySG, DeFedAvgIID, DeFedAvgNIID, Mifa)
 )
 
 

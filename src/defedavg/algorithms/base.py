@@ -7,8 +7,9 @@ does after a merge.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +17,21 @@ from ..compat import refuse_old_hooks
 from ..errors import UserError
 from ..rng import below, extend, key
 from .client_pool import ClientPool
-from .protocol import ClientPolicy, Discard, Merge, ProtocolError, Resample, ServerAction, SetTimer, Update
+from .machine_state import decode, encode
+from .protocol import (
+    FROM_VERSION,
+    Assignment,
+    ClientPolicy,
+    Discard,
+    Merge,
+    ProtocolError,
+    Resample,
+    ServerAction,
+    SetTimer,
+    StateSpec,
+    StateVector,
+    Update,
+)
 
 Actions = list[ServerAction]
 STATE_FORMAT = 1
@@ -24,13 +39,18 @@ STATE_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every server machine needs to know. Without ``timeout_seconds`` it waits for clients without limit."""
+    """What every server machine needs to know. Without ``timeout_seconds`` it waits for clients without limit.
+
+    ``shares`` has the share of every client in all training samples, by which updates are weighted; without it all
+    clients have the same weight.
+    """
 
     num_clients: int
     updates_per_round: int
     local_steps: int
     seed: int = 0
     timeout_seconds: float | None = None
+    shares: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +64,10 @@ class ServerMachine:
     ``broadcasts`` must be true for an algorithm that returns ``Broadcast``. A merge may use the newest version, the
     ``past_versions`` before it, and the start versions of the updates it merges; the coefficients of past versions must
     sum to one. A class names the attributes that it adds to its instances in ``state_attributes``.
+
+    Vectors that the server keeps from merge to merge are declared by ``state_vectors`` and assigned in merges. A job
+    starts from Σ c·x over ``job_start``, where x is the state vector of that name of its client, or the version that
+    the client received (``VERSION``); Σ c·x over ``correction`` is added to every gradient of the job.
     """
 
     name: ClassVar[str]
@@ -54,6 +78,11 @@ class ServerMachine:
     settings_type: ClassVar[type[Any]] = NoSettings
     broadcasts: ClassVar[bool] = False
     past_versions: ClassVar[int] = 0
+    job_start: ClassVar[tuple[tuple[str, float], ...]] = FROM_VERSION
+    correction: ClassVar[tuple[tuple[str, float], ...]] = ()
+    server_optimizer: ClassVar[str] = "sgd"
+    weightings: ClassVar[tuple[str, ...]] = ("uniform", "samples")
+    uses_updates_per_round: ClassVar[bool] = True
     uses_global_lr: ClassVar[bool] = True
     uses_local_lr: ClassVar[bool] = True
     uses_local_steps: ClassVar[bool] = True
@@ -80,12 +109,28 @@ class ServerMachine:
     @classmethod
     def unused_training(cls) -> tuple[str, ...]:
         """Return the keys of [training] that have no effect on this algorithm."""
-        return tuple(name for name in ("global_lr", "local_lr", "local_steps") if not getattr(cls, f"uses_{name}"))
+        names = ("updates_per_round", "global_lr", "local_lr", "local_steps")
+        return tuple(name for name in names if not getattr(cls, f"uses_{name}"))
 
     @classmethod
     def steps_per_job(cls, local_steps: int) -> int:
         """Return the local steps of a complete job."""
         return local_steps
+
+    @classmethod
+    def updates_per_merge(cls, updates_per_round: int) -> int:
+        """Return the updates of a round: one if the algorithm merges every update when it arrives."""
+        return updates_per_round if cls.uses_updates_per_round else 1
+
+    @classmethod
+    def state_vectors(cls, setup: Setup, settings: Any) -> tuple[StateSpec, ...]:  # noqa: ARG003 (a hook)
+        """Return the state vectors that merges assign (hook)."""
+        return ()
+
+    @classmethod
+    def message_bits(cls, settings: Any) -> int:  # noqa: ARG003 (a hook: subclasses use it)
+        """Return the bits per value in a message between server and client (hook)."""
+        return 32
 
     def check_setup(self) -> None:
         """Raise ``UserError`` if the algorithm cannot run with this setup."""
@@ -147,7 +192,7 @@ class ServerMachine:
         if missing:
             raise UserError(f"{self.name}: {', '.join(missing)} would not be saved; add to state_attributes")
         try:
-            values = {name: _encode(getattr(self, name)) for name in self.attributes()}
+            values = {name: encode(getattr(self, name)) for name in self.attributes()}
         except TypeError as error:
             raise UserError(f"{self.name}: {error}; keep numbers, strings, updates and collections of them") from None
         return {"format": STATE_FORMAT, "algorithm": self.name, **values}
@@ -158,7 +203,7 @@ class ServerMachine:
         if found != (STATE_FORMAT, self.name, sorted(self.attributes())):
             raise UserError(f"the saved state is not one of {self.name!r} in format {STATE_FORMAT}; it cannot be used")
         for name in self.attributes():
-            setattr(self, name, _decode(state[name]))
+            setattr(self, name, decode(state[name]))
 
     # Helpers.
 
@@ -167,7 +212,11 @@ class ServerMachine:
         if not 0 <= client < self.setup.num_clients:
             raise ProtocolError(f"client {client} is not one of the {self.setup.num_clients} clients")
 
-    def merge(self, updates: Iterable[tuple[Update, float]], past: Iterable[tuple[int, float]] | None = None) -> Merge:
+    def merge(
+        self, updates: Iterable[tuple[Update, float]], past: Iterable[tuple[int, float]] | None = None, *,
+        states: Iterable[tuple[StateVector, float]] = (), before: Iterable[Assignment] = (),
+        after: Iterable[Assignment] = (), rate_scale: float = 1.0,
+    ) -> Merge:  # fmt: skip
         """Increment the version and return its merge, in an order that does not depend on the order of arrival."""
         totals: dict[int, float] = {}
         for version, weight in ((self.version, 1.0),) if past is None else past:
@@ -175,7 +224,12 @@ class ServerMachine:
         self.version += 1
         coefficients = ((update, float(weight)) for update, weight in updates)
         ordered = sorted(coefficients, key=lambda pair: (pair[0].client, pair[0].index))
-        return Merge(self.version, tuple(sorted(totals.items())), tuple(ordered))
+        terms = tuple(sorted(totals.items())), tuple(ordered), tuple(states)
+        return Merge(self.version, *terms, tuple(before), tuple(after), float(rate_scale))
+
+    def share_of(self, client: int) -> float:
+        """Return the share of a client in all training samples: 1/N if all clients have the same weight."""
+        return 1.0 / self.setup.num_clients if self.setup.shares is None else self.setup.shares[client]
 
     def suspect(self, clients: Iterable[int]) -> None:
         """Exclude clients from draws until an update of theirs arrives; if no client remains, include all again."""
@@ -227,7 +281,11 @@ class SampledRound(ServerMachine):
     def combine(self, received: list[tuple[Update, int]]) -> Merge:
         """Return the merge of a complete round, from its updates and how often each client was drawn (hook)."""
         n = self.setup.updates_per_round
-        return self.merge((update, -count / n) for update, count in received)
+        if self.setup.shares is None:
+            return self.merge((update, -count / n) for update, count in received)
+        weighted = [(update, count * self.share_of(update.client)) for update, count in received]
+        total = math.fsum(weight for _, weight in weighted)
+        return self.merge((update, -weight / total) for update, weight in weighted)
 
     def close_round(self) -> Actions:
         """Return the actions after a merge (hook): open the next round."""
@@ -329,49 +387,12 @@ class BufferedRound(ServerMachine):
 
     def finish_round(self) -> Actions:
         """Merge what the buffer holds."""
-        size = len(self.buffer)
-        merge = self.merge([(update, -self.weight(update) / size) for update in self.buffer])
-        self.buffer = []
-        return [merge, *self.after_merge()]
+        buffer, self.buffer = self.buffer, []
+        return [self.combine(buffer), *self.after_merge()]
 
-
-# The state of a machine as a JSON record. Values that JSON does not have are tagged: {"dict": [[key, value], …]},
-# {"set": […]}, and so on. The order of dictionaries is kept, because later decisions may depend on it.
-
-
-def _encode(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, list):
-        return [_encode(item) for item in value]
-    if isinstance(value, tuple):
-        return {"tuple": [_encode(item) for item in value]}
-    if isinstance(value, set):
-        return {"set": sorted(value)}
-    if isinstance(value, dict):
-        kind = "counter" if isinstance(value, Counter) else "dict"
-        return {kind: [[_encode(name), _encode(item)] for name, item in value.items()]}
-    if isinstance(value, Update):
-        return {"update": [value.client, value.index, value.version, value.steps]}
-    if isinstance(value, ClientPool):
-        return {"pool": value.state()}
-    raise TypeError(f"a value of type {type(value).__name__} cannot be saved")
-
-
-_DECODERS: Mapping[str, Callable[[Any], Any]] = {
-    "tuple": lambda items: tuple(map(_decode, items)),
-    "set": set,
-    "dict": lambda items: {_decode(name): _decode(item) for name, item in items},
-    "counter": lambda items: Counter({_decode(name): _decode(item) for name, item in items}),
-    "update": lambda numbers: Update(*numbers),
-    "pool": ClientPool.restored,
-}
-
-
-def _decode(found: Any) -> Any:
-    if isinstance(found, list):
-        return [_decode(item) for item in found]
-    if isinstance(found, dict):
-        ((kind, inner),) = found.items()
-        return _DECODERS[kind](inner)
-    return found
+    def combine(self, buffer: list[Update]) -> Merge:
+        """Return the merge of the updates in a full buffer (hook)."""
+        if self.setup.shares is None:
+            return self.merge([(update, -self.weight(update) / len(buffer)) for update in buffer])
+        total = math.fsum(self.share_of(update.client) for update in buffer)
+        return self.merge([(u, -self.weight(u) * self.share_of(u.client) / total) for u in buffer])

@@ -9,6 +9,7 @@ Data (AISTATS 2017); with a global rate as in Karimireddy et al.: SCAFFOLD (ICML
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from .base import Actions, SampledRound
 from .protocol import ClientPolicy, Send, ServerAction, Update
@@ -29,7 +30,7 @@ class FedAvg(SampledRound):
     citation = "McMahan et al., AISTATS 2017"
     equation = "w[t+1] = w[t] − η/n Σ Δ"
     policy = ClientPolicy()
-    settings_type = FedAvgSettings
+    settings_type: ClassVar[type[Any]] = FedAvgSettings
 
     def start(self) -> Actions:
         """Open the first round."""

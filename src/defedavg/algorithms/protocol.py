@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+VERSION = "version"
+"""In the start of jobs: the version that the client received."""
+FROM_VERSION = ((VERSION, 1.0),)
+
 
 class ProtocolError(Exception):
     """An event that is illegal in the present phase of a machine."""
@@ -27,15 +31,67 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
-    """One global step: w[version] = Σ a·w[v] over ``past`` + global_lr · Σ b·Δ over ``updates``.
+class StateVector:
+    """A vector that the server keeps from merge to merge, such as a sum, or the last update of client ``index``."""
 
-    Learning rates are not part of it, so one plan serves every rate.
+    name: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What an algorithm declares of its state vectors of one name: indices 0 to ``count`` − 1, and their initial value.
+
+    ``per_client``: the index is the number of a client. ``initial`` is "zero" or "model", which is version 0.
+    """
+
+    name: str
+    count: int = 1
+    initial: str = "zero"
+    per_client: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """``target`` becomes Σ a·w[v] + Σ b·Δ + Σ c·s, without learning rates, and then its ``transform`` is applied.
+
+    The transform is empty, or one that executors know, such as ``quantise(8)``. Without terms the target becomes zero,
+    and takes no memory.
+    """
+
+    target: StateVector
+    past: tuple[tuple[int, float], ...] = ()
+    updates: tuple[tuple[Update, float], ...] = ()
+    states: tuple[tuple[StateVector, float], ...] = ()
+    transform: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """One global step: w[version] = Σ a·w[v] over ``past`` + global_lr · rate_scale · (Σ b·Δ + Σ c·s).
+
+    b·Δ is summed over ``updates`` and c·s over ``states``. Assignments to state vectors are carried out in order,
+    ``before`` and ``after`` this step; they use the updates that the merge names, an update with b = 0 in assignments
+    alone. Learning rates are not part of a merge, so one plan serves every rate.
     """
 
     version: int
     past: tuple[tuple[int, float], ...]
     updates: tuple[tuple[Update, float], ...]
+    states: tuple[tuple[StateVector, float], ...] = ()
+    before: tuple[Assignment, ...] = ()
+    after: tuple[Assignment, ...] = ()
+    rate_scale: float = 1.0
+
+    @property
+    def assignments(self) -> tuple[Assignment, ...]:
+        """All assignments, in order."""
+        return (*self.before, *self.after)
+
+    @property
+    def assigned(self) -> frozenset[Update]:
+        """The updates that assignments use."""
+        return frozenset(update for assignment in self.assignments for update, _ in assignment.updates)
 
     @property
     def staleness(self) -> tuple[int, ...]:
@@ -134,13 +190,15 @@ class ClientPolicy:
     ``hold_until_requested``: a finished update stays in the send buffer until the server requests it; otherwise it is
     sent at once, and the client is occupied until the upload ends. ``pause_when_full``: no new job while the send
     buffer is full. ``interruptible``: a request stops a running job. ``allow_same_version``: a client may train again
-    from a version it has already trained from.
+    from a version it has already trained from. ``restart_on_model``: a newer version that arrives stops the running
+    job, which is lost, and the client trains from that version.
     """
 
     hold_until_requested: bool = False
     pause_when_full: bool = False
     interruptible: bool = False
     allow_same_version: bool = False
+    restart_on_model: bool = False
 
 
 class Phase(Enum):
@@ -176,6 +234,11 @@ class ClientMachine:
         if self.phase not in _LEGAL.get(event, _PRESENT):
             raise ProtocolError(f"client {self.id} cannot handle {event!r} while {self.phase.value}")
 
+    @property
+    def restarts(self) -> bool:
+        """Whether a version in the receive buffer is about to stop the running job."""
+        return self.policy.restart_on_model and self.phase is Phase.TRAINING and self.receive_buffer is not None
+
     def model(self, version: int) -> bool:
         """Offer a version that arrived; return whether it entered the receive buffer."""
         self._check("model")
@@ -191,11 +254,12 @@ class ClientMachine:
         """Start a job if the client is idle and its receive buffer is full."""
         self._check("go")
         if (
-            self.phase is not Phase.IDLE
+            (self.phase is not Phase.IDLE and not self.restarts)
             or self.receive_buffer is None
             or (self.policy.pause_when_full and self.send_buffer is not None)
         ):
             return ()
+        lost: tuple[ClientAction, ...] = (Drop(self.jobs - 1),) if self.restarts else ()
         self.trained, self.receive_buffer = self.receive_buffer, None
         index, self.jobs = self.jobs, self.jobs + 1
         start = Start(index, self.trained)
@@ -203,7 +267,7 @@ class ClientMachine:
             self.wanted = False
             return (start, Upload(index))
         self.phase = Phase.TRAINING
-        return (start,)
+        return (*lost, start)
 
     def ended(self) -> tuple[ClientAction, ...]:
         """End the running job: it completed all its steps."""

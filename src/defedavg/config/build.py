@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..algorithms import BUILT_IN, ServerMachine, Setup, algorithm
@@ -18,6 +19,7 @@ from .task_module import task_from_module
 if TYPE_CHECKING:
     from ..tasks import Task
     from ..training import Reference, StoppingRule
+    from ..training.state_vectors import StateLayout
 
 
 def make_fleet(settings: Settings, seed: int) -> Fleet:
@@ -26,14 +28,39 @@ def make_fleet(settings: Settings, seed: int) -> Fleet:
     values = {item.name: getattr(c, item.name) for item in fields(Fleet) if item.name != "seed"}
     values["slowness"], values["availability"] = Slowness.parse(c.slowness), Windows.parse(c.availability)
     values["trace"] = read_trace(c.trace) if c.trace else None
+    values["model_megabytes"] = message_megabytes(settings)
     return Fleet(seed=seed, **values)
+
+
+def message_megabytes(settings: Settings) -> float:
+    """Return the size of a model in a message, which some algorithms quantise."""
+    bits = algorithm(settings.algorithm).message_bits(settings.algorithm_settings)
+    return settings.clients.model_megabytes if bits == 32 else settings.clients.model_megabytes * bits / 32
+
+
+def make_setup(settings: Settings, seed: int, timeout_seconds: float | None = None) -> Setup:
+    """Return what the server machine of a run needs to know."""
+    kind, training = algorithm(settings.algorithm), settings.training
+    if training.weighting not in kind.weightings:
+        raise UserError(
+            f"{kind.name} cannot weight updates by {training.weighting}; use training.weighting = "
+            f"{' or '.join(repr(name) for name in kind.weightings)}"
+        )
+    sizes = settings.clients.num_clients, kind.updates_per_merge(training.updates_per_round), training.local_steps
+    shares = _shares(settings, seed) if training.weighting == "samples" else None
+    return Setup(*sizes, seed=seed, timeout_seconds=timeout_seconds, shares=shares)
+
+
+@lru_cache(maxsize=32)
+def _shares(settings: Settings, seed: int) -> tuple[float, ...]:
+    """Return the share of every client in the training samples of the task."""
+    counts = [len(samples) for samples in build_task(settings, seed).clients]
+    return tuple(count / sum(counts) for count in counts)
 
 
 def make_server(settings: Settings, seed: int, timeout_seconds: float | None) -> ServerMachine:
     """Return the server machine of a run; rehearse an algorithm that is not built in, once per settings."""
-    kind, training = algorithm(settings.algorithm), settings.training
-    sizes = settings.clients.num_clients, training.updates_per_round, training.local_steps
-    setup = Setup(*sizes, seed=seed, timeout_seconds=timeout_seconds)
+    kind, setup = algorithm(settings.algorithm), make_setup(settings, seed, timeout_seconds)
     tried = kind, replace(setup, seed=0), repr(settings.algorithm_settings)
     if kind.name not in BUILT_IN and tried not in _rehearsed:
         from ..planning.rehearsal import rehearse
@@ -86,6 +113,7 @@ def build_task(settings: Settings, seed: int, client: int | None = None) -> Task
 def make_executor(settings: Settings, seed: int, task: Task) -> Reference:
     """Return an executor for one run, at version 0."""
     from ..training import LocalTraining, Reference
+    from ..training.server_optimizers import ServerOptimizer
 
     if task.num_clients != settings.clients.num_clients:
         raise UserError(
@@ -95,7 +123,25 @@ def make_executor(settings: Settings, seed: int, task: Task) -> Reference:
     kind, training = algorithm(settings.algorithm), settings.training
     global_lr = training.global_lr if kind.uses_global_lr else 1.0
     local_lr = training.local_lr if kind.uses_local_lr else 1.0
-    return Reference(task, LocalTraining(seed, training.batch_size, global_lr, local_lr, training.sampling))
+    server = ServerOptimizer(
+        training.server_optimizer or kind.server_optimizer,
+        training.server_momentum,
+        training.server_beta2,
+        training.server_epsilon,
+    )
+    local_training = LocalTraining(seed, training.batch_size, global_lr, local_lr, training.sampling, server=server)
+    return Reference(task, local_training, state_layout(settings, seed))
+
+
+def state_layout(settings: Settings, seed: int) -> StateLayout:
+    """Return what the algorithm of a run declares of its state vectors."""
+    from ..training.state_vectors import StateLayout
+
+    kind = algorithm(settings.algorithm)
+    # The declaration depends on sizes alone, so the shares of the clients need not be known.
+    plain = replace(settings, training=replace(settings.training, weighting="uniform"))
+    specs = kind.state_vectors(make_setup(plain, seed), settings.algorithm_settings)
+    return StateLayout(specs, kind.job_start, kind.correction)
 
 
 def make_stopping_rule(settings: Settings) -> StoppingRule:

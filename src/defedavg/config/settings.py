@@ -29,6 +29,16 @@ MAX_SECONDS = 1e9
 """Of a waiting time that is not infinite: thirty years."""
 
 
+WEIGHTINGS = ("uniform", "samples")
+SERVER_OPTIMIZERS = ("sgd", "momentum", "nesterov", "adagrad", "adam", "amsgrad", "yogi")
+SERVER_CONSTANTS = {
+    "server_momentum": ("momentum", "nesterov", "adagrad", "adam", "amsgrad", "yogi"),
+    "server_beta2": ("adam", "amsgrad", "yogi"),
+    "server_epsilon": ("adagrad", "adam", "amsgrad", "yogi"),
+}
+"""Constants of server optimisers -> the optimisers that use them."""
+
+
 def _setting(default: Any, text: str, **metadata: Any) -> Any:
     """Return a field.
 
@@ -142,6 +152,14 @@ class TrainingSettings:
     global_lr: float = _setting(1.0, "global learning rate, η", most=MAX_RATE)
     local_lr: float = _setting(0.05, "local learning rate, η̄", most=MAX_RATE)
     sampling: str = _setting("replacement", "mini-batches: drawn with replacement, or shuffle (epoch by epoch)")
+    weighting: str = _setting("uniform", "weight of an update: uniform, or samples (its client's share of all data)")
+    server_optimizer: str = _setting(
+        "",
+        "optimiser of the server: sgd, momentum, nesterov, adagrad, adam, amsgrad, yogi; empty: the algorithm's own",
+    )
+    server_momentum: float = _setting(0.9, "momentum, or β1, of the server optimiser")
+    server_beta2: float = _setting(0.99, "β2 of the server optimiser: adam, amsgrad, yogi")
+    server_epsilon: float = _setting(1e-3, "ε of the server optimiser: adagrad, adam, amsgrad, yogi")
     timeout_seconds: float = _setting(
         0.0,
         "wait for a client before another is drawn; 0: ten times the longest round trip, if clients can fail",
@@ -155,6 +173,13 @@ class TrainingSettings:
         _require(self, lambda rate: 0 < rate < math.inf, "a learning rate must be above zero", *rates)
         if self.sampling not in ("replacement", "shuffle"):
             raise unknown("sampling", self.sampling, ("replacement", "shuffle"))
+        if self.weighting not in WEIGHTINGS:
+            raise unknown("training.weighting", self.weighting, WEIGHTINGS)
+        if self.server_optimizer not in ("", *SERVER_OPTIMIZERS):
+            raise unknown("training.server_optimizer", self.server_optimizer, SERVER_OPTIMIZERS)
+        decays = ("training.server_momentum", "training.server_beta2")
+        _require(self, lambda decay: 0 <= decay < 1, "give a number from 0 to below 1", *decays)
+        _require(self, lambda e: 0 < e < math.inf, "it must be above zero", "training.server_epsilon")
         _require(self, lambda seconds: seconds >= 0, "it must be zero or more", "training.timeout_seconds")
         _check_limits(self, "training")
         if self.local_steps * self.batch_size > MAX_JOB_SAMPLES:

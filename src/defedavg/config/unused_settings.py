@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..algorithms import ALGORITHMS
-from .settings import TABLES, TrainingSettings
+from .settings import SERVER_CONSTANTS, TABLES, TrainingSettings
 from .study import Study
 
 
@@ -21,7 +21,7 @@ class NoEffectWarning(UserWarning):
 
 def unused_settings(study: Study) -> list[str]:
     """Return one line for every given setting that has no effect in any run of the study."""
-    reasons = {**_by_fields(study), **_by_partition(study), **_by_algorithms(study)}
+    reasons = _by_fields(study) | _by_partition(study) | _by_algorithms(study) | _by_server_optimizer(study)
     lines = [
         f"[{table}] has no effect: {table} is not in algorithms"
         for table in study.tables
@@ -110,6 +110,18 @@ def _by_algorithms(study: Study) -> dict[str, str]:
         elif all(key in study.tables.get(name, {}) for name in users):
             reasons[f"training.{key}"] = f"{_subject([f'[{name}]' for name in users], 'overrides', 'override')} it"
     return reasons
+
+
+def _by_server_optimizer(study: Study) -> dict[str, str]:
+    """Return the constants of server optimisers that no server optimiser of the study uses."""
+    own = (ALGORITHMS[name].server_optimizer for name in study.algorithms)
+    used = {chosen or default for default in own for chosen in _values(study, "training", "server_optimizer")}
+    names = " and ".join(sorted(used))
+    return {
+        f"training.{constant}": f"the server optimiser {names} does not use it"
+        for constant, users in SERVER_CONSTANTS.items()
+        if not used & set(users)
+    }
 
 
 def _subject(names: Collection[str], singular: str, plural: str) -> str:

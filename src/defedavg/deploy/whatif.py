@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 from typing import Any
 
-from ..algorithms import ALGORITHMS, Setup, algorithm
+from ..algorithms import ALGORITHMS, algorithm
+from ..config.build import make_setup
 from ..config.study import single
 from ..errors import UserError, unknown
 from ..planning.plan import Plan
@@ -59,8 +60,9 @@ def _plan_for(replay: Replay, choice: dict[str, Any], rounds: int) -> Plan:
     settings = replay.config.settings
     name = choice.get("algorithm", settings.algorithm)
     training = dataclasses.replace(settings.training, **{k: v for k, v in choice.items() if k != "algorithm"})
-    setup = Setup(replay.fleet.num_clients, training.updates_per_round, training.local_steps, replay.config.seed)
-    algorithm_settings = settings.algorithm_settings if name == settings.algorithm else None
-    plan = Plan.collect(Simulator(algorithm(name)(setup, algorithm_settings), replay.fleet), rounds)
+    own = settings.algorithm_settings if name == settings.algorithm else None
+    chosen = dataclasses.replace(settings, algorithm=name, training=training, algorithm_settings=own)
+    server = algorithm(name)(make_setup(chosen, replay.config.seed), chosen.algorithm_settings)
+    plan = Plan.collect(Simulator(server, replay.fleet), rounds)
     plan.check()
     return plan

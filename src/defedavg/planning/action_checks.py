@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from ..algorithms import ServerMachine
 from ..algorithms.protocol import ClientPolicy, Merge, Request, Resample, Send, ServerAction
 from ..errors import UserError, first_line
+from .state_checks import DeclaredState
 
 SUM_TOLERANCE = 1e-9
 """How far from one the sum of the coefficients of past versions may be: rounding, and nothing more."""
@@ -73,6 +74,8 @@ def check_merge(server: ServerMachine, merge: Merge, newest: int) -> None:
                 f"its updates, here {', '.join(map(str, allowed))}; to use older ones, set the class attribute "
                 "past_versions",
             )
+    if fault := _declared(server).fault(merge, lambda version: _may_use(server, merge, newest, version)):
+        refuse(server.name, f"{name}: {fault}")
     total = math.fsum(weight for _, weight in merge.past)
     if not abs(total - 1.0) <= SUM_TOLERANCE:
         refuse(
@@ -80,6 +83,10 @@ def check_merge(server: ServerMachine, merge: Merge, newest: int) -> None:
             f"{name}: the coefficients of past versions sum to {total:.12g}; they must sum to one, within "
             f"{SUM_TOLERANCE:g}; correct the argument past of self.merge()",
         )
+
+
+def _declared(server: ServerMachine) -> DeclaredState:
+    return DeclaredState(server.state_vectors(server.setup, server.settings))
 
 
 def _may_use(server: ServerMachine, merge: Merge, newest: int, version: int) -> bool:

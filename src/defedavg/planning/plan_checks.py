@@ -6,6 +6,8 @@
 3. Versions count 1, 2, 3, …; past coefficients sum to one; coefficients of updates are negative; a round merges n
    updates, fewer only after a timeout.
 4. Nothing uses a version after it was freed.
+5. Merges name declared state vectors and their own updates only. A state vector from which jobs of a client start is
+   not assigned while an update of this client that started before is still to be merged.
 
 Memory is bounded by the clients and the versions in use, not by the length of the plan: what concerns a freed version
 is forgotten with it.
@@ -17,10 +19,11 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
-from ..algorithms.protocol import Merge, Update
+from ..algorithms.protocol import VERSION, Merge, Update
 from ..errors import first_line
 from .action_checks import SUM_TOLERANCE, refuse
 from .records import Absence, Header, Job, Record, Round, Sent, Timeout, Uploaded
+from .state_checks import DeclaredState
 
 
 class PlanError(Exception):
@@ -73,6 +76,9 @@ class _PlanState:
         self.jobs_of = {0: _JobsOfVersion()}  # by start version, while it exists
         self.last: dict[int, tuple[int, int, float]] = {}  # client -> index, version and end of its last job
         self.timed_out = False  # since the last merge
+        self.state = DeclaredState(header.state)
+        self.start_names = {name for name, _ in header.job_start} - {VERSION}
+        self.start_assigned: dict[int, int] = {}  # client -> the version in whose merge its start was assigned
 
     def check(self, record: Record) -> None:
         """Check a record and update the state."""
@@ -167,8 +173,11 @@ class _PlanState:
             version in self.created or _fail(f"{name} uses version {version}, which does not exist")
         total = math.fsum(a for _, a in merge.past)
         abs(total - 1.0) <= SUM_TOLERANCE or _fail(f"{name}: past coefficients do not sum to one")
+        fault = self.state.fault(merge, self.created.__contains__)
+        fault is None or _fail(f"{name}: {fault}")
         for update, weight in merge.updates:
-            self._merged_update(name, update, weight)
+            self._merged_update(name, update, weight, weight < 0.0 or (weight == 0.0 and update in merge.assigned))
+        self._starts_assigned(merge)
         self._merge_size(name, merge)
         self.timed_out = False
         self.version = merge.version
@@ -178,7 +187,12 @@ class _PlanState:
             (version in self.created and version != self.version) or _fail(f"{name} frees version {version}")
             del self.created[version], self.jobs_of[version]
 
-    def _merged_update(self, name: str, update: Update, weight: float) -> None:
+    def _starts_assigned(self, merge: Merge) -> None:
+        if self.start_names:
+            targets = (assignment.target for assignment in merge.assignments)
+            self.start_assigned |= {t.index: merge.version for t in targets if t.name in self.start_names}
+
+    def _merged_update(self, name: str, update: Update, weight: float, legal: bool) -> None:
         key = (update.client, update.index)
         same = self.jobs_of.get(update.version)
         job = None if same is None else same.jobs.get(key)
@@ -190,7 +204,9 @@ class _PlanState:
         job.steps == update.steps or _fail(f"{name} merges {key} not as it was trained")
         same.arrivals.get(key, math.inf) <= self.now or _fail(f"{name} merges {key} before it arrived")
         key not in same.merged or _fail(f"{key} is merged twice")
-        (weight < 0.0 and math.isfinite(weight)) or _fail(f"{name}: coefficient {weight} of {key}")
+        (legal and math.isfinite(weight)) or _fail(f"{name}: coefficient {weight} of {key}")
+        started = update.version >= self.start_assigned.get(update.client, 0)
+        started or _fail(f"{name} merges {key}, whose start was assigned again after it began")
         same.merged.add(key)
 
     def _merge_size(self, name: str, merge: Merge) -> None:
@@ -200,5 +216,6 @@ class _PlanState:
         if not self.header.interruptible:  # otherwise weights also compensate for unequal numbers of steps
             total = -math.fsum(weight for _, weight in merge.updates)
             total <= 1.0 + 1e-9 or _fail(f"{name}: the weights of its updates sum to {total}")
-            full = len(merge.updates) == limit or abs(total - 1.0) < 1e-9
+            # Weights of an algorithm with state need not sum to one, so a round after client failures is not known.
+            full = len(merge.updates) == limit or abs(total - 1.0) < 1e-9 or bool(self.header.state)
             full or self.timed_out or _fail(f"{name} merges {len(merge.updates)} updates, fewer than {limit}")

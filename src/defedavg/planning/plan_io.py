@@ -6,13 +6,16 @@ Every other line is an array whose first item names the kind of record:
     ["job", client, index, version, steps, start, end, outcome]     outcome: ended, interrupted, lost, running
     ["upload", client, index, start, end]
     ["sent", version, client or null, time]
-    ["round", time, version, [[version, a], …], [[client, index, version, steps, b], …], [freed versions]]
+    ["round", time, version, [[version, a], …], [[client, index, version, steps, b], …], [freed versions], extension]
     ["absence", client, time, back or null]
     ["replacement", time, [missing], [drawn]]
     ["stall", time]
 
 Times are in seconds. Numbers are written so that they read back exactly. In the header, "repeats" is the policy's
-``allow_same_version``, and "lean" (absent: false) marks a sparse plan.
+``allow_same_version``, and "lean" (absent: false) marks a sparse plan. Format version 2 is that of a plan with state
+vectors: "state" declares them, [[name, count, initial, per client], …], and "job_start" says from what jobs start,
+[[name, c], …]. The extension of a round (absent: none) is an object with "states" [[name, index, c], …], "before" and
+"after", each [[name, index, past, updates, states, transform], …], and "rate_scale"; keys without content are absent.
 """
 
 from __future__ import annotations
@@ -26,13 +29,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args
 
-from ..algorithms.protocol import Merge, Update
+from ..algorithms.protocol import FROM_VERSION, Assignment, Merge, StateSpec, StateVector, Update
 from ..errors import UserError
 from ..fileio import open_regular, replacing, writing
 from .records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Stall, Timeout, Uploaded
 
 FORMAT = "defedavg-plan"
-VERSION = 1
+VERSION, STATE_VERSION = 1, 2
+"""Of plans without and with state vectors."""
+
+Updates = tuple[tuple[Update, float], ...]
 
 _SAME_KEYS = ("algorithm", "num_clients", "updates_per_round", "local_steps", "seed")
 HEADER_KEYS = {name: name for name in _SAME_KEYS} | {
@@ -48,10 +54,7 @@ def encode(item: Header | Record) -> str:
 
 def _plain(item: Header | Record) -> Any:
     if isinstance(item, Header):
-        values = {key: getattr(item, field) for key, field in HEADER_KEYS.items()}
-        if not item.sparse:  # keeps the lines and the hash of complete plans independent of the later field
-            del values["lean"]
-        return {"format": FORMAT, "format_version": VERSION, **values}
+        return _plain_header(item)
     if isinstance(item, Job):
         return ["job", item.client, item.index, item.version, item.steps, item.start, item.end, item.outcome]
     if isinstance(item, Uploaded):
@@ -59,13 +62,47 @@ def _plain(item: Header | Record) -> Any:
     if isinstance(item, Sent):
         return ["sent", item.version, item.client, item.time]
     if isinstance(item, Round):
-        updates = [[u.client, u.index, u.version, u.steps, b] for u, b in item.merge.updates]
-        return ["round", item.time, item.merge.version, item.merge.past, updates, item.freed]
+        merge = item.merge
+        extension = plain_extension(merge)
+        row = ["round", item.time, merge.version, merge.past, plain_updates(merge.updates), item.freed]
+        return [*row, extension] if extension else row
     if isinstance(item, Absence):
         return ["absence", item.client, item.time, None if math.isinf(item.back) else item.back]
     if isinstance(item, Timeout):
         return ["replacement", item.time, item.missing, item.drawn]
     return ["stall", item.time]
+
+
+def _plain_header(header: Header) -> dict[str, Any]:
+    values = {key: getattr(header, field) for key, field in HEADER_KEYS.items()}
+    if not header.sparse:  # keeps the lines and the hash of complete plans independent of the later field
+        del values["lean"]
+    version = VERSION
+    if header.state or header.job_start != FROM_VERSION:
+        values["state"] = [[spec.name, spec.count, spec.initial, spec.per_client] for spec in header.state]
+        values["job_start"], version = header.job_start, STATE_VERSION
+    return {"format": FORMAT, "format_version": version, **values}
+
+
+def plain_updates(updates: Updates) -> list[list[Any]]:
+    """Return updates with coefficients as JSON values."""
+    return [[u.client, u.index, u.version, u.steps, b] for u, b in updates]
+
+
+def plain_extension(merge: Merge) -> dict[str, Any]:
+    """Return the parts of a merge that few algorithms use as JSON values; empty for the others."""
+    found: dict[str, Any] = {"states": _plain_states(merge.states)}
+    for name in ("before", "after"):
+        found[name] = [
+            [a.target.name, a.target.index, a.past, plain_updates(a.updates), _plain_states(a.states), a.transform]
+            for a in getattr(merge, name)
+        ]
+    found["rate_scale"] = None if merge.rate_scale == 1.0 else merge.rate_scale
+    return {name: value for name, value in found.items() if value}
+
+
+def _plain_states(states: tuple[tuple[StateVector, float], ...]) -> list[list[Any]]:
+    return [[vector.name, vector.index, c] for vector, c in states]
 
 
 class Hashed:
@@ -141,9 +178,10 @@ def read_header(found: Any) -> Header:
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
         raise ValueError("not a plan")
     version = found.pop("format_version", None)
-    if type(version) is not int or version != VERSION:
-        raise ValueError(f"format version {_short(version)}, but this program reads {VERSION}")
+    if type(version) is not int or version not in (VERSION, STATE_VERSION):
+        raise ValueError(f"format version {_short(version)}, but this program reads {VERSION} and {STATE_VERSION}")
     found.setdefault("lean", False)
+    extra = _read_state(found) if version == STATE_VERSION else {}
     if set(found) != set(HEADER_KEYS):
         raise ValueError("wrong fields")
     if not isinstance(found["algorithm"], str):
@@ -154,7 +192,13 @@ def read_header(found: Any) -> Header:
     for name in ("repeats", "interruptible", "lean"):
         if not isinstance(found[name], bool):
             raise TypeError(f"{name} is not true or false")
-    return Header(**{field: found[key] for key, field in HEADER_KEYS.items()})
+    return Header(**{field: found[key] for key, field in HEADER_KEYS.items()}, **extra)
+
+
+def _read_state(found: dict[str, Any]) -> dict[str, Any]:
+    state = tuple(_spec(*_array(row)) for row in _array(found.pop("state", None)))
+    job_start = tuple((_text(name), _number(c)) for name, c in _array(found.pop("job_start", None)))
+    return {"state": state, "job_start": job_start}
 
 
 def _short(value: Any) -> str:
@@ -196,10 +240,50 @@ def _outcome(value: Any) -> JobOutcome:
     return value  # type: ignore[no-any-return]
 
 
-def _round(time: float, version: int, past: list[Any], updates: list[Any], freed: tuple[int, ...]) -> Round:
-    terms = tuple((_count(v), _number(a)) for v, a in past)
-    merged = tuple((Update(*_counts(ids)), _number(b)) for *ids, b in updates)
-    return Round(time, Merge(version, terms, merged), freed)
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{_short(value)} is not text")
+    return value
+
+
+def _spec(name: Any, count: Any, initial: Any, per_client: Any) -> StateSpec:
+    if not isinstance(per_client, bool):
+        raise TypeError(f"{_short(per_client)} is not true or false")
+    return StateSpec(_text(name), _count(count), _text(initial), per_client)
+
+
+def _past(values: Any) -> tuple[tuple[int, float], ...]:
+    return tuple((_count(v), _number(a)) for v, a in _array(values))
+
+
+def _updates(values: Any) -> Updates:
+    return tuple((Update(*_counts(ids)), _number(b)) for *ids, b in _array(values))
+
+
+def _states(values: Any) -> tuple[tuple[StateVector, float], ...]:
+    return tuple((StateVector(_text(name), _count(index)), _number(c)) for name, index, c in _array(values))
+
+
+def _assignment(name: Any, index: Any, past: Any, updates: Any, states: Any, transform: Any) -> Assignment:
+    target = StateVector(_text(name), _count(index))
+    return Assignment(target, _past(past), _updates(updates), _states(states), _text(transform))
+
+
+def read_extension(found: Any) -> dict[str, Any]:
+    """Check the extension of a merge and return the fields of ``Merge`` that it has."""
+    if not isinstance(found, dict) or not found.keys() <= {"states", "before", "after", "rate_scale"}:
+        raise ValueError("the extension of a round has unknown fields")
+    fields: dict[str, Any] = {"states": _states(found.get("states", []))}
+    for name in ("before", "after"):
+        fields[name] = tuple(_assignment(*_array(row)) for row in _array(found.get(name, [])))
+    return {**fields, "rate_scale": _number(found.get("rate_scale", 1.0))}
+
+
+def _round(
+    time: float, version: int, past: tuple[tuple[int, float], ...], updates: Updates, freed: tuple[int, ...],
+    extension: dict[str, Any] | None = None,
+) -> Round:  # fmt: skip
+    return Round(time, Merge(version, past, updates, **(extension or {})), freed)
 
 
 def _optional_count(value: Any) -> int | None:
@@ -214,7 +298,7 @@ _READERS: dict[str, tuple[Callable[..., Record], tuple[Callable[[Any], Any], ...
     "job": (Job, (_count, _count, _count, _count, _number, _number, _outcome)),
     "upload": (Uploaded, (_count, _count, _number, _number)),
     "sent": (Sent, (_count, _optional_count, _number)),
-    "round": (_round, (_number, _count, _array, _array, _counts)),
+    "round": (_round, (_number, _count, _past, _updates, _counts, read_extension)),
     "absence": (Absence, (_count, _number, _number_or_inf)),
     "replacement": (Timeout, (_number, _counts, _counts)),
     "stall": (Stall, (_number,)),
@@ -225,6 +309,7 @@ _READERS: dict[str, tuple[Callable[..., Record], tuple[Callable[[Any], Any], ...
 def _record(found: Any) -> Record:
     kind, *values = _array(found) or [None]
     make, readers = _READERS[kind] if isinstance(kind, str) and kind in _READERS else (Stall, ())
-    if not readers or len(readers) != len(values):
+    optional = kind == "round" and len(readers) == len(values) + 1  # a round without an extension
+    if not readers or (len(readers) != len(values) and not optional):
         raise ValueError(f"{_short(kind)} is unknown or has the wrong number of values")
-    return make(*(read(value) for read, value in zip(readers, values, strict=True)))
+    return make(*(read(value) for read, value in zip(readers, values, strict=False)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..algorithms.protocol import Merge
+from ..algorithms.protocol import FROM_VERSION, Merge, StateSpec
 
 JobOutcome: TypeAlias = Literal["ended", "interrupted", "lost", "running"]
 
@@ -19,7 +19,8 @@ class Header:
     """What a plan was made for.
 
     ``allow_same_version`` and ``interruptible`` are those of the client policy. A ``sparse`` plan omits jobs that were
-    never uploaded, and records a job when it is uploaded.
+    never uploaded, and records a job when it is uploaded. ``state`` declares the state vectors that merges assign, and
+    ``job_start`` says from what jobs start (see ``ServerMachine``).
     """
 
     algorithm: str
@@ -30,6 +31,8 @@ class Header:
     allow_same_version: bool
     interruptible: bool
     sparse: bool = False
+    state: tuple[StateSpec, ...] = ()
+    job_start: tuple[tuple[str, float], ...] = FROM_VERSION
 
 
 @dataclass(frozen=True, slots=True)

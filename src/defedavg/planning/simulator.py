@@ -93,7 +93,9 @@ class Simulator:
         self._absent_until: dict[int, float] = {}
         # Without these, no client receives a second model before it has answered, or a request.
         has_timeout = server.setup.timeout_seconds is not None
-        self._one_message = not (server.broadcasts or self.policy.hold_until_requested or fleet.lossy or has_timeout)
+        policy = self.policy
+        several = policy.hold_until_requested or policy.restart_on_model
+        self._one_message = not (server.broadcasts or several or fleet.lossy or has_timeout)
         self._started_iteration = False
         self.handled = 0  # events so far
         setup = server.setup
@@ -107,7 +109,15 @@ class Simulator:
         setup = self.server.setup
         sizes = (setup.num_clients, setup.updates_per_round, self.steps, setup.seed)
         policy = self.policy
-        return Header(self.server.name, *sizes, policy.allow_same_version, policy.interruptible, self.sparse)
+        return Header(
+            self.server.name,
+            *sizes,
+            policy.allow_same_version,
+            policy.interruptible,
+            self.sparse,
+            self.server.state_vectors(setup, self.server.settings),
+            self.server.job_start,
+        )
 
     def __iter__(self) -> Iterator[Record]:
         if self._started_iteration:
@@ -193,7 +203,9 @@ class Simulator:
     def _go(self, client: int) -> None:
         """Start a job if the client can; otherwise wake it when the next version arrives."""
         machine = self._client(client)
-        if machine.phase is not Phase.IDLE or self._defer_until_open(client, EventKind.GO):
+        if machine.phase is not Phase.IDLE and not machine.restarts:
+            return
+        if self._defer_until_open(client, EventKind.GO):
             return
         newest = self._broadcasts.newest(client, self.now)
         if newest >= 0:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .. import __version__
-from ..config.build import make_fleet
+from ..config.build import make_fleet, message_megabytes
 from ..config.study import Settings
 from ..errors import UserError
 from ..runstore.reader import RunEntry, RunFolder
@@ -201,7 +201,7 @@ def _split(group: Sequence[Series]) -> dict[str, Any] | None:
 
 def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]:
     settings = series.folder.settings(series.label)
-    megabytes = None if settings is None else settings.clients.model_megabytes
+    megabytes = None if settings is None else message_megabytes(settings)
     step_times = {} if settings is None else _step_times(series, settings)
     plans = series.digests
     counts = [plan.staleness for plan in plans.values()]

@@ -19,6 +19,7 @@ from ..algorithms.protocol import Update
 from ..rng import extend, extend_all, key, permutation
 from ..tasks import LazyPartition, Task
 from . import tensor_rng
+from .server_optimizers import SGD, ServerOptimizer
 
 
 def positions(
@@ -48,6 +49,7 @@ class LocalTraining:
     global_lr: float = 1.0
     local_lr: float = 0.05
     sampling: str = "replacement"
+    server: ServerOptimizer = SGD
 
     def layer_key(self, update: Update) -> int:
         """Return the key from which random layers, such as dropout, draw during a job."""

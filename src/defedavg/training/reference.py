@@ -2,8 +2,9 @@
 
 For each merge it trains the jobs that the merge uses, one after the other, and applies
 
-    w[t+1] = Σ a·w[v] + global_lr · Σ b·Δ
+    w[t+1] = Σ a·w[v] + global_lr · (Σ b·Δ + Σ c·s)
 
+with the state vectors s that merges assign, or, with a server optimiser, the step that it makes of this merge.
 Running statistics, such as those of batch normalisation, are no weights: a difference of variances can be negative.
 Their new values are the mean of the clients' values at the end of their jobs, with weights proportional to |b|.
 """
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from ..algorithms.protocol import Update
+from ..algorithms.protocol import FROM_VERSION, Merge, Update
 from ..errors import UserError
 from ..planning.records import Record, Round
 from ..rng import extend, key
@@ -30,6 +31,7 @@ from ..tasks.samples import Inputs, tensors_of
 from .evaluation import EvalResult, EvalSchedule, PendingEval
 from .local_training import LocalTraining
 from .module_state import VersionLayout, keyed_copy, updated_buffers, weighted_mean
+from .state_vectors import NO_STATE, StateLayout, StateVectors, assign
 from .stopping import Evaluation, StoppingRule
 from .tensor_rng import signed
 
@@ -149,10 +151,19 @@ def own_metric(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _statistics(merge: Merge, deltas: Mapping[Update, Tensor]) -> list[tuple[Tensor, float]]:
+    """Return the updates whose running statistics are averaged, with weights; equal ones in assignments alone."""
+    # A client whose update has no steps has seen no data.
+    trained = [(update, weight) for update, weight in merge.updates if update.steps]
+    if any(weight for _, weight in trained):
+        return [(deltas[update], weight) for update, weight in trained]
+    return [(deltas[update], 1.0) for update, _ in trained if update in merge.assigned]
+
+
 class Reference:
     """Computes the rounds of one plan, in order."""
 
-    def __init__(self, task: Task, local_training: LocalTraining) -> None:
+    def __init__(self, task: Task, local_training: LocalTraining, state: StateLayout = NO_STATE) -> None:
         self.task, self.local_training = task, local_training
         self.updates_trained = 0
         module = build_model(task, key(local_training.seed, "init"))
@@ -160,6 +171,12 @@ class Reference:
         with _fitting("trained on these data with this loss", batch.inputs, len(batch)):
             self._flat = FlatModel(module, updated_buffers(module, batch.inputs).statistics)
             self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
+            self.state = StateVectors(state, self.versions[0])
+            if self.layout.statistics and state.job_start != FROM_VERSION:
+                raise UserError(
+                    "the model has running statistics, but jobs of this algorithm start from models that clients keep; "
+                    "use GroupNorm instead of batch normalisation"
+                )
             self._check(batch)
         tested = task.test[:2]  # normalisation over a batch needs two
         with _fitting("evaluated on the test data", tested.inputs):
@@ -199,26 +216,48 @@ class Reference:
 
     def merge(self, record: Round, deltas: Mapping[Update, Tensor]) -> Tensor:
         """Merge trained updates, delete the versions that the plan frees, and return the new version."""
-        merge = record.merge
-        merged = torch.zeros_like(self._flat.vector)
-        # An update without steps has no difference and no statistics: its client has seen no data.
-        trained = [(deltas[update], weight) for update, weight in merge.updates if update.steps]
-        for delta, weight in trained:
-            merged.add_(delta, alpha=weight * self.local_training.global_lr)
-        for version, weight in merge.past:
-            merged.add_(self.versions[version], alpha=weight)
+        merge, keys = record.merge, (self.local_training.seed, record.merge.version)
+        assign(self.state, merge.before, self.versions, deltas, keys)
+        merged = self._merged(merge, deltas)
         if self.layout.statistics:
             first = self.layout.first_statistic
             newest = self.versions[max(version for version, _ in merge.past)]
-            merged[first:] = weighted_mean(((delta[first:], weight) for delta, weight in trained), newest[first:])
+            merged[first:] = weighted_mean(((d[first:], b) for d, b in _statistics(merge, deltas)), newest[first:])
         self.versions[merge.version] = merged
+        assign(self.state, merge.after, self.versions, deltas, keys)
         for version in record.freed:
             del self.versions[version]
         return merged
 
+    def _merged(self, merge: Merge, deltas: Mapping[Update, Tensor]) -> Tensor:
+        optimizer, rate = self.local_training.server, self.local_training.global_lr * merge.rate_scale
+        plain = optimizer.name == "sgd"
+        scale = rate if plain else 1.0
+        merged = torch.zeros_like(self._flat.vector)
+        for update, weight in merge.updates:
+            if update.steps and weight != 0.0:  # an update without steps is zero
+                merged.add_(deltas[update], alpha=weight * scale)
+        for vector, weight in merge.states:
+            if (value := self.state[vector]) is not None:
+                merged.add_(value, alpha=weight * scale)
+        for version, weight in merge.past:
+            merged.add_(self.versions[version], alpha=weight)
+        if plain:
+            return merged
+        newest = self.versions[merge.version - 1]
+        return newest.sub(optimizer.step(newest - merged, self.state), alpha=rate)
+
     def _train(self, update: Update) -> Tensor:
         self.updates_trained += 1
-        return self.train(update, self.versions[update.version])[0]
+        return self.train(update, self.start_of(update))[0]
+
+    def start_of(self, update: Update) -> Tensor:
+        """Return the weights from which the job of an update starts."""
+        version = self.versions[update.version]
+        if self.state.layout.job_start == FROM_VERSION:
+            return version
+        start = self.state.of_client(self.state.layout.job_start, update.client, version)
+        return torch.zeros_like(version) if start is None else start
 
     def train(
         self, update: Update, start: Tensor, client_samples: NDArray[np.int64] | None = None,

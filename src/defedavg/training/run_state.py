@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..algorithms.protocol import Update
+from ..algorithms.protocol import StateVector, Update
 from ..errors import UserError
 from ..planning.records import Record, Round
 from .batched import BatchedRun
@@ -27,6 +27,10 @@ COUNTER_KEYS = {each.name: RENAMED.get(each.name, each.name) for each in fields(
 """Field of ``EvalCounters`` -> its key in the ``tally`` of a checkpoint, which is a file format."""
 
 
+def _tensor_name(vector: StateVector) -> str:
+    return f"state.{vector.name}.{vector.index}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RunState:
     """A run between two rounds."""
@@ -38,6 +42,7 @@ class RunState:
     versions: Mapping[int, Tensor]
     waiting: tuple[Update, ...] = ()
     deltas: Mapping[Update, Tensor] = field(default_factory=dict)
+    state: Mapping[StateVector, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, reference: Reference, schedule: EvalSchedule, progress: RunProgress) -> RunState:
@@ -45,7 +50,8 @@ class RunState:
         staleness = list(schedule.counters.staleness)
         counters = replace(schedule.counters, staleness=staleness, wall_seconds=schedule.wall_seconds)
         hits = progress.first_hit_seconds, progress.sustained_seconds
-        return cls(counters, reference.updates_trained, *hits, dict(reference.versions))
+        state = reference.state.assigned()
+        return cls(counters, reference.updates_trained, *hits, dict(reference.versions), state=state)
 
     @classmethod
     def of_batched_run(cls, run: BatchedRun, trainer: Trainer) -> RunState:
@@ -56,7 +62,9 @@ class RunState:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the tensors."""
+        state = {"state": [[vector.name, vector.index] for vector in self.state]} if self.state else {}
         return {
+            **state,
             "tally": {stored: getattr(self.counters, name) for name, stored in COUNTER_KEYS.items()},
             "updates_trained": self.updates_trained,
             "first_hit_seconds": self.first_hit_seconds,
@@ -71,6 +79,8 @@ class RunState:
             yield f"version.{version}", weights
         for update, delta in self.deltas.items():
             yield f"update.{update.client}.{update.index}", delta
+        for vector, value in self.state.items():
+            yield _tensor_name(vector), value
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RunState:
@@ -82,6 +92,7 @@ class RunState:
             number, seconds = counters[name]
             counters[name] = (int(number), float(seconds))
         waiting = {Update(*map(int, ids)): kept for *ids, kept in stored["waiting"]}
+        vectors = [StateVector(str(name), int(index)) for name, index in stored.get("state", [])]  # absent in old ones
         return cls(
             EvalCounters(**counters),
             int(stored["updates_trained"]),
@@ -90,15 +101,17 @@ class RunState:
             {int(version): tensors[f"version.{version}"] for version in stored["versions"]},
             tuple(waiting),
             {u: tensors[f"update.{u.client}.{u.index}"] for u, kept in waiting.items() if kept},
+            {vector: tensors[_tensor_name(vector)] for vector in vectors},
         )
 
     def restore(self, reference: Reference, progress: RunProgress, evaluations: Iterable[Evaluation]) -> None:
         """Bring a new run to this state, with the evaluations that it had yielded before."""
         initial = reference.versions[0]
-        for weights in self.versions.values():
+        for weights in (*self.versions.values(), *self.state.values()):
             if weights.shape != initial.shape or weights.dtype != initial.dtype:
                 raise UserError("the checkpoint belongs to a different model; restore the program and the model")
         reference.versions = {version: weights.to(initial.device) for version, weights in self.versions.items()}
+        reference.state.restore({vector: value.to(initial.device) for vector, value in self.state.items()})
         reference.updates_trained = self.updates_trained
         progress.rounds, progress.seconds = self.counters.newest
         progress.first_hit_seconds, progress.sustained_seconds = self.first_hit_seconds, self.sustained_seconds
