@@ -1,4 +1,4 @@
-"""A deterministic problem for oracles: every local gradient of client i is D·(w − m_i), so a job is a few lines of NumPy.
+"""A deterministic problem for oracles: a gradient of client i is D·(w − m_i), so a job is a few lines of NumPy.
 
 An oracle receives which updates are merged when, from the plan, and computes every version from the definition of the
 algorithm. It uses no code of the package.
@@ -44,10 +44,8 @@ def product_run(
     plan = make_plan(how, 0, rounds)
     plan.check()
     executor = make_executor(how, 0, PROBLEM.task)
-    versions = [executor.versions[0].numpy().copy()]
-    for record in plan.rounds:
-        versions.append(executor.apply(record).numpy().copy())
-    return plan, versions
+    initial = executor.versions[0].numpy().copy()
+    return plan, [initial, *(executor.apply(record).numpy().copy() for record in plan.rounds)]
 
 
 def assert_versions(found: list[Vector], expected: list[Vector]) -> None:
