@@ -55,14 +55,14 @@ def test_fedasync_mixes_every_arriving_model_into_the_servers(staleness: str) ->
 
 
 def test_fedasync_uses_the_exponent_the_bound_and_the_slope() -> None:
-    own: dict[str, Any]
-    for own, factor in (
+    cases: tuple[tuple[dict[str, Any], Callable[[int], float]], ...] = (
         ({"staleness": "polynomial", "exponent": 2.0, "alpha": 0.9}, lambda tau: (1.0 + tau) ** -2),
         (
             {"staleness": "hinge", "hinge_bound": 6, "hinge_slope": 0.5, "alpha": 0.9},
             lambda tau: 1.0 if tau <= 6 else 1.0 / (0.5 * (tau - 6) + 1.0),
         ),
-    ):
+    )
+    for own, factor in cases:
         plan, found = product_run("fedasync", own=own)
         w: list[Vector] = [START]
         for update in arrivals(plan):

@@ -13,6 +13,7 @@ learns of a stop at the next exchange of messages. The paper has one gradient pe
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,11 +82,8 @@ class Ringmaster(EveryArrival):
 
     def end_of_instant(self) -> Actions:
         """Stop the jobs that have become too stale, then start idle clients."""
-        stale = []
-        for client, version in self.sent.items():
-            if self.version - version < self.threshold:
-                break  # the versions that follow are newer
-            stale.append(client)
+        too_old = self.version - self.threshold
+        stale = list(itertools.takewhile(lambda client: self.sent[client] <= too_old, self.sent))
         stopped = [self.send_newest(client) for client in stale if client in self.active]
         for client in set(stale) - self.active.keys():
             del self.sent[client]
