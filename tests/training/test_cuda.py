@@ -213,7 +213,7 @@ def test_a_resumed_run_is_bit_identical(model: str, at: int) -> None:
         resumed = []
         for new, old, state in zip(fresh, runs, states, strict=True):
             state.restore(new.reference, new.progress, old.progress.evaluations[:1])
-            records = state.skip(new.records)
+            records = state.skip(new.records, new.reference)
             resumed.append(BatchedRun(new.reference, records, new.rule, new.progress, counters=state.counters))
             state.restore_batched_run(resumed[-1], trainer)
         for _ in run_batched([], trainer, resumed):

@@ -27,7 +27,9 @@ from ..rng import extend, key
 from ..tasks import Data, Task, build_model
 from ..tasks.model_calls import describe, logits_of
 from ..tasks.samples import Inputs, tensors_of
+from .augmentation import augmentation_of
 from .evaluation import EvalResult, EvalSchedule, PendingEval
+from .local_optimizers import LocalOptimizer
 from .local_training import LocalTraining
 from .module_state import VersionLayout, keyed_copy, updated_buffers, weighted_mean
 from .stopping import Evaluation, StoppingRule
@@ -74,6 +76,13 @@ class FlatModel:
                 setattr(owner, name, buffer)
             if initial is not None:
                 buffer.copy_(initial)
+
+    def trainable_parts(self, vector: Tensor) -> list[Tensor]:
+        """Return the parts of a vector with the layout of a version that belong to the trainable parameters."""
+        tensors, trainable = self.layout.tensors(self.module), set(map(id, self.trainable))
+        parts = torch.split(vector, [tensor.numel() for tensor in tensors])
+        pairs = zip(parts, tensors, strict=True)
+        return [part.view_as(tensor) for part, tensor in pairs if id(tensor) in trainable]
 
     def trained(self) -> Tensor:
         """Return the vector after training, with the statistics to which ``forward`` has assigned new tensors."""
@@ -161,6 +170,10 @@ class Reference:
             self._flat = FlatModel(module, updated_buffers(module, batch.inputs).statistics)
             self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
             self._check(batch)
+        self.version_seconds: dict[int, float] = {0: 0.0}  # when each live version was made
+        self._augmentation = augmentation_of(local_training.augment)
+        if self._augmentation is not None:
+            self._augmentation.check(batch.inputs)
         tested = task.test[:2]  # normalisation over a batch needs two
         with _fitting("evaluated on the test data", tested.inputs):
             self._check(tested)
@@ -173,9 +186,10 @@ class Reference:
         loss = sample_losses(self.task, outputs, data.targets).mean()
         torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
 
-    def _gradients(self, samples: Tensor) -> tuple[Tensor | None, ...]:
+    def _gradients(self, samples: Tensor, step_key: int) -> tuple[Tensor | None, ...]:
         data = self.task.train[samples]
-        loss = sample_losses(self.task, self._flat.module(data.inputs), data.targets).mean()
+        inputs = data.inputs if self._augmentation is None else self._augmentation.one_by_one(data.inputs, step_key)
+        loss = sample_losses(self.task, self._flat.module(inputs), data.targets).mean()
         return torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
 
     @property
@@ -204,7 +218,7 @@ class Reference:
         # An update without steps has no difference and no statistics: its client has seen no data.
         trained = [(deltas[update], weight) for update, weight in merge.updates if update.steps]
         for delta, weight in trained:
-            merged.add_(delta, alpha=weight * self.local_training.global_lr)
+            merged.add_(delta, alpha=weight * self._global_rate(record))
         for version, weight in merge.past:
             merged.add_(self.versions[version], alpha=weight)
         if self.layout.statistics:
@@ -212,9 +226,19 @@ class Reference:
             newest = self.versions[max(version for version, _ in merge.past)]
             merged[first:] = weighted_mean(((delta[first:], weight) for delta, weight in trained), newest[first:])
         self.versions[merge.version] = merged
+        self.version_seconds[merge.version] = record.time
         for version in record.freed:
             del self.versions[version]
+            del self.version_seconds[version]
         return merged
+
+    def _global_rate(self, record: Round) -> float:
+        newest = record.merge.version - 1
+        return self.local_training.global_rate(newest, self.version_seconds[newest])
+
+    def local_rate(self, update: Update) -> float:
+        """Return the local rate of a job, by the version that it starts from."""
+        return self.local_training.local_rate(update.version, self.version_seconds[update.version])
 
     def _train(self, update: Update) -> Tensor:
         self.updates_trained += 1
@@ -222,17 +246,26 @@ class Reference:
 
     def train(
         self, update: Update, start: Tensor, client_samples: NDArray[np.int64] | None = None,
-        may_continue: Callable[[int], bool] = lambda _: True,
+        may_continue: Callable[[int], bool] = lambda _: True, *, rate: float | None = None,
+        centre: Tensor | None = None, correction: Tensor | None = None,
     ) -> tuple[Tensor, int]:  # fmt: skip
         """Return the update of a job that starts from ``start``, and the number of steps done.
 
         ``may_continue`` is called with the step number before each step, and ends the job by returning False.
+        ``rate`` replaces the local rate of the schedule. ``centre`` and ``correction`` are those of a ``TrainingJob``.
         """
         flat, training = self._flat, self.local_training
         samples_of_steps = torch.from_numpy(training.samples(self.task, update, client_samples)).to(flat.vector.device)
         done = 0
         flat.load(start)
         flat.module.train()
+        optimizer = LocalOptimizer(
+            training,
+            self.local_rate(update) if rate is None else rate,
+            flat.trainable,
+            flat.trainable_parts(start if centre is None else centre),
+            None if correction is None else flat.trainable_parts(correction),
+        )
         # Layers that use PyTorch's global generator draw from the job's key; the global state is restored afterwards.
         with torch.random.fork_rng(devices=[]):
             layer_key = training.layer_key(update)
@@ -240,13 +273,10 @@ class Reference:
             for step, samples in enumerate(samples_of_steps):
                 if not may_continue(step):
                     break
+                step_key = extend(layer_key, step)
                 if flat.draws.used:
-                    flat.draws.key = torch.tensor(signed(extend(layer_key, step)), device=flat.vector.device)
-                gradients = self._gradients(samples)
-                with torch.no_grad():
-                    for parameter, gradient in zip(flat.trainable, gradients, strict=True):
-                        if gradient is not None:
-                            parameter.sub_(gradient, alpha=training.local_lr)
+                    flat.draws.key = torch.tensor(signed(step_key), device=flat.vector.device)
+                optimizer.step(self._gradients(samples, step_key))
                 done += 1
         return flat.layout.update(start, flat.trained()), done
 
