@@ -88,7 +88,7 @@ def oracle(rounds: Sequence[Round], first: Floats, o: Mapping[str, Any]) -> Floa
 
     for record in rounds:
         merge = record.merge
-        new = sum(a * versions[v] for v, a in merge.past)
+        new: Floats = np.sum([a * versions[v] for v, a in merge.past], axis=0)
         for u, b in merge.updates:
             delta = oracle_job(versions[u.version], u.client, u.steps, rate("local", u.version), o)
             new = new + rate("global", merge.version - 1) * b * delta
@@ -152,7 +152,7 @@ def test_sixty_steps_equal_those_of_torch(option: str) -> None:
     for samples in training.samples(task, update):
         optimizer.zero_grad()
         data = task.train[torch.from_numpy(samples)]
-        task.loss(module(data.inputs), data.targets).mean().backward()
+        torch.autograd.backward(task.loss(module(data.inputs), data.targets).mean())
         optimizer.step()
     end = nn.utils.parameters_to_vector(module.parameters()).detach()
     torch.testing.assert_close(start - found, end, rtol=1e-10, atol=1e-12)
@@ -190,7 +190,13 @@ def test_single_precision_agrees_within_the_documented_tolerance(model: str, opt
 
 def test_runs_with_different_options_share_a_trainer() -> None:
     task = task_of("cnn")
-    more = [{"momentum": 0.5}, {"momentum": 0.9, "local_steps": 7}, {}, {"optimizer": "adam"}, {"prox": 0.1}]
+    more: list[dict[str, Any]] = [
+        {"momentum": 0.5},
+        {"momentum": 0.9, "local_steps": 7},
+        {},
+        {"optimizer": "adam"},
+        {"prox": 0.1},
+    ]
     chosen = [how(("fedavg", "defedavg-iid")[i % 2], local_lr=0.02, **given) for i, given in enumerate(more)]
     together = final_versions([batched_run(one, task, 10) for one in chosen], task, 64)
     for one, found in zip(chosen, together, strict=True):
@@ -254,8 +260,7 @@ def jobs_with_vectors(task: Task, training: LocalTraining, count: int) -> list[T
 
 
 def one_by_one(executor: Reference, job: TrainingJob) -> Tensor:
-    given = {"rate": job.rate, "centre": job.centre, "correction": job.correction}
-    return executor.train(job.update, job.start, **given)[0]
+    return executor.train(job.update, job.start, rate=job.rate, centre=job.centre, correction=job.correction)[0]
 
 
 @pytest.mark.parametrize("more", [{}, {"prox": 0.3}, {"prox": 0.3, "momentum": 0.5, "clip_norm": 0.1}])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .local_training import LocalTraining, TrainingJob
 
-RATE, BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPSILON, DECAY, PROX, CLIP = range(9)
+RATE, BETA1, BETA2, ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPSILON, DECAY, PROX, CLIP = range(9)
 
 Parts = Mapping[str, Tensor]
 """Name of a trainable parameter -> a tensor (C, …), in the order of the stacked layers."""
@@ -68,7 +68,7 @@ def numbers_of(job: TrainingJob) -> list[float]:
     """Return the numbers of a job, in the order of the columns."""
     training = job.local_training
     first = training.momentum if training.optimizer == "sgd" else training.beta1
-    betas = (first, 1.0 - first, training.beta2, 1.0 - training.beta2)
+    betas = (first, training.beta2, 1.0 - first, 1.0 - training.beta2)
     return [job.local_rate, *betas, training.epsilon, training.weight_decay, training.prox, training.clip_norm]
 
 
@@ -141,7 +141,7 @@ class StackedOptimizer:
     def _adam_scales(self, count: int) -> tuple[Tensor, Tensor]:
         """Return η̄ / (1 − β₁ᵗ) and √(1 − β₂ᵗ); powers by multiplication, which rounds alike everywhere."""
         numbers, powers = self._numbers[:count], self._powers[:count]
-        powers.mul_(numbers[:, (BETA1, BETA2)])
+        powers.mul_(numbers[:, BETA1 : BETA2 + 1])
         step_sizes = numbers[:, RATE] / (1.0 - powers[:, 0])
         return step_sizes.to(self._dtype), (1.0 - powers[:, 1]).sqrt().to(self._dtype)
 

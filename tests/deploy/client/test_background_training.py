@@ -194,7 +194,7 @@ def test_background_jobs_have_the_rate_of_their_version(tmp_path: Path) -> None:
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
     _, found = checked(world)
     agrees(world, found)
-    rates = [message.fields["rate"] for message in world.transport.sent if message.weights is not None]
+    rates = [float(message.fields["rate"]) for message in world.transport.sent if message.weights is not None]
     assert max(rates) > 1.5 * min(rates)
 
 
