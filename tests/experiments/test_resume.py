@@ -19,6 +19,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS
+from defedavg.config import study as config
 from defedavg.experiments import checkpointing
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import ResumedRun, RunFinished, RunSpec
@@ -30,12 +31,34 @@ from helpers.interrupted_studies import InterruptionError, assert_same, study
 # Real processes, SIGKILL.
 
 
-@pytest.mark.parametrize(("executor", "seeds"), [("batched", "[0, 1]"), ("reference", "[0]")])
-def test_twenty_kills_at_random_moments_change_nothing(tmp_path: Path, executor: str, seeds: str) -> None:
+SCHEDULED = """
+optimizer = "adam"
+weight_decay = 0.1
+clip_norm = 0.5
+augment = "flip"
+local_schedule = "inverse-sqrt(0.2)"
+global_schedule = "cosine(9)"
+schedule_by = "seconds"
+"""
+
+
+@pytest.mark.parametrize(
+    ("executor", "seeds", "algorithms", "options"),
+    [
+        ("batched", "[0, 1]", '"fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"', ""),
+        ("reference", "[0]", '"fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"', ""),
+        ("batched", "[0, 1]", '"fedavg", "fedbuff", "defedavg-niid"', SCHEDULED),
+    ],
+    ids=["batched", "reference", "with options"],
+)
+def test_twenty_kills_at_random_moments_change_nothing(
+    tmp_path: Path, executor: str, seeds: str, algorithms: str, options: str
+) -> None:
     (tmp_path / "k.toml").write_text(
-        f'algorithms = ["fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"]\nseeds = {seeds}\n'
+        f"algorithms = [{algorithms}]\nseeds = {seeds}\n"
         '[task]\nmodel = "softmax"\nsplit = "classes"\n[clients]\nnum_clients = 20\n'
-        "[training]\nupdates_per_round = 3\nlocal_steps = 4\n[stop]\nmax_rounds = 18\neval_every_rounds = 3\n"
+        f"[training]\nupdates_per_round = 3\nlocal_steps = 4\n{options}[stop]\nmax_rounds = 18\n"
+        "eval_every_rounds = 3\n"
     )
     script = Path(__file__).parents[1] / "helpers" / "repeated_kills.py"
     words = [sys.executable, str(script), "k.toml", ".", executor, "20", "0"]
@@ -126,7 +149,23 @@ def test_a_run_can_be_resumed_from_any_checkpoint(
     train_samples: int,
 ) -> None:
     stop = {"max_rounds": 15, "eval_every_rounds": 2, "train_samples": train_samples, **stop}
-    (point,) = study(algorithms=[algorithm], stop=stop).points()
+    assert_resumable(study(algorithms=[algorithm], stop=stop), executor, width, moments)
+
+
+@pytest.mark.parametrize("executor", ["batched", "reference"])
+@pytest.mark.parametrize("algorithm", ["fedbuff", "defedavg-niid", "favano", "asysg"])
+def test_schedules_by_seconds_are_resumed(algorithm: str, executor: str) -> None:
+    """A resumed run knows when the versions were made from which jobs start and to which updates are added."""
+    local = {"local_schedule": "inverse-sqrt(0.2)", "momentum": 0.9} if algorithm != "asysg" else {}
+    merged = {"global_schedule": "cosine(3)"} if algorithm != "favano" else {}
+    training = {"updates_per_round": 3, "local_steps": 2, "schedule_by": "seconds", **local, **merged}
+    chosen = study(algorithms=[algorithm], training=training, stop={"max_rounds": 12, "eval_every_rounds": 3})
+    assert_resumable(chosen, executor, 5, [2, 3])
+
+
+def assert_resumable(chosen: config.Study, executor: str, width: int, moments: list[int]) -> None:
+    """Assert that a run that is stopped at these calls of the hook ends as one that is not."""
+    (point,) = chosen.points()
     items = [RunSpec(point, point.settings, seed) for seed in (0, 1)]
     compute = ComputeConfig(executor, max_batch_jobs=width)
     truth, _, _, seen = run_until_hook(items, compute, -1)

@@ -18,7 +18,7 @@ from .task_module import task_from_module
 
 if TYPE_CHECKING:
     from ..tasks import Task
-    from ..training import Reference, StoppingRule
+    from ..training import LocalTraining, Reference, StoppingRule
     from ..training.state_vectors import StateLayout
 
 
@@ -110,27 +110,35 @@ def build_task(settings: Settings, seed: int, client: int | None = None) -> Task
     )
 
 
+def local_training(settings: Settings, seed: int) -> LocalTraining:
+    """Return the hyperparameters of a run's jobs; a rate that its algorithm does not use is 1."""
+    from ..training import LocalTraining
+    from ..training.server_optimizers import ServerOptimizer
+
+    kind, training = algorithm(settings.algorithm), settings.training
+    shared = (item.name for item in fields(LocalTraining) if item.name not in ("seed", "server"))
+    values = {name: getattr(training, name) for name in shared}
+    values["server"] = ServerOptimizer(
+        training.server_optimizer or kind.server_optimizer,
+        training.server_momentum,
+        training.server_beta2,
+        training.server_epsilon,
+    )
+    values["global_lr"] = training.global_lr if kind.uses_global_lr else 1.0
+    values["local_lr"] = training.local_lr if kind.uses_local_lr else 1.0
+    return LocalTraining(seed, **values)
+
+
 def make_executor(settings: Settings, seed: int, task: Task) -> Reference:
     """Return an executor for one run, at version 0."""
-    from ..training import LocalTraining, Reference
-    from ..training.server_optimizers import ServerOptimizer
+    from ..training import Reference
 
     if task.num_clients != settings.clients.num_clients:
         raise UserError(
             f"the task has {task.num_clients} clients but clients.num_clients is {settings.clients.num_clients}; "
             "remove that setting, or make them equal"
         )
-    kind, training = algorithm(settings.algorithm), settings.training
-    global_lr = training.global_lr if kind.uses_global_lr else 1.0
-    local_lr = training.local_lr if kind.uses_local_lr else 1.0
-    server = ServerOptimizer(
-        training.server_optimizer or kind.server_optimizer,
-        training.server_momentum,
-        training.server_beta2,
-        training.server_epsilon,
-    )
-    local_training = LocalTraining(seed, training.batch_size, global_lr, local_lr, training.sampling, server=server)
-    return Reference(task, local_training, state_layout(settings, seed))
+    return Reference(task, local_training(settings, seed), state_layout(settings, seed))
 
 
 def state_layout(settings: Settings, seed: int) -> StateLayout:

@@ -80,4 +80,5 @@ class ComputeConfig:
             max_batch_jobs=self.max_batch_jobs,
             memory=self.memory,
             precision=self.precision,
+            local_training=run.executor.local_training,
         )

@@ -69,7 +69,7 @@ class Simulation:
         stream = iter(checked if self._recorder is None else self._recorder)
         if self._resumed is None:
             return stream, EvalCounters()
-        return self._resumed.skip(stream), self._resumed.counters
+        return self._resumed.skip(stream, self.executor), self._resumed.counters
 
     def reference_run(self, checkpoint_hook: CheckpointHook = lambda: None) -> Iterator[Evaluation]:
         """Yield the evaluations of the reference executor."""
@@ -95,7 +95,8 @@ class Simulation:
         from ..training import StackingError, Trainer, run_batched
 
         try:
-            trainer = Trainer(self.task, self.executor.module, batch_size=self.executor.local_training.batch_size)
+            training = self.executor.local_training
+            trainer = Trainer(self.task, self.executor.module, batch_size=training.batch_size, local_training=training)
         except StackingError as reason:
             warnings.warn(f"the model is trained one client at a time: {reason}", FallbackWarning, stacklevel=3)
             yield from self

@@ -109,13 +109,14 @@ class StudyRun:
 
     def _check(self) -> None:
         """Find errors in settings, data and models before anything is written."""
-        modules = set()
+        checked = {("", "none")}
         for spec in self._specs:
             make_simulator(spec.settings, spec.seed)
-            task, module = self.sweep.task(spec.settings, spec.seed), spec.settings.task.module
-            if module and module not in modules:
-                make_executor(spec.settings, spec.seed, task)  # refuses a model that does not fit the data
-                modules.add(module)
+            task, chosen = self.sweep.task(spec.settings, spec.seed), (spec.settings.task, spec.settings.training)
+            key = chosen[0].module, chosen[1].augment
+            if key not in checked:
+                make_executor(spec.settings, spec.seed, task)  # refuses a model or options that do not fit the data
+                checked.add(key)
 
     # Resuming.
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from ..config.build import build_task
+from ..config.build import build_task, local_training
 from ..config.settings import Settings
 from ..tasks import Data, Task
 from ..training import BatchedRun, CheckpointHook, RunState, StackingError, Status, Trainer, run_batched
 from ..training.precision import computing_in
+from ..training.stacked_optimizer import LocalMethod
 from .compute import ComputeConfig
 from .run_events import Event, ResumedRun, RunEvaluated, RunFinished, RunSpec
 from .simulation import Simulation
@@ -74,7 +75,7 @@ class Sweep:
             model: Hashable = (repr(task.model()), task.function_names, id(task.train), id(task.test))
         else:
             model = (settings.task.data, settings.task.model, settings.task.normalise)
-        return model, settings.training.batch_size
+        return model, settings.training.batch_size, LocalMethod.of(local_training(settings, spec.seed))
 
     def events(
         self,

@@ -95,7 +95,8 @@ class BatchedRun:
     def job(self, update: Update) -> TrainingJob:
         """Return the job of an update whose start version exists."""
         reference = self.reference
-        return TrainingJob(reference.local_training, reference.task, reference.start_of(update), update)
+        start, rate = reference.start_of(update), reference.local_rate(update)
+        return TrainingJob(reference.local_training, reference.task, start, update, rate)
 
     def record(self, pending: PendingEval, result: EvalResult) -> Evaluation | None:
         """Update the progress from a result; where it ends the run, discard the speculative work past that version."""

@@ -64,13 +64,14 @@ class BatchLimits:
 
 
 def batch_limits(
-    vector: int, step: int, samples: int, max_batch_jobs: int, concurrent_jobs: int, allowed: int
+    vector: int, step: int, samples: int, max_batch_jobs: int, concurrent_jobs: int, allowed: int, more_vectors: int = 0
 ) -> BatchLimits:
     """Return the largest limits up to those given; half of ``allowed`` is for versions and pending updates.
 
     A job needs ``vector`` bytes for its parameters, and ``step`` bytes for the tensors of a step with ``samples``.
+    ``more_vectors`` are its gradients and the state of its optimiser, while it is computed.
     """
-    one = step + VECTORS * vector
+    one = step + (VECTORS + more_vectors) * vector
     if allowed < 2 * one:
         raise UserError(
             f"training one client takes about {readable(2 * one)}, but only {readable(allowed)} may be used; "

@@ -57,7 +57,7 @@ class RunState:
     def of_batched_run(cls, run: BatchedRun, trainer: Trainer) -> RunState:
         """Return the state of a run of the batched executor."""
         state = cls.of(run.reference, run.schedule, run.progress)
-        kept = {} if trainer.batch_invariant else dict(run.deltas)
+        kept = {} if trainer.batch_invariant_for(run.reference.local_training) else dict(run.deltas)
         return replace(state, waiting=tuple(run.deltas), deltas=kept)
 
     def to_json(self) -> dict[str, Any]:
@@ -124,12 +124,18 @@ class RunState:
         retrained = dict(zip(missing, trainer.train([run.job(update) for update in missing]), strict=True))
         run.deltas = {u: self.deltas[u].to(device) if u in self.deltas else retrained[u] for u in self.waiting}
 
-    def skip(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Advance a plan to this state and return the rest of it; refuse a plan that does not lead to this state."""
+    def skip(self, records: Iterator[Record], reference: Reference) -> Iterator[Record]:
+        """Advance a plan to this state and return the rest of it; refuse a plan that does not lead to this state.
+
+        The times of the live versions are those of the plan.
+        """
         newest, seconds = self.counters.newest
-        live, reached = {0}, 0.0
+        live, reached = {0: 0.0}, 0.0
         for record in islice((record for record in records if isinstance(record, Round)), newest):
-            live, reached = (live | {record.merge.version}) - set(record.freed), record.time
-        if live != set(self.versions) or reached != seconds:
+            live[record.merge.version] = reached = record.time
+            for version in record.freed:
+                live.pop(version, None)
+        if live.keys() != self.versions.keys() or reached != seconds:
             raise UserError("the plan differs from the one in the checkpoint; restore the program and the trace file")
+        reference.version_seconds = live
         return records

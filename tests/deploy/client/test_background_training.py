@@ -188,6 +188,16 @@ def test_the_servers_copies_of_the_client_machines_agree_with_them(changes: dict
     agrees(world, found)
 
 
+def test_background_jobs_have_the_rate_of_their_version(tmp_path: Path) -> None:
+    options = {"optimizer": "adam", "local_schedule": "inverse-sqrt(0.01)", "schedule_by": "seconds", "prox": 0.1}
+    world = real(tmp_path / "run", BACKGROUND[0], **{f"training__{name}": value for name, value in options.items()})
+    world.until(lambda: world.session.progress.status is not Status.RUNNING)
+    _, found = checked(world)
+    agrees(world, found)
+    rates = [float(message.fields["rate"]) for message in world.transport.sent if message.weights is not None]
+    assert max(rates) > 1.5 * min(rates)
+
+
 @pytest.mark.parametrize("changes", BACKGROUND[1:3], ids=lambda c: c["algorithm"])
 def test_interrupted_clients_send_running_statistics(changes: dict[str, Any], tmp_path: Path) -> None:
     world = real(tmp_path / "run", changes, task=deployed_task)

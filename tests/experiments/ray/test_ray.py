@@ -208,6 +208,22 @@ def test_workers_without_a_run_help_with_the_jobs_of_others(machines: Machines) 
     assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
 
 
+def test_helpers_train_with_the_options_of_the_run(machines: Machines) -> None:
+    """Optimiser, rate of the schedule and augmentation travel with every job."""
+    options = {"optimizer": "adam", "prox": 0.1, "local_schedule": "cosine(9)", "augment": "flip+crop(2)"}
+    chosen = study(
+        task={"model": "cnn"},
+        training={"updates_per_round": 6, "local_steps": 8, "schedule_by": "seconds", **options},
+        stop={"max_rounds": 5},
+        algorithms=["fedbuff"],
+        seeds=[0],
+    )
+    found, sweep = computed(chosen, ComputeConfig("ray", ray_address=machines.address))
+    assert sweep._scheduler is not None
+    assert sweep._scheduler.helped > 0
+    assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
+
+
 def test_tuning_on_a_cluster_finds_the_same(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs are compared at the evaluation at which they pause, on every executor."""
     chosen = study(seeds=[0, 1], stop={"target_accuracy": 0.8, "max_rounds": 40, "eval_every_rounds": 2})

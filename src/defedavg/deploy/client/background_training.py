@@ -20,11 +20,12 @@ from ..transport import Vector
 
 @dataclass(frozen=True, eq=False)
 class LocalJob:
-    """A job: which update to compute, with which local training, from which weights."""
+    """A job: which update to compute, with which local training, from which weights, at which local rate."""
 
     update: Update
     training: LocalTraining
     weights: Vector
+    rate: float | None = None  # None: local_lr
 
 
 ShouldContinue = Callable[[int], bool]

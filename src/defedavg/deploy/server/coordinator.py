@@ -153,6 +153,7 @@ class Coordinator:
         training, policy = session.executor.local_training, session.engine.policy
         fields = {name: getattr(training, name) for name in TRAINING_FIELDS} | asdict(command)
         fields |= {"steps": session.engine.steps, "version": -1 if command.version is None else command.version}
+        fields["rate"] = 0.0 if command.version is None else session.local_rate(command.version)
         if isinstance(command, Train):
             return Message(node, "train", fields, weights, deploy.job_seconds)
         fields |= {name: getattr(policy, name) for name in POLICY_FIELDS} | {"patience": deploy.patience_seconds}

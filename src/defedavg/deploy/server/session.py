@@ -94,6 +94,10 @@ class Session:
             self._vectors[version] = self.executor.versions[version].numpy()
         return self._vectors[version]
 
+    def local_rate(self, version: int) -> float:
+        """Return the local rate of jobs that start from a version."""
+        return self.executor.local_training.local_rate(version, self.executor.version_seconds[version])
+
     def save_update(self, client: int, index: int, values: Vector) -> None:
         """Save an update before its event is handled."""
         self.store.save_update(client, index, torch.from_numpy(values.copy()))
@@ -178,9 +182,12 @@ class Session:
     def _restore(self, log: EventLog) -> None:
         """Replay the log and load the weights from disk; at most the last merge has to be computed again."""
         rounds = self._replay(log)
+        times = {0: 0.0, **{record.merge.version: record.time for record in rounds}}
+        self.executor.version_seconds = dict(times)
         if rounds and not self.store.has_version(rounds[-1].merge.version):
             self._complete_merge(rounds[-1])
         self.executor.versions = {version: self.store.version(version) for version in self.engine.versions}
+        self.executor.version_seconds = {version: times[version] for version in self.engine.versions}
         self._restore_evaluations(log, rounds)
         write_lines(self.files.metrics, self._metrics(self.progress.evaluations))
 
