@@ -275,6 +275,40 @@ def test_a_finished_study_with_damaged_metrics_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("round", -5),
+        ("updates", -5),
+        ("round", 1e308),
+        ("seconds", -1e308),
+        pytest.param("seconds", 10**400, id="seconds-too-large"),
+        ("loss", "0.5"),
+    ],
+)
+def test_a_finished_study_with_impossible_metrics_is_refused_in_one_line(
+    tmp_path: Path, finished: Path, field: str, value: Any
+) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(finished, folder)
+    first, *others = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    changed = json.dumps({**json.loads(first), field: value}) + "\n"
+    (folder / "metrics.jsonl").write_text("".join([changed, *others]))
+    with refuses(folder, r"metrics\.jsonl, line 1 is damaged; start again with --force"):
+        StudyRun(study(seeds=[0]), folder, resume=True)
+
+
+@pytest.mark.parametrize("value", [1e308, pytest.param(10**400, id="integer")])
+def test_a_loss_whose_sums_overflow_is_unknown_in_a_resumed_study(tmp_path: Path, finished: Path, value: float) -> None:
+    (tmp_path / "study.toml").write_text(study(seeds=[0]).to_toml())
+    shutil.copytree(finished, tmp_path / "runs" / "study")
+    path = tmp_path / "runs" / "study" / "metrics.jsonl"
+    first, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([json.dumps({**json.loads(first), "loss": value}) + "\n", *others]))
+    result = call("run", "study.toml", "--resume", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
         ("participation", [1.5, 0.5, 1.0, "/dev/null"]),
         ("participation", []),
         ("participation", None),

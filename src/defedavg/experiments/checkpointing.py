@@ -35,7 +35,7 @@ from ..fileio import open_regular, read_text, replacing, writing
 from ..plugins import plugin_hashes
 from ..runstore.journal import JournalPosition
 from ..runstore.layout import RunFiles
-from ..runstore.metrics import metric_of
+from ..runstore.metrics import measurement, metric_of
 from ..runstore.provenance import processor_name
 from ..runstore.summary import is_whole_entry
 from ..training import Evaluation, RunState
@@ -349,8 +349,8 @@ def evaluation_of(line: Mapping[str, Any]) -> Evaluation:
 
     Raise ``KeyError`` or ``TypeError`` for a line without the numbers of an evaluation.
     """
-    values = {name: line[name] for name in Evaluation.__dataclass_fields__}
-    required = (values["round"], values["seconds"])
-    if any(type(value) not in (int, float, NoneType) for value in values.values()) or None in required:
+    found = measurement(line)
+    if found is None or any(type(line[name]) not in (int, float, NoneType) for name in found.values):
         raise TypeError("not the numbers of an evaluation")
+    values: dict[str, Any] = {**found.values}
     return Evaluation(**{**values, "loss": float("nan") if values["loss"] is None else values["loss"]})
