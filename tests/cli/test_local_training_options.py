@@ -78,6 +78,12 @@ def test_a_run_with_options_of_local_training(folder: Path) -> None:
     assert "has no effect" not in found.stderr
 
 
+@pytest.mark.parametrize("setting", ["momentum=0.9", "augment=flip", "local_schedule=cosine(9)"])
+def test_theory_is_about_plain_sgd(setting: str, folder: Path) -> None:
+    words = f"the theorems assume plain SGD with constant rates; remove training.{setting.partition('=')[0]}"
+    refuse(call("theory", "--set", f"training.{setting}", cwd=folder), words)
+
+
 def test_settings_prints_the_options(folder: Path) -> None:
     text = call("settings", cwd=folder).stdout
     for name in ("optimizer", "momentum", "clip_norm", "local_schedule", "schedule_by", "augment"):

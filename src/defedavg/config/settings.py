@@ -193,6 +193,20 @@ class TrainingSettings:
                 f"the samples of a job, must be at most {MAX_JOB_SAMPLES:,}"
             )
 
+    def beyond_plain_sgd(self) -> list[str]:
+        """Return the settings with which local training is not plain SGD with constant rates on unchanged samples."""
+        names = (
+            "optimizer",
+            "momentum",
+            "weight_decay",
+            "prox",
+            "clip_norm",
+            "local_schedule",
+            "global_schedule",
+            "augment",
+        )
+        return [name for name in names if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+
     def _check_optimizer(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
