@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
         ("nesterov=1", ["training.nesterov is 1; it must be true or false"]),
         ("beta1=1.0", ["training.beta1 is 1.0; it must be at least 0 and below 1"]),
         ("beta2=-1", ["training.beta2 is -1.0"]),
-        ("epsilon=0", ["training.epsilon is 0.0; it must be above zero"]),
+        ("epsilon=0", ["training.epsilon is 0.0; it must be between 1e-30 and 1"]),
         ("weight_decay=-1", ["training.weight_decay is -1.0; it must be zero or more, and finite"]),
         ("prox=inf", ["training.prox is inf; it must be zero or more, and finite"]),
         ("clip_norm=1e31", ["training.clip_norm is 1e+31; it must be at most 1e+30"]),

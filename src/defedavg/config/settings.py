@@ -212,7 +212,8 @@ class TrainingSettings:
             raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
         shares = ("training.momentum", "training.beta1", "training.beta2")
         _require(self, lambda share: 0 <= share < 1, "it must be at least 0 and below 1", *shares)
-        _require(self, lambda value: 0 < value < math.inf, "it must be above zero", "training.epsilon")
+        # Far above the smallest number of float32, so that no mean is divided by zero.
+        _require(self, lambda value: 1e-30 <= value <= 1, "it must be between 1e-30 and 1", "training.epsilon")
         amounts = ("training.weight_decay", "training.prox", "training.clip_norm")
         _require(self, lambda amount: 0 <= amount < math.inf, "it must be zero or more, and finite", *amounts)
         for name in ("local_schedule", "global_schedule"):
