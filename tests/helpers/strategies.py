@@ -35,11 +35,19 @@ def bounded(examples: int) -> settings:
     return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+BOUNDS: dict[str, dict[str, list[int]]] = {
+    "delay-adaptive-sgd": {"threshold": [4]},
+    "ringmaster": {"threshold": [0, 4]},
+    "ace": {"max_staleness": [0, 7]},
+}
+"""Bounds of staleness that matter in runs of few clients, where the default never does."""
+
+
 def variants(kind: type[ServerMachine]) -> list[Any]:
-    """Return every combination of an algorithm's choices: flags, and the words that its help texts list."""
+    """Return every combination of an algorithm's choices: flags, bounds, and the words that its help texts list."""
     choices: list[list[tuple[str, Any]]] = []
     for field in dataclasses.fields(kind.settings_type):
-        values: list[Any] = [field.default]
+        values: list[Any] = BOUNDS.get(kind.name, {}).get(field.name) or [field.default]
         if isinstance(field.default, bool):
             values = [True, False]
         elif isinstance(field.default, str):
