@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import UserError, unknown
 from ..rng import below, key
 from .base import Actions, BufferedRound, Setup
 from .client_pool import ClientPool
 from .protocol import ClientPolicy, EndOfInstant, Resample, Send, SetTimer, Update
+from .setting_checks import check_concurrency
 
 STALENESS: dict[str, Callable[[int], float]] = {"constant": lambda _: 1.0, "sqrt": lambda s: 1.0 / math.sqrt(1.0 + s)}
 
@@ -33,8 +34,7 @@ class FedBuffSettings:
     def __post_init__(self) -> None:
         if self.staleness not in STALENESS:
             raise unknown("staleness weight of fedbuff", self.staleness, STALENESS)
-        if self.concurrency < 0:
-            raise UserError(f"fedbuff: concurrency is {self.concurrency}; give a number of clients, or 0 for all")
+        check_concurrency("fedbuff", self.concurrency)
 
 
 class FedBuff(BufferedRound):
@@ -45,7 +45,7 @@ class FedBuff(BufferedRound):
     citation = "Nguyen et al., AISTATS 2022"
     equation = "w[t+1] = w[t] − η/n Σ s(staleness)·Δ"
     policy = ClientPolicy(allow_same_version=True)
-    settings_type = FedBuffSettings
+    settings_type: ClassVar[type[Any]] = FedBuffSettings
     state_attributes = ("active", "dispatches", "timed")
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
@@ -59,7 +59,7 @@ class FedBuff(BufferedRound):
         super().check_setup()
         limit, total = self.settings.concurrency, self.setup.num_clients
         if limit > total:
-            raise UserError(f"fedbuff: concurrency is {limit} but there are {total} clients")
+            raise UserError(f"{self.name}: concurrency is {limit} but there are {total} clients")
 
     @property
     def concurrency(self) -> int:
