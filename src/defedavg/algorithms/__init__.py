@@ -15,18 +15,23 @@ from ..compat import renamed_names
 from ..errors import UserError
 from ..registry import Registry
 from .ace import Ace
+from .area import Area
+from .asofed import AsoFed
 from .asysg import AsySG
 from .base import BufferedRound, SampledRound, ServerMachine, Setup
 from .ca2fl import CA2FL
 from .defedavg_iid import DeFedAvgIID
 from .defedavg_niid import DeFedAvgNIID
 from .delay_adaptive import DelayAdaptiveSGD
+from .fadas import Fadas
 from .favano import Favano
 from .fedasync import FedAsync
 from .fedavg import FedAvg
 from .fedbuff import FedBuff
+from .fedfa import FedFa
 from .mifa import Mifa
 from .protocol import ClientPolicy
+from .quafl import Quafl
 from .ringmaster import Ringmaster
 
 __all__ = ["ALGORITHMS", "BufferedRound", "SampledRound", "ServerMachine", "Setup", "algorithm", "register"]
@@ -69,6 +74,7 @@ BUILT_IN = tuple(
     for kind in (
         *(FedAvg, FedBuff, Favano, AsySG, DeFedAvgIID, DeFedAvgNIID),
         *(FedAsync, DelayAdaptiveSGD, Ringmaster, Mifa, CA2FL, Ace),
+        *(Area, Quafl, AsoFed, Fadas, FedFa),
     )
 )
 
