@@ -219,6 +219,8 @@ PLAIN: list[dict[str, Any]] = [
     {"algorithm": "fedbuff", "fedbuff__concurrency": 4, "fedbuff__staleness": "sqrt"},
     {"algorithm": "asysg", "training__global_lr": 0.5},
     {"algorithm": "defedavg-niid", "defedavg-niid__mode": "thrifty"},
+    {"algorithm": "mifa"},
+    {"algorithm": "fedbuff", "training__server_optimizer": "adam", "training__weighting": "samples"},
 ]
 
 
@@ -247,3 +249,7 @@ def agrees(world: World, found: Replay) -> None:
     newest = world.session.engine.server.version
     torch.testing.assert_close(executor.versions[newest], world.session.executor.versions[newest], rtol=1e-5, atol=1e-6)
     assert set(executor.versions) == set(world.session.executor.versions)
+    found_state, expected = world.session.executor.state.assigned(), executor.state.assigned()
+    assert found_state.keys() == expected.keys()
+    for vector, value in expected.items():
+        torch.testing.assert_close(found_state[vector], value, rtol=1e-5, atol=1e-6)

@@ -38,8 +38,10 @@ def message_megabytes(settings: Settings) -> float:
     return settings.clients.model_megabytes if bits == 32 else settings.clients.model_megabytes * bits / 32
 
 
-def make_setup(settings: Settings, seed: int, timeout_seconds: float | None = None) -> Setup:
-    """Return what the server machine of a run needs to know."""
+def make_setup(
+    settings: Settings, seed: int, timeout_seconds: float | None = None, shares: tuple[float, ...] | None = None
+) -> Setup:
+    """Return what the server machine of a run needs to know; without ``shares``, the task is built if they matter."""
     kind, training = algorithm(settings.algorithm), settings.training
     if training.weighting not in kind.weightings:
         raise UserError(
@@ -47,20 +49,30 @@ def make_setup(settings: Settings, seed: int, timeout_seconds: float | None = No
             f"{' or '.join(repr(name) for name in kind.weightings)}"
         )
     sizes = settings.clients.num_clients, kind.updates_per_merge(training.updates_per_round), training.local_steps
-    shares = _shares(settings, seed) if training.weighting == "samples" else None
+    if training.weighting != "samples":
+        shares = None
+    elif shares is None:
+        shares = _shares(settings, seed)
     return Setup(*sizes, seed=seed, timeout_seconds=timeout_seconds, shares=shares)
 
 
 @lru_cache(maxsize=32)
 def _shares(settings: Settings, seed: int) -> tuple[float, ...]:
     """Return the share of every client in the training samples of the task."""
-    counts = [len(samples) for samples in build_task(settings, seed).clients]
+    return shares_of(build_task(settings, seed))
+
+
+def shares_of(task: Task) -> tuple[float, ...]:
+    """Return the share of every client in the training samples of a task."""
+    counts = [len(samples) for samples in task.clients]
     return tuple(count / sum(counts) for count in counts)
 
 
-def make_server(settings: Settings, seed: int, timeout_seconds: float | None) -> ServerMachine:
+def make_server(
+    settings: Settings, seed: int, timeout_seconds: float | None, shares: tuple[float, ...] | None = None
+) -> ServerMachine:
     """Return the server machine of a run; rehearse an algorithm that is not built in, once per settings."""
-    kind, setup = algorithm(settings.algorithm), make_setup(settings, seed, timeout_seconds)
+    kind, setup = algorithm(settings.algorithm), make_setup(settings, seed, timeout_seconds, shares)
     tried = kind, replace(setup, seed=0), repr(settings.algorithm_settings)
     if kind.name not in BUILT_IN and tried not in _rehearsed:
         from ..planning.rehearsal import rehearse

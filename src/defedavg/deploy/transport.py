@@ -25,13 +25,13 @@ TRAINING_FIELDS = (
 )  # fmt: skip
 """Fields of a ``LocalTraining`` that train and exchange messages carry; ``rate`` is that of the schedule."""
 
-POLICY_FIELDS = ("pause_when_full", "interruptible", "allow_same_version")
+POLICY_FIELDS = ("pause_when_full", "interruptible", "allow_same_version", "restart_on_model")
 """Fields of a ``ClientPolicy`` that an exchange message carries; all clients that exchange hold their updates."""
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A ``hello``, ``train`` or ``exchange`` message to one node; equal versions share one ``weights`` object."""
+    """A ``hello``, ``train`` or ``exchange`` message to one node; jobs from a version share one ``weights`` object."""
 
     node: int
     kind: str

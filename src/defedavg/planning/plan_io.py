@@ -96,7 +96,14 @@ def plain_extension(merge: Merge) -> dict[str, Any]:
     found: dict[str, Any] = {"states": _plain_states(merge.states)}
     for name in ("before", "after"):
         found[name] = [
-            [a.target.name, a.target.index, a.past, plain_updates(a.updates), _plain_states(a.states), a.transform]
+            [
+                a.target.name,
+                a.target.index,
+                [list(pair) for pair in a.past],
+                plain_updates(a.updates),
+                _plain_states(a.states),
+                a.transform,
+            ]
             for a in getattr(merge, name)
         ]
     found["rate_scale"] = None if merge.rate_scale == 1.0 else merge.rate_scale

@@ -35,6 +35,11 @@ class ServerOptimizer:
     beta2: float = 0.99
     epsilon: float = 1e-3
 
+    @property
+    def vectors(self) -> tuple[StateVector, ...]:
+        """The state vectors that every merge assigns."""
+        return (FIRST, SECOND, LARGEST)[: VECTORS[self.name]]
+
     def step(self, gradient: Tensor, state: StateVectors) -> Tensor:
         """Return the step for a pseudo-gradient, and update the optimiser's state vectors."""
         if self.name == "sgd":

@@ -21,7 +21,7 @@ from helpers.local_options import OPTIONS
 
 pytestmark = pytest.mark.usefixtures("worlds")
 
-SERVER_FIELDS = {"global_lr", "local_schedule", "global_schedule", "schedule_by"}
+SERVER_FIELDS = {"global_lr", "local_schedule", "global_schedule", "schedule_by", "server"}
 IMAGES = np.random.default_rng(3).normal(size=(120, 1, 6, 6))
 
 

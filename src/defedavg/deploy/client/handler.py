@@ -56,7 +56,7 @@ class ClientHandler:
 
     def _exchange(self, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
         if self._background is None:
-            policy = ClientPolicy(hold_until_requested=True, **{name: bool(fields[name]) for name in POLICY_FIELDS})
+            policy = ClientPolicy(hold_until_requested=True, **{name: bool(fields.get(name)) for name in POLICY_FIELDS})
             self._background = BackgroundTrainer(self.client, policy, self._train_job)
         reply, update = self._background.exchange(fields, weights, self._job)
         return {"client": self.client, **reply}, update
