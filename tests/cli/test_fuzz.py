@@ -87,6 +87,11 @@ FUNCTIONS = [
     "pareto(0)",
     "two-speed(2, -1)",
     "equal(",
+    "cosine(2)",
+    "step(1, 0.5)",
+    "inverse-sqrt(0)",
+    "flip+crop(2)",
+    "crop(99)",
 ]
 
 
