@@ -45,8 +45,8 @@ def make_setup(
     kind, training = algorithm(settings.algorithm), settings.training
     if training.weighting not in kind.weightings:
         raise UserError(
-            f"{kind.name} cannot weight updates by {training.weighting}; use training.weighting = "
-            f"{' or '.join(repr(name) for name in kind.weightings)}"
+            f"{kind.name} cannot weight updates by {training.weighting}; set weighting = "
+            f"{' or '.join(repr(name) for name in kind.weightings)} in [training], or in [{kind.name}] alone"
         )
     sizes = settings.clients.num_clients, kind.updates_per_merge(training.updates_per_round), training.local_steps
     if training.weighting != "samples":
