@@ -13,6 +13,7 @@ from ..planning.plan import Plan
 from ..planning.simulator import Simulator
 from ..planning.sparse_simulator import make_simulator_for
 from ..planning.traces import read_trace
+from ..planning.transforms import OPTIMIZER_VECTORS
 from .settings import Settings
 from .task_module import task_from_module
 
@@ -149,7 +150,15 @@ def state_layout(settings: Settings, seed: int) -> StateLayout:
     # The declaration depends on sizes alone, so the shares of the clients need not be known.
     plain = replace(settings, training=replace(settings.training, weighting="uniform"))
     specs = kind.state_vectors(make_setup(plain, seed), settings.algorithm_settings)
-    return StateLayout(specs, kind.job_start, kind.correction)
+    merged = kind.updates_per_merge(settings.training.updates_per_round)
+    return StateLayout(specs, kind.job_start, kind.correction, kind.name, merged)
+
+
+def state_need(settings: Settings, seed: int) -> int:
+    """Return the number of state vectors that a run keeps at most, with those of the server optimiser."""
+    kind, training = algorithm(settings.algorithm), settings.training
+    optimizer = OPTIMIZER_VECTORS[training.server_optimizer or kind.server_optimizer]
+    return state_layout(settings, seed).vectors(settings.stop.max_rounds) + optimizer
 
 
 def make_stopping_rule(settings: Settings) -> StoppingRule:

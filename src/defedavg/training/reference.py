@@ -24,6 +24,7 @@ from torch.nn.utils import vector_to_parameters
 from ..algorithms.protocol import FROM_VERSION, Merge, Update
 from ..errors import UserError
 from ..planning.records import Record, Round
+from ..planning.transforms import OPTIMIZER_VECTORS
 from ..rng import extend, key
 from ..tasks import Data, Task, build_model
 from ..tasks.model_calls import describe, logits_of
@@ -219,6 +220,10 @@ class Reference:
         """Which values a version contains."""
         return self._flat.layout
 
+    def state_need(self, rounds: int) -> int:
+        """Return the number of state vectors after so many rounds, at most."""
+        return self.state.layout.vectors(rounds) + OPTIMIZER_VECTORS[self.local_training.server.name]
+
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """Return a version as a state dict for ``load_state_dict``, on the CPU."""
         self._flat.load(weights)
@@ -243,6 +248,7 @@ class Reference:
         for version in record.freed:
             del self.versions[version]
             del self.version_seconds[version]
+        self.state.end_merge()
         return merged
 
     def _merged(self, merge: Merge, deltas: Mapping[Update, Tensor], global_rate: float) -> Tensor:
