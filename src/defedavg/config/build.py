@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..algorithms import BUILT_IN, ServerMachine, Setup, algorithm
+from ..algorithms.protocol import SERVER_OPTIMIZERS
 from ..errors import UserError
 from ..planning.devices import Fleet, Slowness, Windows
 from ..planning.plan import Plan
 from ..planning.simulator import Simulator
 from ..planning.sparse_simulator import make_simulator_for
 from ..planning.traces import read_trace
-from ..planning.transforms import OPTIMIZER_VECTORS
 from .settings import Settings
 from .task_module import task_from_module
 
@@ -156,9 +156,12 @@ def state_layout(settings: Settings, seed: int) -> StateLayout:
 
 def state_need(settings: Settings, seed: int) -> int:
     """Return the number of state vectors that a run keeps at most, with those of the server optimiser."""
-    kind, training = algorithm(settings.algorithm), settings.training
-    optimizer = OPTIMIZER_VECTORS[training.server_optimizer or kind.server_optimizer]
-    return state_layout(settings, seed).vectors(settings.stop.max_rounds) + optimizer
+    return state_layout(settings, seed).vectors(settings.stop.max_rounds) + server_vectors(settings)
+
+
+def server_vectors(settings: Settings) -> int:
+    """Return the number of state vectors that the server optimiser keeps."""
+    return SERVER_OPTIMIZERS[settings.training.server_optimizer or algorithm(settings.algorithm).server_optimizer]
 
 
 def make_stopping_rule(settings: Settings) -> StoppingRule:

@@ -10,8 +10,6 @@ import re
 
 from ..errors import UserError
 
-OPTIMIZER_VECTORS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 2, "adam": 2, "yogi": 2, "amsgrad": 3}
-"""The state vectors that each server optimiser keeps."""
 MAX_BITS = 52
 """More than this, and float64 could not represent the levels."""
 

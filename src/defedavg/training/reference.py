@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from ..algorithms.protocol import FROM_VERSION, Merge, Update
+from ..algorithms.protocol import FROM_VERSION, SERVER_OPTIMIZERS, Merge, Update
 from ..errors import UserError
 from ..planning.records import Record, Round
-from ..planning.transforms import OPTIMIZER_VECTORS
 from ..rng import extend, key
 from ..tasks import Data, Task, build_model
 from ..tasks.model_calls import describe, logits_of
@@ -222,7 +221,7 @@ class Reference:
 
     def state_need(self, rounds: int) -> int:
         """Return the number of state vectors after so many rounds, at most."""
-        return self.state.layout.vectors(rounds) + OPTIMIZER_VECTORS[self.local_training.server.name]
+        return self.state.layout.vectors(rounds) + SERVER_OPTIMIZERS[self.local_training.server.name]
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """Return a version as a state dict for ``load_state_dict``, on the CPU."""
