@@ -72,7 +72,7 @@ def _check_state(where: str, kind: type[ServerMachine]) -> None:
 def _is_term(term: object) -> bool:
     if not (isinstance(term, tuple) and len(term) == 2 and isinstance(term[0], str)):
         return False
-    return type(term[1]) in (int, float) and math.isfinite(term[1])
+    return type(term[1]) in (int, float) and -math.inf < term[1] < math.inf
 
 
 def _check_settings(where: str, settings: type[Any]) -> None:
