@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from defedavg.algorithms import BufferedRound, ServerMachine
 from defedavg.algorithms.base import Actions, NoSettings, Setup
@@ -19,6 +19,7 @@ from defedavg.algorithms.protocol import (
     Update,
 )
 
+Terms = tuple[tuple[str, float], ...]
 FAULT_ROUND = 9
 START, CORRECTION, KEPT, GAIN = 0.5, 0.3, 0.2, 0.1
 
@@ -29,8 +30,8 @@ class Corrected(FedAvg):
     name = "corrected"
     summary = citation = equation = "for tests"
     settings_type = NoSettings
-    job_start = (("version", START), ("model", 1.0 - START))
-    correction = (("drift", CORRECTION),)
+    job_start: ClassVar[Terms] = (("version", START), ("model", 1.0 - START))
+    correction: ClassVar[Terms] = (("drift", CORRECTION),)
 
     @classmethod
     def state_vectors(cls, setup: Setup, settings: Any) -> tuple[StateSpec, ...]:

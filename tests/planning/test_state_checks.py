@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,7 @@ def ids(value: object) -> str | None:
 def test_every_simulator_reports_a_fault(kind: type[ServerMachine], words: tuple[str, ...], detail: str) -> None:
     made = make_simulator_for(kind(Setup(10, 3, 2)), Fleet(10), detail)
     with pytest.raises(UserError) as caught:
-        for _, record in zip(range(2000), checked_for_use(made.header, made), strict=False):
-            assert record is not None
+        list(islice(checked_for_use(made.header, made), 2000))
     assert str(caught.value).startswith(f"algorithm {kind.name!r}: ")
     assert all(word in str(caught.value) for word in words)
     assert "\n" not in str(caught.value)
@@ -47,7 +47,7 @@ def test_every_simulator_reports_a_fault(kind: type[ServerMachine], words: tuple
 @pytest.mark.parametrize("executor", ["batched", "reference"])
 def test_simulate_reports_a_fault(executor: str) -> None:
     register(stateful.MovesRunningStarts)
-    with pytest.raises(UserError, match="'moves-running-starts': the plan is not valid: .* was assigned after it began"):
+    with pytest.raises(UserError, match=r"the plan is not valid: .* was assigned after it began"):
         simulate("moves-running-starts", settings=SETTINGS, executor=executor)
 
 

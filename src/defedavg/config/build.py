@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..algorithms import BUILT_IN, ServerMachine, Setup, algorithm
+from ..algorithms.protocol import SERVER_OPTIMIZERS
 from ..errors import UserError
 from ..planning.devices import Fleet, Slowness, Windows
 from ..planning.plan import Plan
@@ -161,7 +162,18 @@ def state_layout(settings: Settings, seed: int) -> StateLayout:
     # The declaration depends on sizes alone, so the shares of the clients need not be known.
     plain = replace(settings, training=replace(settings.training, weighting="uniform"))
     specs = kind.state_vectors(make_setup(plain, seed), settings.algorithm_settings)
-    return StateLayout(specs, kind.job_start, kind.correction)
+    merged = kind.updates_per_merge(settings.training.updates_per_round)
+    return StateLayout(specs, kind.job_start, kind.correction, kind.name, merged)
+
+
+def state_need(settings: Settings, seed: int) -> int:
+    """Return the number of state vectors that a run keeps at most, with those of the server optimiser."""
+    return state_layout(settings, seed).vectors(settings.stop.max_rounds) + server_vectors(settings)
+
+
+def server_vectors(settings: Settings) -> int:
+    """Return the number of state vectors that the server optimiser keeps."""
+    return SERVER_OPTIMIZERS[settings.training.server_optimizer or algorithm(settings.algorithm).server_optimizer]
 
 
 def make_stopping_rule(settings: Settings) -> StoppingRule:

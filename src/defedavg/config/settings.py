@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..algorithms import ALGORITHMS, algorithm
+from ..algorithms.protocol import SERVER_OPTIMIZERS, WEIGHTINGS
 from ..errors import UserError, unknown
 from ..planning.devices import MAX_CLIENTS, PAPER, Slowness, Windows
 from ..planning.rate_schedules import SCHEDULE_TEXT, Schedule
@@ -35,8 +36,6 @@ MAX_SECONDS = 1e9
 """Of a waiting time that is not infinite: thirty years."""
 
 
-WEIGHTINGS = ("uniform", "samples")
-SERVER_OPTIMIZERS = ("sgd", "momentum", "nesterov", "adagrad", "adam", "amsgrad", "yogi")
 SERVER_CONSTANTS = {
     "server_momentum": ("momentum", "nesterov", "adagrad", "adam", "amsgrad", "yogi"),
     "server_beta2": ("adam", "amsgrad", "yogi"),

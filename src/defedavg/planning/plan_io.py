@@ -14,8 +14,9 @@ Every other line is an array whose first item names the kind of record:
 Times are in seconds. Numbers are written so that they read back exactly. In the header, "repeats" is the policy's
 ``allow_same_version``, and "lean" (absent: false) marks a sparse plan. Format version 2 is that of a plan with state
 vectors: "state" declares them, [[name, count, initial, per client], …], "job_start" says from what jobs start,
-[[name, c], …], and "correction" (absent: nothing), likewise, what is added to their gradients. The extension of a round (absent: none) is an object with "states" [[name, index, c], …], "before" and
-"after", each [[name, index, past, updates, states, transform], …], and "rate_scale"; keys without content are absent.
+[[name, c], …], and "correction" (absent: nothing), likewise, what is added to their gradients. The extension of a
+round (absent: none) is an object with "states" [[name, index, c], …], "before" and "after", each
+[[name, index, past, updates, states, transform], …], and "rate_scale"; keys without content are absent.
 """
 
 from __future__ import annotations

@@ -22,8 +22,6 @@ from ..algorithms.protocol import StateVector
 from .state_vectors import StateVectors
 
 FIRST, SECOND, LARGEST = (StateVector(f"optimizer.{name}") for name in ("first", "second", "largest"))
-VECTORS: Final = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 2, "adam": 2, "yogi": 2, "amsgrad": 3}
-"""The state vectors that each optimiser keeps."""
 
 
 @dataclass(frozen=True, slots=True)
