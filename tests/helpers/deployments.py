@@ -220,7 +220,12 @@ PLAIN: list[dict[str, Any]] = [
     {"algorithm": "asysg", "training__global_lr": 0.5},
     {"algorithm": "defedavg-niid", "defedavg-niid__mode": "thrifty"},
     {"algorithm": "mifa"},
-    {"algorithm": "fedbuff", "training__server_optimizer": "adam", "training__weighting": "samples"},
+    {
+        "algorithm": "fedbuff",
+        "training__server_optimizer": "adam",
+        "training__weighting": "samples",
+        "training__global_lr": 0.02,
+    },
 ]
 
 
