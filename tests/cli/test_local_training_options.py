@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
         ("nesterov=1", ["training.nesterov is 1; it must be true or false"]),
         ("beta1=1.0", ["training.beta1 is 1.0; it must be at least 0 and below 1"]),
         ("beta2=-1", ["training.beta2 is -1.0"]),
-        ("epsilon=0", ["training.epsilon is 0.0; it must be above zero"]),
+        ("epsilon=0", ["training.epsilon is 0.0; it must be between 1e-30 and 1"]),
         ("weight_decay=-1", ["training.weight_decay is -1.0; it must be zero or more, and finite"]),
         ("prox=inf", ["training.prox is inf; it must be zero or more, and finite"]),
         ("clip_norm=1e31", ["training.clip_norm is 1e+31; it must be at most 1e+30"]),
@@ -76,6 +76,12 @@ def test_a_run_with_options_of_local_training(folder: Path) -> None:
     found = call("run", "quick.toml", *options, "--out", "runs", cwd=folder)
     assert found.returncode == 0, found.stderr
     assert "has no effect" not in found.stderr
+
+
+@pytest.mark.parametrize("setting", ["momentum=0.9", "augment=flip", "local_schedule=cosine(9)"])
+def test_theory_is_about_plain_sgd(setting: str, folder: Path) -> None:
+    words = f"the theorems assume plain SGD with constant rates; remove training.{setting.partition('=')[0]}"
+    refuse(call("theory", "--set", f"training.{setting}", cwd=folder), words)
 
 
 def test_settings_prints_the_options(folder: Path) -> None:

@@ -14,15 +14,25 @@ from typing import Any
 from ..compat import renamed_names
 from ..errors import UserError
 from ..registry import Registry
+from .ace import Ace
+from .area import Area
+from .asofed import AsoFed
 from .asysg import AsySG
 from .base import BufferedRound, SampledRound, ServerMachine, Setup
+from .ca2fl import CA2FL
 from .defedavg_iid import DeFedAvgIID
 from .defedavg_niid import DeFedAvgNIID
+from .delay_adaptive import DelayAdaptiveSGD
+from .fadas import Fadas
 from .favano import Favano
+from .fedasync import FedAsync
 from .fedavg import FedAvg
 from .fedbuff import FedBuff
+from .fedfa import FedFa
 from .mifa import Mifa
 from .protocol import ClientPolicy
+from .quafl import Quafl
+from .ringmaster import Ringmaster
 
 __all__ = ["ALGORITHMS", "BufferedRound", "SampledRound", "ServerMachine", "Setup", "algorithm", "register"]
 __getattr__ = renamed_names(__name__)
@@ -61,7 +71,11 @@ ALGORITHMS: Registry[type[ServerMachine]] = Registry("algorithm", "defedavg.algo
 
 BUILT_IN = tuple(
     ALGORITHMS.register(kind.name, kind).name
-    for kind in (FedAvg, FedBuff, Favano, AsySG, DeFedAvgIID, DeFedAvgNIID, Mifa)
+    for kind in (
+        *(FedAvg, FedBuff, Favano, AsySG, DeFedAvgIID, DeFedAvgNIID),
+        *(FedAsync, DelayAdaptiveSGD, Ringmaster, Mifa, CA2FL, Ace),
+        *(Area, Quafl, AsoFed, Fadas, FedFa),
+    )
 )
 
 

@@ -389,7 +389,7 @@ class BufferedRound(ServerMachine):
     def on_update(self, update: Update) -> Actions:
         """Buffer an update; merge when the buffer is full."""
         self.buffer.append(update)
-        return self.finish_round() if len(self.buffer) >= self.setup.updates_per_round else []
+        return self.finish_round() if len(self.buffer) >= self.updates_per_merge(self.setup.updates_per_round) else []
 
     def finish_round(self) -> Actions:
         """Merge what the buffer holds."""

@@ -218,12 +218,27 @@ class TrainingSettings:
                 f"the samples of a job, must be at most {MAX_JOB_SAMPLES:,}"
             )
 
+    def beyond_plain_sgd(self) -> list[str]:
+        """Return the settings with which local training is not plain SGD with constant rates on unchanged samples."""
+        names = (
+            "optimizer",
+            "momentum",
+            "weight_decay",
+            "prox",
+            "clip_norm",
+            "local_schedule",
+            "global_schedule",
+            "augment",
+        )
+        return [name for name in names if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+
     def _check_optimizer(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
         shares = ("training.momentum", "training.beta1", "training.beta2")
         _require(self, lambda share: 0 <= share < 1, "it must be at least 0 and below 1", *shares)
-        _require(self, lambda value: 0 < value < math.inf, "it must be above zero", "training.epsilon")
+        # Far above the smallest number of float32, so that no mean is divided by zero.
+        _require(self, lambda value: 1e-30 <= value <= 1, "it must be between 1e-30 and 1", "training.epsilon")
         amounts = ("training.weight_decay", "training.prox", "training.clip_norm")
         _require(self, lambda amount: 0 <= amount < math.inf, "it must be zero or more, and finite", *amounts)
         for name in ("local_schedule", "global_schedule"):

@@ -128,7 +128,10 @@ class StudyRun:
             raise UserError(f"{self.folder} holds something other than a run and is not resumed; use another name")
         if files.config.exists():
             check_study(self.folder, read_text(files.config), self.study)
-        finished = finished_results(files)
+        finished = finished_results(
+            files,
+            ((spec.label, spec.seed, self.sweep.task(spec.settings, spec.seed).metric_name) for spec in self._specs),
+        )
         if finished is not None:
             self.finished = True
             self.entries, self._origin = finished

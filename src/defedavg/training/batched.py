@@ -96,7 +96,8 @@ class BatchedRun:
         """Return the job of an update whose start version exists."""
         reference = self.reference
         start, rate = reference.start_of(update), reference.local_rate(update)
-        return TrainingJob(reference.local_training, reference.task, start, update, rate)
+        correction = reference.correction_of(update)
+        return TrainingJob(reference.local_training, reference.task, start, update, rate, correction=correction)
 
     def record(self, pending: PendingEval, result: EvalResult) -> Evaluation | None:
         """Update the progress from a result; where it ends the run, discard the speculative work past that version."""

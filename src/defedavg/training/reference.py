@@ -273,7 +273,7 @@ class Reference:
 
     def _train(self, update: Update) -> Tensor:
         self.updates_trained += 1
-        return self.train(update, self.start_of(update))[0]
+        return self.train(update, self.start_of(update), correction=self.correction_of(update))[0]
 
     def start_of(self, update: Update) -> Tensor:
         """Return the weights from which the job of an update starts."""
@@ -282,6 +282,10 @@ class Reference:
             return version
         start = self.state.of_client(self.state.layout.job_start, update.client, version)
         return torch.zeros_like(version) if start is None else start
+
+    def correction_of(self, update: Update) -> Tensor | None:
+        """Return what is added to every gradient of the job of an update, None for nothing."""
+        return self.state.of_client(self.state.layout.correction, update.client, self.versions[update.version])
 
     def train(
         self, update: Update, start: Tensor, client_samples: NDArray[np.int64] | None = None,

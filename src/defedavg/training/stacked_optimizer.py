@@ -60,8 +60,8 @@ class LocalMethod:
 
     @property
     def vectors(self) -> int:
-        """The number of vectors that a job needs more than one of plain SGD; two are temporary ones."""
-        return 0 if self.fused else 3 + self.state_vectors + int(self.prox) + int(self.correction)
+        """The number of vectors that a job needs more than one of plain SGD: gradients, four temporary ones, state."""
+        return 0 if self.fused else 5 + self.state_vectors + int(self.prox) + int(self.correction)
 
 
 def numbers_of(job: TrainingJob) -> list[float]:
