@@ -20,7 +20,7 @@ from defedavg.deploy.transport import Message, Reply, Vector
 from defedavg.errors import UserError
 from defedavg.training import Status
 from helpers.background_clients import WAIT, ManualTrainer, RealClock, kinds, real
-from helpers.deployments import agrees, checked
+from helpers.deployments import BACKGROUND, agrees, checked
 from helpers.shifted_inputs import deployed_task
 
 
@@ -94,13 +94,6 @@ def test_an_error_of_a_job_is_raised_by_the_exchange() -> None:
         trainer.exchange(0, wanted=True, patience=WAIT)
 
 
-BACKGROUND: list[dict[str, Any]] = [
-    {"algorithm": "defedavg-niid"},
-    {"algorithm": "favano", "favano__wait_seconds": 0.05},
-    {"algorithm": "favano", "favano__wait_seconds": 0.05, "favano__reweight": "deterministic"},
-]
-
-
 @pytest.fixture(autouse=True)
 def _real_time(worlds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helpers.deployments.Clock", RealClock)
@@ -139,7 +132,7 @@ def test_interrupted_clients_send_running_statistics(changes: dict[str, Any], tm
     assert bool((newest[-6:] > 0).all())
 
 
-@pytest.mark.parametrize("changes", BACKGROUND[:2], ids=lambda c: c["algorithm"])
+@pytest.mark.parametrize("changes", BACKGROUND[:2] + BACKGROUND[3:], ids=lambda c: c["algorithm"])
 def test_background_clients_disconnect_return_and_outlive_a_crash_of_the_server(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:

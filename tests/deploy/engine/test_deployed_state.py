@@ -156,7 +156,7 @@ def test_what_if_plans_of_algorithms_with_state(tmp_path: Path) -> None:
 
 
 def test_a_deployment_weights_updates_by_the_samples_of_its_own_task(tmp_path: Path) -> None:
-    changes = {"algorithm": "fedavg", "fedavg__replacement": False, "training__weighting": "samples"}
+    changes: dict[str, Any] = {"algorithm": "fedavg", "fedavg__replacement": False, "training__weighting": "samples"}
     world = World(tmp_path / "run", task=uneven_task, **changes)
     world.until(lambda: world.session.engine.server.version >= 3)
     world.crash()

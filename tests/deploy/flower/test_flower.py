@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -161,7 +160,7 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(
                 assert run.cluster.superlink is not None
                 run.cluster.superlink.kill()
                 run.cluster.superlink.wait()
-            _end(run, "flwr-serverapp")
+            run.kill("flwr-serverapp")
             run.read()
             assert not run.seen("done"), "the run ended before the server was killed"
             assert len(run.seen("resumed")) == begun
@@ -175,17 +174,6 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(
     log, found = run.checked()
     assert len(found.plan.rounds) == rounds
     assert sum(isinstance(event, Resumed) for event in log.events) == kills
-
-
-def _end(run: Deployment, word: str) -> None:
-    """Kill every process with a name, including those that Flower starts meanwhile."""
-    deadline = time.monotonic() + 30.0
-    while pids := run.cluster.pids(word):
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @deploy
