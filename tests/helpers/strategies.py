@@ -30,24 +30,27 @@ SLOWNESS_TEXTS = (
 )
 
 
+CHOICES: dict[tuple[str, str], list[Any]] = {
+    ("fadas", "delay_threshold"): [0, 1],
+    ("fedfa", "window"): [5, 2],
+    ("quafl", "bits"): [8, 32],
+    ("delay-adaptive-sgd", "threshold"): [4],
+    ("ringmaster", "threshold"): [0, 4],
+    ("ace", "max_staleness"): [0, 7],
+}
+"""Values of numeric settings that change what a plan contains; other numbers have their defaults."""
+
+
 def bounded(examples: int) -> settings:
     """Return settings with that many examples and no deadline: a slow machine is not a failure."""
     return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-BOUNDS: dict[str, dict[str, list[int]]] = {
-    "delay-adaptive-sgd": {"threshold": [4]},
-    "ringmaster": {"threshold": [0, 4]},
-    "ace": {"max_staleness": [0, 7]},
-}
-"""Bounds of staleness that matter in runs of few clients, where the default never does."""
 
 
 def variants(kind: type[ServerMachine]) -> list[Any]:
     """Return every combination of an algorithm's choices: flags, bounds, and the words that its help texts list."""
     choices: list[list[tuple[str, Any]]] = []
     for field in dataclasses.fields(kind.settings_type):
-        values: list[Any] = BOUNDS.get(kind.name, {}).get(field.name) or [field.default]
+        values: list[Any] = CHOICES.get((kind.name, field.name), [field.default])
         if isinstance(field.default, bool):
             values = [True, False]
         elif isinstance(field.default, str):
@@ -123,8 +126,10 @@ def case(
     **fleet: Any,
 ) -> Case:
     """Return a case; further arguments are those of ``Fleet``."""
-    settings = ALGORITHMS[algorithm].settings_type() if settings is None else settings
-    return Case(algorithm, settings, Setup(clients, n, steps, seed, timeout), Fleet(clients, seed, **fleet))
+    kind = ALGORITHMS[algorithm]
+    settings = kind.settings_type() if settings is None else settings
+    setup = Setup(clients, kind.updates_per_merge(n), steps, seed, timeout)
+    return Case(algorithm, settings, setup, Fleet(clients, seed, **fleet))
 
 
 def equal_speeds() -> dict[str, Any]:
@@ -190,7 +195,8 @@ def cases(draw: st.DrawFn, names: tuple[str, ...] = (), *, lossy: bool = False, 
     fleet = draw(fleets(clients, lossy=lossy, windows=windows))
     steps = draw(st.integers(1, 6))
     timeout = 10.0 * fleet.round_trip(kind.steps_per_job(steps)) if fleet.lossy else None
-    return Case(name, settings, Setup(clients, n, steps, draw(st.integers(0, 2**32)), timeout), fleet)
+    setup = Setup(clients, kind.updates_per_merge(n), steps, draw(st.integers(0, 2**32)), timeout)
+    return Case(name, settings, setup, fleet)
 
 
 def up_to(records: Iterator[Record], rounds: int) -> list[Record]:

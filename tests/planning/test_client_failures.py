@@ -167,7 +167,8 @@ def test_a_drawn_client_that_failed_is_replaced(name: str) -> None:
         found = case(
             name, 6, 3, settings=settings, timeout=11.0, **leaving(6, {1: (0.3, math.inf), 4: (0.3, math.inf)})
         )
-        plan = plan_or_stall(found, 90 // ALGORITHMS[name].updates_per_merge(3))
+        rounds = 90 // found.setup.updates_per_round
+        plan = plan_or_stall(found, rounds)
         timeouts = [record for record in plan.records if isinstance(record, Timeout)]
         assert timeouts
         assert {client for timeout in timeouts for client in timeout.missing} == {1, 4}
@@ -175,7 +176,7 @@ def test_a_drawn_client_that_failed_is_replaced(name: str) -> None:
         for timeout in timeouts:
             assert not set(timeout.missing) & set(timeout.drawn)
         # Suspected clients are not drawn again, so no timeout follows in the second half.
-        assert timeouts[-1].time < plan.rounds[len(plan.rounds) // 2].time
+        assert timeouts[-1].time < plan.rounds[rounds // 2].time
 
 
 def test_a_buffered_round_that_times_out_merges_fewer_updates() -> None:

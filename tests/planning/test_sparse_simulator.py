@@ -116,6 +116,7 @@ def test_fifty_thousand_clients(name: str) -> None:
             collector.add(record)
         stats = collector.stats()
         assert stats.rounds == 8
+        n = simulator.header.updates_per_round
         assert 8 * n * 0.95 < stats.jobs_merged <= 8 * n
         assert (stats.jobs_started, stats.idle_share, stats.merged_share) == (None, None, None)
         uploads = round(stats.uplink_bytes / (found.fleet.model_megabytes * 1e6))

@@ -20,8 +20,9 @@ from typing import Any
 
 from ..errors import UserError
 from .base import Setup
-from .dispatching import EveryArrival, check_concurrency
+from .dispatching import EveryArrival
 from .protocol import Assignment, Merge, StateSpec, StateVector, Update
+from .setting_checks import check_concurrency
 
 SUM = StateVector("sum")
 

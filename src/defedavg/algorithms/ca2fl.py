@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .base import Setup
-from .dispatching import ConcurrentClients, check_concurrency
+from .dispatching import ConcurrentClients
 from .protocol import Assignment, Merge, StateSpec, StateVector, Update
+from .setting_checks import check_concurrency
 
 SUM = StateVector("sum")
 

@@ -19,8 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..errors import UserError, unknown
-from .dispatching import EveryArrival, check_concurrency
+from .dispatching import EveryArrival
 from .protocol import Merge, Update
+from .setting_checks import check_concurrency
 
 RULES = ("scale", "discard")
 

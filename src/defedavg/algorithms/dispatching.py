@@ -15,12 +15,6 @@ from .client_pool import ClientPool
 from .protocol import ClientPolicy, Discard, EndOfInstant, Resample, Send, SetTimer, Update
 
 
-def check_concurrency(algorithm: str, concurrency: int) -> None:
-    """Raise ``UserError`` for a setting ``concurrency`` below zero."""
-    if concurrency < 0:
-        raise UserError(f"{algorithm}: concurrency is {concurrency}; give a number of clients, or 0 for all")
-
-
 class ConcurrentClients(BufferedRound):
     """Start an idle client whenever another finishes; the settings have a field ``concurrency``, 0 for all clients."""
 

@@ -14,13 +14,13 @@ answers of client i, the present one included.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from ..errors import UserError, unknown
+from ..errors import unknown
 from .base import Actions, SampledRound, Setup
 from .protocol import ClientPolicy, Discard, Merge, Request, Send, ServerAction, SetTimer, Update
+from .setting_checks import check_wait
 
-MAX_WAIT_SECONDS = 1e9
 REWEIGHT = ("stochastic", "deterministic")
 
 
@@ -34,9 +34,7 @@ class FavanoSettings:
     def __post_init__(self) -> None:
         if self.reweight not in REWEIGHT:
             raise unknown("reweighting of favano", self.reweight, REWEIGHT)
-        if not 0.0 < self.wait_seconds <= MAX_WAIT_SECONDS:
-            limit = f"{MAX_WAIT_SECONDS:,.0f}"
-            raise UserError(f"favano: wait_seconds is {self.wait_seconds}; give a number above zero, at most {limit}")
+        check_wait("favano", self.wait_seconds)
 
 
 class Favano(SampledRound):
@@ -47,9 +45,10 @@ class Favano(SampledRound):
     citation = "Leconte et al., 2023"
     equation = "w[t+1] = (w[t] + Σ (w[τ_i] − Δ_i/α_i)) / (n+1)"
     policy = ClientPolicy(hold_until_requested=True, pause_when_full=True, interruptible=True, allow_same_version=True)
-    settings_type = FavanoSettings
+    settings_type: ClassVar[type[Any]] = FavanoSettings
     state_attributes = ("answers",)
     uses_global_lr = False
+    weightings = ("uniform",)
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         super().__init__(setup, settings)

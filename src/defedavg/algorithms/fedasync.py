@@ -18,8 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import UserError, unknown
-from .dispatching import EveryArrival, check_concurrency
+from .dispatching import EveryArrival
 from .protocol import Merge, Update
+from .setting_checks import check_concurrency
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from ..errors import unknown
-from .dispatching import ConcurrentClients, check_concurrency
+from .dispatching import ConcurrentClients
 from .protocol import Update
+from .setting_checks import check_concurrency
 
 STALENESS: dict[str, Callable[[int], float]] = {"constant": lambda _: 1.0, "sqrt": lambda s: 1.0 / math.sqrt(1.0 + s)}
 
@@ -40,7 +42,7 @@ class FedBuff(ConcurrentClients):
     summary = "buffered asynchronous: a fixed number of clients train concurrently, every n arrivals are merged"
     citation = "Nguyen et al., AISTATS 2022"
     equation = "w[t+1] = w[t] − η/n Σ s(staleness)·Δ"
-    settings_type = FedBuffSettings
+    settings_type: ClassVar[type[Any]] = FedBuffSettings
 
     def weight(self, update: Update) -> float:
         """Return the weight that the setting gives to the staleness."""

@@ -19,8 +19,9 @@ from typing import Any
 
 from ..errors import UserError
 from .base import Actions, Setup
-from .dispatching import EveryArrival, check_concurrency
+from .dispatching import EveryArrival
 from .protocol import ClientPolicy, Request, Send, Update
+from .setting_checks import check_concurrency
 
 STOPPING = ClientPolicy(hold_until_requested=True, restart_on_model=True)
 

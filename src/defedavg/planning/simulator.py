@@ -118,6 +118,7 @@ class Simulator:
             self.sparse,
             self.server.state_vectors(setup, self.server.settings),
             self.server.job_start,
+            self.server.correction,
         )
 
     def __iter__(self) -> Iterator[Record]:
