@@ -45,6 +45,15 @@ def server(tmp_path: Path) -> Iterator[DashboardServer]:
 
 
 @pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Algorithms that a test registers are forgotten after it."""
+    from defedavg.algorithms import ALGORITHMS
+
+    monkeypatch.setattr(ALGORITHMS, "_known", dict(ALGORITHMS._known))
+    monkeypatch.setattr(ALGORITHMS, "_sources", dict(ALGORITHMS._sources))
+
+
+@pytest.fixture
 def worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Deployments in memory: nothing needs to be flushed to disk, and everything that was opened is closed."""
     from helpers.deployments import World

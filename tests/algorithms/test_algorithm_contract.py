@@ -141,6 +141,8 @@ def test_a_plan_is_deterministic(name: str, data: st.DataObject) -> None:
 
 def test_every_client_participates(name: str) -> None:
     for settings in variants(ALGORITHMS[name]):
+        if getattr(settings, "rule", "discard") == "discard" and getattr(settings, "threshold", 0):
+            continue  # all updates of the slowest clients are discarded
         plan = case(name, 6, 2, settings=settings).plan(150)
         assert {update.client for record in plan.rounds for update, _ in record.merge.updates} == set(range(6))
 
@@ -151,7 +153,8 @@ def test_jobs_have_all_their_steps_or_were_interrupted(name: str) -> None:
         for job in case(name, 6, 2, settings=settings, step_seconds=0.01).plan(40).jobs:
             assert isinstance(job, Job)
             assert job.outcome != "interrupted" or kind.client_policy(settings).interruptible
-            assert job.steps == kind.steps_per_job(5) or job.outcome == "interrupted"
+            stopped = job.outcome == "lost" and kind.client_policy(settings).restart_on_model
+            assert job.steps == kind.steps_per_job(5) or job.outcome == "interrupted" or stopped
 
 
 def answers(server: ServerMachine, seed: int) -> list[Any]:

@@ -79,6 +79,34 @@ def lines(**found: Any) -> list[str]:
             ["stop.consecutive_hits has no effect: stop.stop_at_target is false"],
         ),
         ({"stop": {"consecutive_hits": 5, "target_accuracy": 0.5}}, []),
+        ({"training": {"nesterov": True}}, ["training.nesterov has no effect: training.momentum is 0"]),
+        ({"training": {"nesterov": True, "momentum": [0.0, 0.9]}}, []),
+        (
+            {"training": {"momentum": 0.9, "optimizer": "adam"}},
+            ["training.momentum has no effect: training.optimizer is adam"],
+        ),
+        ({"training": {"momentum": 0.9, "optimizer": ["sgd", "adam"]}}, []),
+        (
+            {"training": {"beta2": 0.9, "epsilon": 1e-4}},
+            [
+                "training.beta2 has no effect: training.optimizer is sgd",
+                "training.epsilon has no effect: training.optimizer is sgd",
+            ],
+        ),
+        ({"training": {"beta1": 0.8, "optimizer": "adamw"}}, []),
+        (
+            {"training": {"schedule_by": "seconds"}},
+            [
+                "training.schedule_by has no effect: training.local_schedule is constant and "
+                "training.global_schedule is constant"
+            ],
+        ),
+        ({"training": {"schedule_by": "seconds", "global_schedule": "cosine(9)"}}, []),
+        ({"algorithms": ["fedavg", "fedbuff"], "training": {"nesterov": True}, "fedbuff": {"momentum": 0.9}}, []),
+        (
+            {"algorithms": ["fedavg", "fedbuff"], "fedavg": {"nesterov": True}, "fedbuff": {"momentum": 0.9}},
+            ["fedavg.nesterov has no effect: training.momentum is 0"],
+        ),
     ],
 )
 def test_a_setting_without_effect_is_named(found: dict[str, Any], expected: list[str]) -> None:

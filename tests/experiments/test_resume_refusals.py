@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -253,9 +256,101 @@ def test_a_journal_is_truncated_to_a_position(tmp_path: Path) -> None:
     assert path.read_bytes() == b"on"
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return uninterrupted(tmp_path_factory.mktemp("finished") / "study", study(seeds=[0]))
+
+
 @pytest.mark.parametrize("damage", [b"\x00", b"[]\n", b'{"label": 1}\n', b"null\n"])
-def test_a_finished_study_with_damaged_metrics_is_refused_in_one_line(tmp_path: Path, damage: bytes) -> None:
-    folder = uninterrupted(tmp_path / "study", study(seeds=[0]))
+def test_a_finished_study_with_damaged_metrics_is_refused_in_one_line(
+    tmp_path: Path, finished: Path, damage: bytes
+) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(finished, folder)
     (folder / "metrics.jsonl").write_bytes(damage)
     with pytest.raises(UserError, match=r"metrics\.jsonl, line 1 is damaged; start again with --force"):
         StudyRun(study(seeds=[0]), folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("round", -5),
+        ("updates", -5),
+        ("round", 1e308),
+        ("seconds", -1e308),
+        pytest.param("seconds", 10**400, id="seconds-too-large"),
+        ("loss", "0.5"),
+    ],
+)
+def test_a_finished_study_with_impossible_metrics_is_refused_in_one_line(
+    tmp_path: Path, finished: Path, field: str, value: Any
+) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(finished, folder)
+    first, *others = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    changed = json.dumps({**json.loads(first), field: value}) + "\n"
+    (folder / "metrics.jsonl").write_text("".join([changed, *others]))
+    with refuses(folder, r"metrics\.jsonl, line 1 is damaged; start again with --force"):
+        StudyRun(study(seeds=[0]), folder, resume=True)
+
+
+@pytest.mark.parametrize("value", [1e308, pytest.param(10**400, id="integer")])
+def test_a_loss_whose_sums_overflow_is_unknown_in_a_resumed_study(tmp_path: Path, finished: Path, value: float) -> None:
+    (tmp_path / "study.toml").write_text(study(seeds=[0]).to_toml())
+    shutil.copytree(finished, tmp_path / "runs" / "study")
+    path = tmp_path / "runs" / "study" / "metrics.jsonl"
+    first, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([json.dumps({**json.loads(first), "loss": value}) + "\n", *others]))
+    result = call("run", "study.toml", "--resume", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("participation", [1.5, 0.5, 1.0, "/dev/null"]),
+        ("participation", []),
+        ("participation", None),
+        ("rounds", "3"),
+        pytest.param("seconds", 10**400, id="seconds-too-large"),
+        ("wall_seconds", True),
+        ("best_accuracy", [0.5]),
+        ("target_accuracy", {}),
+        ("label", "another"),
+        ("label", None),
+        ("seed", 1),
+        ("seed", "0"),
+        ("metric", "../../outside"),
+    ],
+)
+def test_a_finished_study_with_a_damaged_summary_is_refused_in_one_line(
+    tmp_path: Path, finished: Path, field: str, value: Any
+) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(finished, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["runs"][0][field] = value
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with refuses(folder, r"summary\.json is not valid; start again with --force"):
+        StudyRun(study(seeds=[0]), folder, resume=True)
+
+
+@pytest.mark.parametrize("change", ["remove a field", "remove a run", "repeat a run", "nest"])
+def test_a_finished_study_with_other_runs_is_refused_on_the_command_line(
+    tmp_path: Path, finished: Path, change: str
+) -> None:
+    (tmp_path / "study.toml").write_text(study(seeds=[0]).to_toml())
+    shutil.copytree(finished, tmp_path / "runs" / "study")
+    path = tmp_path / "runs" / "study" / "summary.json"
+    summary = json.loads(path.read_text())
+    match change:
+        case "remove a field":
+            del summary["runs"][1]["participation"]
+        case "remove a run":
+            del summary["runs"][1]
+        case "repeat a run":
+            summary["runs"].append(summary["runs"][1])
+    path.write_text("[" * 100_000 if change == "nest" else json.dumps(summary))
+    result = call("run", "study.toml", "--resume", cwd=tmp_path)
+    refuse(result, "summary.json is not valid; start again with --force")

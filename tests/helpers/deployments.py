@@ -219,7 +219,34 @@ PLAIN: list[dict[str, Any]] = [
     {"algorithm": "fedbuff", "fedbuff__concurrency": 4, "fedbuff__staleness": "sqrt"},
     {"algorithm": "asysg", "training__global_lr": 0.5},
     {"algorithm": "defedavg-niid", "defedavg-niid__mode": "thrifty"},
+    {"algorithm": "mifa"},
+    {
+        "algorithm": "fedbuff",
+        "training__server_optimizer": "adam",
+        "training__weighting": "samples",
+        "training__global_lr": 0.02,
+    },
 ]
+ARRIVALS: list[dict[str, Any]] = [
+    {"algorithm": "fedasync", "fedasync__staleness": "hinge"},
+    {"algorithm": "delay-adaptive-sgd", "delay-adaptive-sgd__concurrency": 4},
+    {"algorithm": "ringmaster", "ringmaster__threshold": 4},
+    {"algorithm": "ca2fl", "ca2fl__concurrency": 5},
+    {"algorithm": "ace", "ace__max_staleness": 6},
+    {"algorithm": "area"},
+    {"algorithm": "asofed", "training__weighting": "samples"},
+    {"algorithm": "fadas", "training__global_lr": 0.02},
+    {"algorithm": "fedfa", "fedfa__window": 4},
+]
+"""Algorithms that keep a number of clients training; most of them have state."""
+BACKGROUND: list[dict[str, Any]] = [
+    {"algorithm": "defedavg-niid"},
+    {"algorithm": "favano", "favano__wait_seconds": 0.05},
+    {"algorithm": "favano", "favano__wait_seconds": 0.05, "favano__reweight": "deterministic"},
+    {"algorithm": "quafl", "quafl__wait_seconds": 0.05},
+    {"algorithm": "ringmaster", "ringmaster__stop": True, "ringmaster__threshold": 3},
+]
+"""Algorithms whose clients train between messages."""
 
 
 def checked(world: World) -> tuple[EventLog, Replay]:
@@ -247,3 +274,7 @@ def agrees(world: World, found: Replay) -> None:
     newest = world.session.engine.server.version
     torch.testing.assert_close(executor.versions[newest], world.session.executor.versions[newest], rtol=1e-5, atol=1e-6)
     assert set(executor.versions) == set(world.session.executor.versions)
+    found_state, expected = world.session.executor.state.assigned(), executor.state.assigned()
+    assert found_state.keys() == expected.keys()
+    for vector, value in expected.items():
+        torch.testing.assert_close(found_state[vector], value, rtol=1e-5, atol=1e-6)

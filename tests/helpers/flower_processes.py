@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -150,6 +153,16 @@ class Deployment:
 
     def submit(self, *, resume: bool = False) -> None:
         self.cluster.submit(self.app, **{"deploy.folder": str(self.folder), "deploy.resume": resume})
+
+    def kill(self, word: str) -> None:
+        """Kill every process of the cluster with a name, including those that Flower starts meanwhile."""
+        deadline = time.monotonic() + 30.0
+        while pids := self.cluster.pids(word):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
     def until(self, what: str, condition: Callable[[], bool], seconds: float = 150.0) -> None:
         """Wait until the log shows something."""

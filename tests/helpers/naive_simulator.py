@@ -101,8 +101,10 @@ class NaiveSimulator:
         self._at(self.now, DISPATCH, client, lambda: self._go(client))
 
     def _go(self, client: int) -> None:
-        if self.clients[client].phase is Phase.IDLE and not self._closed(client, self._go, DISPATCH):
-            self._act(client, self.clients[client].go())
+        machine = self.clients[client]
+        stops = self.policy.restart_on_model and machine.phase is Phase.TRAINING and machine.receive_buffer is not None
+        if (machine.phase is Phase.IDLE or stops) and not self._closed(client, self._go, DISPATCH):
+            self._act(client, machine.go())
 
     def _request(self, client: int) -> None:
         if self.clients[client].phase is not Phase.GONE and not self._closed(client, self._request, DELIVERY):

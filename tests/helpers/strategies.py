@@ -30,10 +30,13 @@ SLOWNESS_TEXTS = (
 )
 
 
-NUMBERS: dict[tuple[str, str], list[Any]] = {
+CHOICES: dict[tuple[str, str], list[Any]] = {
     ("fadas", "delay_threshold"): [0, 1],
     ("fedfa", "window"): [5, 2],
     ("quafl", "bits"): [8, 32],
+    ("delay-adaptive-sgd", "threshold"): [4],
+    ("ringmaster", "threshold"): [0, 4],
+    ("ace", "max_staleness"): [0, 7],
 }
 """Values of numeric settings that change what a plan contains; other numbers have their defaults."""
 
@@ -44,10 +47,10 @@ def bounded(examples: int) -> settings:
 
 
 def variants(kind: type[ServerMachine]) -> list[Any]:
-    """Return every combination of an algorithm's choices: flags, and the words that its help texts list."""
+    """Return every combination of an algorithm's choices: flags, bounds, and the words that its help texts list."""
     choices: list[list[tuple[str, Any]]] = []
     for field in dataclasses.fields(kind.settings_type):
-        values: list[Any] = NUMBERS.get((kind.name, field.name), [field.default])
+        values: list[Any] = CHOICES.get((kind.name, field.name), [field.default])
         if isinstance(field.default, bool):
             values = [True, False]
         elif isinstance(field.default, str):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from defedavg import simulate
-from defedavg.algorithms import ALGORITHMS, Setup, register
+from defedavg.algorithms import Setup, register
 from defedavg.algorithms.protocol import Merge, Send, Update
 from defedavg.deploy.engine import events
 from defedavg.deploy.engine.engine import Engine
@@ -45,11 +45,7 @@ def few_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulator, "MAX_EVENTS_WITHOUT_MERGE", 10_000)
 
 
-@pytest.fixture(autouse=True)
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Algorithms that a test registers are forgotten after it."""
-    monkeypatch.setattr(ALGORITHMS, "_known", dict(ALGORITHMS._known))
-    monkeypatch.setattr(ALGORITHMS, "_sources", dict(ALGORITHMS._sources))
+pytestmark = pytest.mark.usefixtures("registry")
 
 
 @pytest.mark.parametrize("executor", ["batched", "reference"])

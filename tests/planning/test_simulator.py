@@ -214,7 +214,7 @@ def test_with_one_local_step_defedavg_iid_equals_asysg(seed: int) -> None:
     assert dataclasses.replace(asysg.header, algorithm="defedavg-iid") == defedavg.header
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name, kind in ALGORITHMS.items() if kind.uses_updates_per_round])
 def test_with_equal_speeds_and_all_clients_no_update_is_stale(name: str) -> None:
     """Staleness is 0 if every round has all clients; draws with replacement omit some, whose updates are stale."""
     for settings in variants(ALGORITHMS[name]):

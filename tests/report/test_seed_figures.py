@@ -18,6 +18,7 @@ from defedavg.report.dashboard.run_index import RunIndex
 from defedavg.report.page import asset, build
 from defedavg.report.seed_figures import SeedFigure, outcomes, over_seeds, time_to_target
 from defedavg.runstore.reader import read_run
+from helpers.command_line import call
 from helpers.page_data import page_data
 from helpers.run_folders import make_folder, rendered
 
@@ -41,6 +42,27 @@ def seed(hit: float | None = None, status: str = "max_rounds", diverged: int | N
 )
 def test_mean_and_sample_deviation(values: list[float | None], text: str) -> None:
     assert over_seeds([{"x": value} for value in values], "x").text() == text
+
+
+@pytest.mark.parametrize("huge", [1e308, -1e308, pytest.param(10**400, id="integer")])
+def test_a_number_whose_sums_overflow_counts_as_unknown(huge: float) -> None:
+    figure = over_seeds([{"x": huge}, {"x": huge}, {"x": 3.0}], "x", 100.0)
+    assert (figure.count, figure.mean, figure.sd) == (1, 300.0, None)
+
+
+@pytest.mark.parametrize("words", [("list",), ("compare", "study", "other"), ("table", "study", "other")])
+def test_stored_numbers_whose_sums_overflow_are_shown_as_unknown(tmp_path: Path, words: tuple[str, ...]) -> None:
+    make_folder(tmp_path / "runs", "other", rounds=3)
+    path = make_folder(tmp_path / "runs", "study", rounds=3) / "summary.json"
+    summary = json.loads(path.read_text())
+    for entry in summary["runs"]:
+        entry |= {name: 1e308 for name, value in entry.items() if isinstance(value, float)}
+    path.write_text(json.dumps(summary))
+    result = call("runs", *words, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "–" in result.stdout
+    assert "inf" not in result.stdout
+    assert "e+308" not in result.stdout
 
 
 def test_the_deviation_divides_by_n_minus_one() -> None:

@@ -282,6 +282,16 @@ def test_lines_that_cannot_be_read_are_left_out_and_counted(runs: Path, tmp_path
     assert (pd.read_parquet(tmp_path / "x.parquet")["run"] == "one").sum() == len(lines)
 
 
+@pytest.mark.parametrize("field", ["round", "updates"])
+def test_lines_with_negative_counts_are_left_out_and_counted(runs: Path, field: str) -> None:
+    path = runs / "one" / "metrics.jsonl"
+    first, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([json.dumps({**json.loads(first), field: -5}) + "\n", *others]))
+    result = run_command("report", runs / "one", "-o", "page.html", cwd=runs)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.strip().endswith("metrics.jsonl: 1 damaged line left out")
+
+
 # Removing.
 
 

@@ -17,9 +17,11 @@ from defedavg.config.build import make_executor
 from defedavg.errors import UserError
 from defedavg.experiments.simulation import Simulation
 from defedavg.tasks import Task, build, make_task, token_accuracy, token_cross_entropy
-from defedavg.training import BatchedRun, RunState, Trainer, TrainingJob, run_batched
+from defedavg.training import BatchedRun, LocalTraining, Reference, RunState, Trainer, TrainingJob, run_batched
+from defedavg.training.augmentation import augmentation_of
 from defedavg.training.local_training import DeviceMinibatches
 from defedavg.training.precision import computing_in
+from helpers.local_options import OPTIONS
 from helpers.modules import named
 from helpers.settings_tables import settings
 from helpers.small_runs import MODELS, batched_run, how, reference, task_of
@@ -86,6 +88,62 @@ def test_results_are_bit_identical_in_every_batch(model: str) -> None:
     for found in together.values():
         for a, b in zip(found, alone, strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("option", list(OPTIONS))
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_options_of_local_training_agree_with_the_reference(model: str, option: str) -> None:
+    task, chosen = task_of(model), how("fedbuff", **OPTIONS[option])
+    expected = reference(chosen, task, 50)
+    (found,) = final_versions([(chosen, 0)], task.to("cuda"), 50, precision="float32")
+    assert float((found.cpu() - expected).norm() / expected.norm()) < 1e-10
+
+
+@pytest.mark.parametrize("option", [name for name in OPTIONS if name not in ("clipped", "together")])
+@pytest.mark.parametrize("model", ["cnn", "mlp"])
+def test_options_are_bit_identical_in_every_batch(model: str, option: str) -> None:
+    """Except clipping: the order of the sum in its norm depends on the number of clients."""
+    task = images(model).to("cuda")
+    runs = [(how("defedavg-iid", **OPTIONS[option]), 0), (how("fedavg", **OPTIONS[option], local_steps=7), 2)]
+    together = {size: final_versions(runs, task, 12, max_batch_jobs=size) for size in (1, 3, 64)}
+    alone = [final_versions([one], task, 12)[0] for one in runs]
+    for found in together.values():
+        for a, b in zip(found, alone, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("option", ["nesterov", "adam", "clipped", "together"])
+@pytest.mark.parametrize("model", ["cnn", "mlp", "transformer"])
+def test_options_in_single_precision_stay_within_the_tolerance(model: str, option: str) -> None:
+    given = {**OPTIONS[option], "local_lr": 0.001, "epsilon": 1e-3}
+    task, chosen = images(model), how("defedavg-iid", **given)
+    start = make_executor(chosen, 0, task).versions[0]
+    expected = reference(chosen, task, MERGES)
+    (found,) = final_versions([(chosen, 0)], task.to("cuda"), MERGES, precision="float32")
+    assert float((found.cpu() - expected).norm() / (expected - start).norm()) < TOLERANCES["float32"]
+
+
+def test_jobs_with_a_centre_and_a_correction_agree() -> None:
+    task, training = task_of("cnn"), LocalTraining(0, batch_size=4, prox=0.5, momentum=0.9)
+    executor = Reference(task, training)
+    start = executor.versions[0]
+    vectors = [start, start + 0.1, torch.full_like(start, 0.2)]
+    updates = [Update(i, 0, 0, 3 + i) for i in range(5)]
+    moved, there = task.to("cuda"), [vector.cuda() for vector in vectors]
+    jobs = [TrainingJob(training, moved, there[0], update, 0.02, *there[1:]) for update in updates]
+    found = Trainer(moved, Reference(moved, training).module, batch_size=4, precision="float32").train(jobs)
+    for update, delta in zip(updates, found, strict=True):
+        expected, _ = executor.train(update, start, rate=0.02, centre=vectors[1], correction=vectors[2])
+        torch.testing.assert_close(delta.cpu(), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_augmentation_copies_the_same_values() -> None:
+    data = torch.randn(40, 3, 8, 9)
+    keys = torch.arange(8) * 7919
+    for text in ("flip", "crop(3)", "flip+crop(2)"):
+        augmentation = augmentation_of(text)
+        assert augmentation is not None
+        assert torch.equal(augmentation.stacked(data.cuda(), keys.cuda()).cpu(), augmentation.stacked(data, keys))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +271,7 @@ def test_a_resumed_run_is_bit_identical(model: str, at: int) -> None:
         resumed = []
         for new, old, state in zip(fresh, runs, states, strict=True):
             state.restore(new.reference, new.progress, old.progress.evaluations[:1])
-            records = state.skip(new.records)
+            records = state.skip(new.records, new.reference)
             resumed.append(BatchedRun(new.reference, records, new.rule, new.progress, counters=state.counters))
             state.restore_batched_run(resumed[-1], trainer)
         for _ in run_batched([], trainer, resumed):

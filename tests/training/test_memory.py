@@ -17,6 +17,7 @@ from defedavg.errors import UserError
 from defedavg.tasks import make_task
 from defedavg.training import BatchedRun, RunProgress, StoppingRule, Trainer, TrainingJob, run_batched
 from defedavg.training.memory import VECTORS, batch_limits, free, parse_memory, readable
+from defedavg.training.stacked_optimizer import LocalMethod
 from helpers.settings_tables import settings
 from helpers.small_runs import batched_run, final_versions, how, task_of
 
@@ -111,10 +112,10 @@ class Short(Trainer):
 
     limit = 4
 
-    def _train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
+    def _train(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         if len(jobs) > self.limit:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
-        return super()._train(jobs)
+        return super()._train(jobs, method)
 
 
 def test_where_memory_runs_out_batches_shrink() -> None:
@@ -134,13 +135,14 @@ def test_after_memory_ran_out_in_a_thread_results_are_right() -> None:
     (expected,) = final_versions([batched_run(chosen, task, 8)], task, 64)
     run = batched_run(chosen, task, 8)
     trainer = Trainer(task, run.reference.module)
-    trainer._group_jobs, trainer._concurrent_groups = 1, 2
+    trainer._group_jobs, trainer._cores = 1, 2
+    trainer._limits.clear()
     whole, calls = trainer._train_group, iter(range(10**9))
 
-    def failing(jobs: Sequence[TrainingJob]) -> list[Tensor]:
+    def failing(jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         if next(calls) == 3:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
-        return whole(jobs)
+        return whole(jobs, method)
 
     trainer._train_group = failing  # type: ignore[method-assign]
     for _ in run_batched([run], trainer):

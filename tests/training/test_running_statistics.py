@@ -137,7 +137,7 @@ def test_statistics_are_the_convex_mean_of_the_clients_final_statistics(name: st
 @pytest.mark.parametrize("updates", [(), ((Update(0, 0, 0, 4), 0.0),), ((Update(0, 0, 0, 0), -1.0),)])
 def test_a_merge_without_trained_updates_keeps_the_statistics(updates: Any) -> None:
     executor = make_executor(how("fedavg"), 0, shifted_task())
-    executor.versions[1] = torch.rand_like(executor.versions[0])
+    executor.versions[1], executor.version_seconds[1] = torch.rand_like(executor.versions[0]), 0.5
     record = Round(1.0, Merge(2, ((0, 0.25), (1, 0.75)), updates), ())
     delta = torch.rand_like(executor.versions[0])
     found = executor.merge(record, {Update(0, 0, 0, 4): delta})

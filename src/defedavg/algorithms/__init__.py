@@ -8,26 +8,32 @@ are checked here; ``planning.rehearsal`` checks its decisions when a run starts.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
 from ..compat import renamed_names
 from ..errors import UserError
 from ..registry import Registry
+from .ace import Ace
 from .area import Area
 from .asofed import AsoFed
 from .asysg import AsySG
 from .base import BufferedRound, SampledRound, ServerMachine, Setup
+from .ca2fl import CA2FL
 from .defedavg_iid import DeFedAvgIID
 from .defedavg_niid import DeFedAvgNIID
+from .delay_adaptive import DelayAdaptiveSGD
 from .fadas import Fadas
 from .favano import Favano
+from .fedasync import FedAsync
 from .fedavg import FedAvg
 from .fedbuff import FedBuff
 from .fedfa import FedFa
 from .mifa import Mifa
-from .protocol import ClientPolicy
+from .protocol import SERVER_OPTIMIZERS, WEIGHTINGS, ClientPolicy
 from .quafl import Quafl
+from .ringmaster import Ringmaster
 
 __all__ = ["ALGORITHMS", "BufferedRound", "SampledRound", "ServerMachine", "Setup", "algorithm", "register"]
 __getattr__ = renamed_names(__name__)
@@ -51,7 +57,32 @@ def _check(name: str, kind: type[ServerMachine]) -> None:
         raise UserError(f"{where} has no class attribute 'policy'; set it to a ClientPolicy")
     if type(kind.past_versions) is not int or kind.past_versions < 0:
         raise UserError(f"{where}: past_versions is {kind.past_versions!r}; set it to a whole number of zero or more")
+    _check_state(where, kind)
     _check_settings(where, kind.settings_type)
+
+
+def _check_state(where: str, kind: type[ServerMachine]) -> None:
+    for word in ("job_start", "correction"):
+        terms = getattr(kind, word)
+        if not isinstance(terms, tuple) or not all(map(_is_term, terms)) or (word == "job_start" and not terms):
+            example = '(("model", 1.0),)'
+            raise UserError(f"{where}: {word} is {terms!r:.60}; set it to pairs of a name and a number: {example}")
+    for word, known in (("server_optimizer", tuple(SERVER_OPTIMIZERS)), ("weightings", WEIGHTINGS)):
+        value = getattr(kind, word)
+        names = (value,) if word == "server_optimizer" else value
+        if (
+            not isinstance(names, tuple)
+            or not names
+            or not all(isinstance(name, str) and name in known for name in names)
+        ):
+            how = "a tuple of" if word == "weightings" else "one of"
+            raise UserError(f"{where}: {word} is {value!r:.60}; set it to {how} {', '.join(map(repr, known))}")
+
+
+def _is_term(term: object) -> bool:
+    if not (isinstance(term, tuple) and len(term) == 2 and isinstance(term[0], str)):
+        return False
+    return type(term[1]) in (int, float) and -math.inf < term[1] < math.inf
 
 
 def _check_settings(where: str, settings: type[Any]) -> None:
@@ -66,7 +97,11 @@ ALGORITHMS: Registry[type[ServerMachine]] = Registry("algorithm", "defedavg.algo
 
 BUILT_IN = tuple(
     ALGORITHMS.register(kind.name, kind).name
-    for kind in (FedAvg, FedBuff, Favano, AsySG, DeFedAvgIID, DeFedAvgNIID, Mifa, Area, Quafl, AsoFed, Fadas, FedFa)
+    for kind in (
+        *(FedAvg, FedBuff, Favano, AsySG, DeFedAvgIID, DeFedAvgNIID),
+        *(FedAsync, DelayAdaptiveSGD, Ringmaster, Mifa, CA2FL, Ace),
+        *(Area, Quafl, AsoFed, Fadas, FedFa),
+    )
 )
 
 

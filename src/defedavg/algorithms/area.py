@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .base import Setup
-from .fedbuff import FedBuff
+from .dispatching import ConcurrentClients
 from .protocol import Assignment, Merge, StateSpec, StateVector, Update
 from .setting_checks import check_concurrency
 
@@ -35,7 +35,7 @@ class AreaSettings:
         check_concurrency("area", self.concurrency)
 
 
-class Area(FedBuff):
+class Area(ConcurrentClients):
     """Average the last models of all clients, of which those that arrived are new."""
 
     name = "area"

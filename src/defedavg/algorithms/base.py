@@ -113,6 +113,12 @@ class ServerMachine:
         return tuple(name for name in names if not getattr(cls, f"uses_{name}"))
 
     @classmethod
+    def refused_training(cls) -> tuple[str, ...]:
+        """Return the keys of [training] that this algorithm cannot take: there is no rate or job that they change."""
+        local = ("optimizer", "momentum", "nesterov", "prox", "local_schedule")
+        return (() if cls.uses_local_lr else local) + (() if cls.uses_global_lr else ("global_schedule",))
+
+    @classmethod
     def steps_per_job(cls, local_steps: int) -> int:
         """Return the local steps of a complete job."""
         return local_steps

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ..errors import UserError
-from .fedbuff import FedBuff
+from .dispatching import ConcurrentClients
 from .protocol import Merge, Update
 from .setting_checks import check_concurrency
 
@@ -35,7 +35,7 @@ class FadasSettings:
             raise UserError(f"fadas: delay_threshold is {self.delay_threshold}; give a staleness, or 0 for none")
 
 
-class Fadas(FedBuff):
+class Fadas(ConcurrentClients):
     """FedBuff whose mean update is the gradient of AMSGrad."""
 
     name = "fadas"
@@ -44,10 +44,6 @@ class Fadas(FedBuff):
     equation = "w[t+1] = w[t] − η_t·m/(√v̂ + ε), AMSGrad on 1/n Σ Δ"
     settings_type = FadasSettings
     server_optimizer = "amsgrad"
-
-    def weight(self, update: Update) -> float:  # noqa: ARG002 (overrides a hook)
-        """Return 1: the delay of a round scales its step, not its updates."""
-        return 1.0
 
     def combine(self, buffer: list[Update]) -> Merge:
         """Merge the mean, and divide the step by the largest staleness if that exceeds the threshold."""

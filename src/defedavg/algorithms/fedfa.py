@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import UserError
 from .base import Setup
-from .fedbuff import FedBuff
+from .dispatching import ConcurrentClients
 from .protocol import Assignment, Merge, StateSpec, StateVector, Update
 from .setting_checks import check_concurrency
 
@@ -39,7 +39,7 @@ class FedFaSettings:
             raise UserError(f"fedfa: window is {self.window}; give a number of models from 1 to {MAX_WINDOW:,}")
 
 
-class FedFa(FedBuff):
+class FedFa(ConcurrentClients):
     """Replace the oldest model of the window by the one that arrived."""
 
     name = "fedfa"

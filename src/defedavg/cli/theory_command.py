@@ -91,6 +91,8 @@ def _choose(point: SweepPoint) -> tuple[str, bool]:
     name, task = point.settings.algorithm, point.settings.task
     if name not in THEOREMS:
         return f"no theorem is about this algorithm; use {' or '.join(THEOREMS)}", False
+    if changed := point.settings.training.beyond_plain_sgd():
+        return f"the theorems assume plain SGD with constant rates; remove training.{changed[0]}", False
     kind = THEOREMS[name]
     source = f"task.module = {task.module}" if task.module else f"task.split = {task.split}"
     if not kind.needs_identical_clients:

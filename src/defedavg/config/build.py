@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..algorithms import BUILT_IN, ServerMachine, Setup, algorithm
+from ..algorithms.protocol import SERVER_OPTIMIZERS
 from ..errors import UserError
 from ..planning.devices import Fleet, Slowness, Windows
 from ..planning.plan import Plan
@@ -18,7 +19,7 @@ from .task_module import task_from_module
 
 if TYPE_CHECKING:
     from ..tasks import Task
-    from ..training import Reference, StoppingRule
+    from ..training import LocalTraining, Reference, StoppingRule
     from ..training.state_vectors import StateLayout
 
 
@@ -38,8 +39,10 @@ def message_megabytes(settings: Settings) -> float:
     return settings.clients.model_megabytes if bits == 32 else settings.clients.model_megabytes * bits / 32
 
 
-def make_setup(settings: Settings, seed: int, timeout_seconds: float | None = None) -> Setup:
-    """Return what the server machine of a run needs to know."""
+def make_setup(
+    settings: Settings, seed: int, timeout_seconds: float | None = None, shares: tuple[float, ...] | None = None
+) -> Setup:
+    """Return what the server machine of a run needs to know; without ``shares``, the task is built if they matter."""
     kind, training = algorithm(settings.algorithm), settings.training
     if training.weighting not in kind.weightings:
         raise UserError(
@@ -47,20 +50,30 @@ def make_setup(settings: Settings, seed: int, timeout_seconds: float | None = No
             f"{' or '.join(repr(name) for name in kind.weightings)} in [training], or in [{kind.name}] alone"
         )
     sizes = settings.clients.num_clients, kind.updates_per_merge(training.updates_per_round), training.local_steps
-    shares = _shares(settings, seed) if training.weighting == "samples" else None
+    if training.weighting != "samples":
+        shares = None
+    elif shares is None:
+        shares = _shares(settings, seed)
     return Setup(*sizes, seed=seed, timeout_seconds=timeout_seconds, shares=shares)
 
 
 @lru_cache(maxsize=32)
 def _shares(settings: Settings, seed: int) -> tuple[float, ...]:
     """Return the share of every client in the training samples of the task."""
-    counts = [len(samples) for samples in build_task(settings, seed).clients]
+    return shares_of(build_task(settings, seed))
+
+
+def shares_of(task: Task) -> tuple[float, ...]:
+    """Return the share of every client in the training samples of a task."""
+    counts = [len(samples) for samples in task.clients]
     return tuple(count / sum(counts) for count in counts)
 
 
-def make_server(settings: Settings, seed: int, timeout_seconds: float | None) -> ServerMachine:
+def make_server(
+    settings: Settings, seed: int, timeout_seconds: float | None, shares: tuple[float, ...] | None = None
+) -> ServerMachine:
     """Return the server machine of a run; rehearse an algorithm that is not built in, once per settings."""
-    kind, setup = algorithm(settings.algorithm), make_setup(settings, seed, timeout_seconds)
+    kind, setup = algorithm(settings.algorithm), make_setup(settings, seed, timeout_seconds, shares)
     tried = kind, replace(setup, seed=0), repr(settings.algorithm_settings)
     if kind.name not in BUILT_IN and tried not in _rehearsed:
         from ..planning.rehearsal import rehearse
@@ -110,27 +123,35 @@ def build_task(settings: Settings, seed: int, client: int | None = None) -> Task
     )
 
 
+def local_training(settings: Settings, seed: int) -> LocalTraining:
+    """Return the hyperparameters of a run's jobs; a rate that its algorithm does not use is 1."""
+    from ..training import LocalTraining
+    from ..training.server_optimizers import ServerOptimizer
+
+    kind, training = algorithm(settings.algorithm), settings.training
+    shared = (item.name for item in fields(LocalTraining) if item.name not in ("seed", "server"))
+    values = {name: getattr(training, name) for name in shared}
+    values["server"] = ServerOptimizer(
+        training.server_optimizer or kind.server_optimizer,
+        training.server_momentum,
+        training.server_beta2,
+        training.server_epsilon,
+    )
+    values["global_lr"] = training.global_lr if kind.uses_global_lr else 1.0
+    values["local_lr"] = training.local_lr if kind.uses_local_lr else 1.0
+    return LocalTraining(seed, **values)
+
+
 def make_executor(settings: Settings, seed: int, task: Task) -> Reference:
     """Return an executor for one run, at version 0."""
-    from ..training import LocalTraining, Reference
-    from ..training.server_optimizers import ServerOptimizer
+    from ..training import Reference
 
     if task.num_clients != settings.clients.num_clients:
         raise UserError(
             f"the task has {task.num_clients} clients but clients.num_clients is {settings.clients.num_clients}; "
             "remove that setting, or make them equal"
         )
-    kind, training = algorithm(settings.algorithm), settings.training
-    global_lr = training.global_lr if kind.uses_global_lr else 1.0
-    local_lr = training.local_lr if kind.uses_local_lr else 1.0
-    server = ServerOptimizer(
-        training.server_optimizer or kind.server_optimizer,
-        training.server_momentum,
-        training.server_beta2,
-        training.server_epsilon,
-    )
-    local_training = LocalTraining(seed, training.batch_size, global_lr, local_lr, training.sampling, server=server)
-    return Reference(task, local_training, state_layout(settings, seed))
+    return Reference(task, local_training(settings, seed), state_layout(settings, seed))
 
 
 def state_layout(settings: Settings, seed: int) -> StateLayout:
@@ -141,7 +162,18 @@ def state_layout(settings: Settings, seed: int) -> StateLayout:
     # The declaration depends on sizes alone, so the shares of the clients need not be known.
     plain = replace(settings, training=replace(settings.training, weighting="uniform"))
     specs = kind.state_vectors(make_setup(plain, seed), settings.algorithm_settings)
-    return StateLayout(specs, kind.job_start, kind.correction)
+    merged = kind.updates_per_merge(settings.training.updates_per_round)
+    return StateLayout(specs, kind.job_start, kind.correction, kind.name, merged)
+
+
+def state_need(settings: Settings, seed: int) -> int:
+    """Return the number of state vectors that a run keeps at most, with those of the server optimiser."""
+    return state_layout(settings, seed).vectors(settings.stop.max_rounds) + server_vectors(settings)
+
+
+def server_vectors(settings: Settings) -> int:
+    """Return the number of state vectors that the server optimiser keeps."""
+    return SERVER_OPTIMIZERS[settings.training.server_optimizer or algorithm(settings.algorithm).server_optimizer]
 
 
 def make_stopping_rule(settings: Settings) -> StoppingRule:

@@ -9,9 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..algorithms import ALGORITHMS, algorithm
+from ..algorithms.protocol import SERVER_OPTIMIZERS, WEIGHTINGS
 from ..errors import UserError, unknown
 from ..planning.devices import MAX_CLIENTS, PAPER, Slowness, Windows
+from ..planning.rate_schedules import SCHEDULE_TEXT, Schedule
 from ..planning.sparse_simulator import PLAN_DETAIL
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+ADAPTIVE = OPTIMIZERS[1:]
+ONLY_SGD = {"optimizer": ("sgd",)}
+SCHEDULE_BY = ("version", "seconds")
 
 DEFAULT_PROFILE = "paper-fashionmnist"
 
@@ -29,8 +36,6 @@ MAX_SECONDS = 1e9
 """Of a waiting time that is not infinite: thirty years."""
 
 
-WEIGHTINGS = ("uniform", "samples")
-SERVER_OPTIMIZERS = ("sgd", "momentum", "nesterov", "adagrad", "adam", "amsgrad", "yogi")
 SERVER_CONSTANTS = {
     "server_momentum": ("momentum", "nesterov", "adagrad", "adam", "amsgrad", "yogi"),
     "server_beta2": ("adam", "amsgrad", "yogi"),
@@ -43,8 +48,8 @@ def _setting(default: Any, text: str, **metadata: Any) -> Any:
     """Return a field.
 
     ``most`` is the largest value that is not infinite; ``profile`` marks a value that a profile sets. The setting has
-    no effect while one of those that it ``needs``, of the same table, is zero, false or empty, and beside all of those
-    that it is ``replaced_by``.
+    no effect while one of those that it ``needs``, of the same table, is zero, false or empty, beside all of those
+    that it is ``replaced_by``, and while each setting of ``idle_while`` has one of the values given there.
     """
     return field(default=default, metadata={"help": text, **metadata})
 
@@ -165,6 +170,29 @@ class TrainingSettings:
         "wait for a client before another is drawn; 0: ten times the longest round trip, if clients can fail",
         most=MAX_SECONDS,
     )
+    optimizer: str = _setting("sgd", "local optimiser: sgd, adam or adamw; its state is reset for every job")
+    momentum: float = _setting(0.0, "momentum of sgd", idle_while={"optimizer": ADAPTIVE})
+    nesterov: bool = _setting(
+        False, "Nesterov's form of the momentum", needs=("momentum",), idle_while={"optimizer": ADAPTIVE}
+    )
+    beta1: float = _setting(0.9, "decay of the mean of adam and adamw", idle_while=ONLY_SGD)
+    beta2: float = _setting(0.999, "decay of the mean square of adam and adamw", idle_while=ONLY_SGD)
+    epsilon: float = _setting(1e-8, "added to the root of the mean square of adam and adamw", idle_while=ONLY_SGD)
+    weight_decay: float = _setting(
+        0.0, "added to the gradient, times the weights (sgd, adam); decoupled for adamw", most=MAX_RATE
+    )
+    prox: float = _setting(0.0, "proximal term μ: μ·(w − start of the job) is added to the gradient", most=MAX_RATE)
+    clip_norm: float = _setting(
+        0.0, "limit on the norm of the mini-batch gradient, before decay and prox; 0: none", most=MAX_RATE
+    )
+    local_schedule: str = _setting("constant", f"factor of local_lr: {SCHEDULE_TEXT}")
+    global_schedule: str = _setting("constant", "factor of global_lr, written like local_schedule")
+    schedule_by: str = _setting(
+        "version",
+        "schedules count versions, or the seconds at which they were made: version or seconds",
+        idle_while={"local_schedule": ("constant",), "global_schedule": ("constant",)},
+    )
+    augment: str = _setting("none", "keyed changes of training images: none, flip, crop(pixels) or flip+crop(pixels)")
 
     def __post_init__(self) -> None:
         sizes = ("training.updates_per_round", "training.local_steps", "training.batch_size")
@@ -181,12 +209,45 @@ class TrainingSettings:
         _require(self, lambda decay: 0 <= decay < 1, "give a number from 0 to below 1", *decays)
         _require(self, lambda e: 0 < e < math.inf, "it must be above zero", "training.server_epsilon")
         _require(self, lambda seconds: seconds >= 0, "it must be zero or more", "training.timeout_seconds")
+        self._check_optimizer()
         _check_limits(self, "training")
         if self.local_steps * self.batch_size > MAX_JOB_SAMPLES:
             raise UserError(
                 f"training.local_steps is {self.local_steps} and training.batch_size {self.batch_size}; their product, "
                 f"the samples of a job, must be at most {MAX_JOB_SAMPLES:,}"
             )
+
+    def beyond_plain_sgd(self) -> list[str]:
+        """Return the settings with which local training is not plain SGD with constant rates on unchanged samples."""
+        names = (
+            "optimizer",
+            "momentum",
+            "weight_decay",
+            "prox",
+            "clip_norm",
+            "local_schedule",
+            "global_schedule",
+            "augment",
+        )
+        return [name for name in names if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+
+    def _check_optimizer(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
+        shares = ("training.momentum", "training.beta1", "training.beta2")
+        _require(self, lambda share: 0 <= share < 1, "it must be at least 0 and below 1", *shares)
+        # Far above the smallest number of float32, so that no mean is divided by zero.
+        _require(self, lambda value: 1e-30 <= value <= 1, "it must be between 1e-30 and 1", "training.epsilon")
+        amounts = ("training.weight_decay", "training.prox", "training.clip_norm")
+        _require(self, lambda amount: 0 <= amount < math.inf, "it must be zero or more, and finite", *amounts)
+        for name in ("local_schedule", "global_schedule"):
+            Schedule.parse(getattr(self, name), f"training.{name}")
+        if self.schedule_by not in SCHEDULE_BY:
+            raise unknown("training.schedule_by", self.schedule_by, SCHEDULE_BY)
+        if self.augment != "none":
+            from ..training.augmentation import Augmentation  # imports PyTorch
+
+            Augmentation.parse(self.augment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +302,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.algorithm_settings is None:
             object.__setattr__(self, "algorithm_settings", algorithm(self.algorithm).settings_type())
+        for key in algorithm(self.algorithm).refused_training():
+            if getattr(self.training, key) != TrainingSettings.__dataclass_fields__[key].default:
+                raise UserError(
+                    f"{self.algorithm} cannot use training.{key}; remove it, or set it in the tables of the other "
+                    "algorithms alone"
+                )
 
     def flat(self) -> dict[str, Any]:
         """Return every setting by a name like ``training.local_steps``."""

@@ -1,6 +1,7 @@
 """Settings that a user gave and that no run of the study reads, one line each.
 
-The rules are declared where a setting is defined or read: ``needs`` and ``replaced_by`` of a field in ``settings.py``,
+The rules are declared where a setting is defined or read: ``needs``, ``replaced_by`` and ``idle_while`` of a field in
+``settings.py``,
 ``unused_training`` of an algorithm, and the parameters of a partition. A value that equals its default is not reported.
 """
 
@@ -21,7 +22,8 @@ class NoEffectWarning(UserWarning):
 
 def unused_settings(study: Study) -> list[str]:
     """Return one line for every given setting that has no effect in any run of the study."""
-    reasons = _by_fields(study) | _by_partition(study) | _by_algorithms(study) | _by_server_optimizer(study)
+    reasons = {**_by_fields(study), **_by_options(study), **_by_partition(study), **_by_algorithms(study)}
+    reasons |= _by_server_optimizer(study)
     lines = [
         f"[{table}] has no effect: {table} is not in algorithms"
         for table in study.tables
@@ -70,6 +72,8 @@ def _by_fields(study: Study) -> dict[str, str]:
     """Return what ``needs`` another setting that is zero, false or empty, or is ``replaced_by`` others that are set."""
     reasons = {}
     for table, kind in TABLES.items():
+        if kind is TrainingSettings:  # an algorithm may override it
+            continue
         for item in dataclasses.fields(kind):
             for other in item.metadata.get("needs", ()):
                 if not any(_values(study, table, other)):
@@ -82,7 +86,36 @@ def _by_fields(study: Study) -> dict[str, str]:
     return reasons
 
 
+def _by_options(study: Study) -> dict[str, str]:
+    """Return the keys of [training] that need other values of [training], for each algorithm and for all of them."""
+    reasons: dict[str, str] = {}
+    for item in dataclasses.fields(TrainingSettings):
+        found = [_idle(study, name, item) for name in study.algorithms]
+        own = {f"{name}.{item.name}": reason for name, reason in zip(study.algorithms, found, strict=True) if reason}
+        reasons |= own
+        if own and all(found):
+            reasons[f"training.{item.name}"] = next(iter(own.values()))
+    return reasons
+
+
+def _idle(study: Study, algorithm: str, item: dataclasses.Field[Any]) -> str:
+    """Return why a key of [training] has no effect on an algorithm; empty if it has one."""
+
+    def values(name: str) -> tuple[Any, ...]:
+        value = study.tables.get(algorithm, {}).get(name, study.tables["training"][name])
+        return value if isinstance(value, tuple) else (value,)
+
+    names = [name for name in item.metadata.get("needs", ()) if not any(values(name))]
+    idle = item.metadata.get("idle_while", {})
+    if idle and all(set(values(name)) <= set(some) for name, some in idle.items()):
+        names += idle
+    shown = [f"training.{name} is {' and '.join(map(_shown, values(name)))}" for name in names]
+    return " and ".join(shown)
+
+
 def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..algorithms import ServerMachine
 from ..algorithms import algorithm as find_algorithm
 from ..config import study as config
 from ..config.build import make_server
 from ..config.study import Settings
 from ..errors import UserError, unknown
+from ..planning.action_checks import refuse
 from .engine.engine import Engine
 
 
@@ -77,22 +79,39 @@ def read_deploy_config(flat: Mapping[str, Any], *, stored: bool = False) -> Depl
     named = tables.pop("plugins", "")
     tables["plugins"] = [path for path in str(named).split(os.pathsep) if path]
     study = (config.stored_study if stored else config.study)(tables)
-    find_algorithm(str(algorithm))
+    kind = find_algorithm(str(algorithm))
     points = study.points()
     if len(points) != 1:
         raise UserError("a deployment runs one setting; give single values instead of lists")
     settings = points[0].settings
+    check_deployable(kind, settings.algorithm_settings)
     deploy, total = DeploySettings(**deploy_values), settings.clients.num_clients
     if deploy.min_clients > total:
         raise UserError(f"deploy.min_clients is {deploy.min_clients}, but there are only {total} clients")
     return DeployConfig(study.name, settings, study.seeds[0], deploy, study.to_toml())
 
 
-def make_engine(config: DeployConfig) -> Engine:
-    """Return the engine of a run before its first event: the run, its resumption and its replay start with it."""
+def check_deployable(kind: type[ServerMachine], settings: Any) -> None:
+    """Refuse an algorithm that only a simulation can run."""
+    policy = kind.client_policy(settings)
+    if kind.correction:
+        refuse(kind.name, "it corrects the gradients of jobs, which clients of a deployment cannot do; simulate it")
+    if policy.restart_on_model and not policy.hold_until_requested:
+        refuse(
+            kind.name,
+            "a newer version restarts its clients, but they send updates unrequested; in a deployment this needs "
+            "hold_until_requested=True in policy, and a Request to each client",
+        )
+
+
+def make_engine(config: DeployConfig, shares: tuple[float, ...] | None = None) -> Engine:
+    """Return the engine of a run before its first event: the run, its resumption and its replay start with it.
+
+    ``shares`` are those of the clients in all training samples, if updates are weighted by them.
+    """
     settings = config.settings
     timeout = settings.training.timeout_seconds or config.deploy.job_seconds
-    return Engine(make_server(settings, config.seed, timeout), settings.stop.max_rounds)
+    return Engine(make_server(settings, config.seed, timeout, shares), settings.stop.max_rounds)
 
 
 read_orders = read_deploy_config  # the name that apps use which an earlier version generated

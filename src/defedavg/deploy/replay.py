@@ -17,12 +17,13 @@ import numpy as np
 
 from ..algorithms.protocol import Drop, ProtocolError, Start, Upload
 from ..errors import UserError
+from ..planning.action_checks import SUM_TOLERANCE
 from ..planning.devices import Fleet, Trace
 from ..planning.plan import Plan
 from ..planning.records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Timeout, Uploaded, moment
 from .deploy_config import DeployConfig, make_engine, read_deploy_config
 from .engine.engine import Engine
-from .engine.event_log import EventLog, LogNote, notes_for
+from .engine.event_log import EventLog, LogNote, notes_for, read_number
 from .engine.events import ClientActed, Command, Disconnected, Ended, Event, Exchange, Exchanged, Refused, Trained
 
 _COMPARED = ("merge", "redrawn", "quarantined", "dropped")
@@ -39,12 +40,13 @@ class Replay:
     measured_clients: tuple[int, ...]  # the fleet gives all other clients the median speed
     refused: tuple[Refused, ...]
     quarantined: tuple[int, ...]
+    shares: tuple[float, ...] | None = None  # of the clients in the samples, if updates were weighted by them
 
 
 def replay(log: EventLog) -> Replay:
     """Replay a log; raise ``UserError`` if it is inconsistent."""
     config = read_deploy_config(log.settings, stored=True)
-    engine = make_engine(config)
+    engine = make_engine(config, _shares(log, config))
     recorder = _PlanRecorder(engine)
     reproduced: list[LogNote] = []
     for event in log.events:
@@ -69,7 +71,22 @@ def replay(log: EventLog) -> Replay:
         tuple(sorted(recorder.steps)),
         tuple(event for event in log.events if isinstance(event, Refused)),
         tuple(client for client, link in enumerate(engine.links) if link.quarantined),
+        engine.server.setup.shares,
     )
+
+
+def _shares(log: EventLog, config: DeployConfig) -> tuple[float, ...] | None:
+    """Return the clients' shares of the samples that the log contains if updates were weighted by them."""
+    if config.settings.training.weighting != "samples":
+        return None
+    shares, total = log.head.get("shares"), config.settings.clients.num_clients
+    try:
+        found = tuple(map(read_number, shares if isinstance(shares, list) else ()))
+    except TypeError as error:
+        raise UserError(f"the log has a share of samples that is {error}; it cannot be used") from None
+    if len(found) != total or not abs(math.fsum(found) - 1.0) <= SUM_TOLERANCE:
+        raise UserError(f"the log does not contain the shares of {total} clients in the samples; it cannot be used")
+    return found
 
 
 def _check_event(event: Event, engine: Engine) -> None:
@@ -189,6 +206,8 @@ class _PlanRecorder:
             seed=seed,
             allow_same_version=engine.policy.allow_same_version,
             interruptible=engine.policy.interruptible,
+            state=engine.server.state_vectors(setup, engine.server.settings),
+            job_start=engine.server.job_start,
         )
         running = [
             Job(*key, version, engine.steps, start, max(start, self._now), "running")

@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 Scalar = str | int | float | bool
 Vector = NDArray[Any]
 
-TRAINING_FIELDS = ("seed", "batch_size", "local_lr", "sampling")
-"""Fields of a ``LocalTraining`` that train and exchange messages carry."""
+TRAINING_FIELDS = (
+    "seed", "batch_size", "local_lr", "sampling", "optimizer", "momentum", "nesterov", "beta1", "beta2", "epsilon",
+    "weight_decay", "prox", "clip_norm", "augment",
+)  # fmt: skip
+"""Fields of a ``LocalTraining`` that train and exchange messages carry; ``rate`` is that of the schedule."""
 
-POLICY_FIELDS = ("pause_when_full", "interruptible", "allow_same_version")
+POLICY_FIELDS = ("pause_when_full", "interruptible", "allow_same_version", "restart_on_model")
 """Fields of a ``ClientPolicy`` that an exchange message carries; all clients that exchange hold their updates."""
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A ``hello``, ``train`` or ``exchange`` message to one node; equal versions share one ``weights`` object."""
+    """A ``hello``, ``train`` or ``exchange`` message to one node; jobs from a version share one ``weights`` object."""
 
     node: int
     kind: str

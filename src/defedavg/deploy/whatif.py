@@ -62,7 +62,9 @@ def _plan_for(replay: Replay, choice: dict[str, Any], rounds: int) -> Plan:
     training = dataclasses.replace(settings.training, **{k: v for k, v in choice.items() if k != "algorithm"})
     own = settings.algorithm_settings if name == settings.algorithm else None
     chosen = dataclasses.replace(settings, algorithm=name, training=training, algorithm_settings=own)
-    server = algorithm(name)(make_setup(chosen, replay.config.seed), chosen.algorithm_settings)
-    plan = Plan.collect(Simulator(server, replay.fleet), rounds)
+    kind = algorithm(name)
+    server = kind(make_setup(chosen, replay.config.seed, shares=replay.shares), chosen.algorithm_settings)
+    megabytes = replay.fleet.model_megabytes * kind.message_bits(chosen.algorithm_settings) / 32
+    plan = Plan.collect(Simulator(server, dataclasses.replace(replay.fleet, model_megabytes=megabytes)), rounds)
     plan.check()
     return plan

@@ -28,13 +28,16 @@ import torch
 from torch import Tensor
 
 from .. import __version__
+from ..config.renamed_settings import current_label
 from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
 from ..fileio import open_regular, read_text, replacing, writing
 from ..plugins import plugin_hashes
 from ..runstore.journal import JournalPosition
 from ..runstore.layout import RunFiles
+from ..runstore.metrics import measurement, metric_of
 from ..runstore.provenance import processor_name
+from ..runstore.summary import is_whole_entry
 from ..training import Evaluation, RunState
 from .compute import ComputeConfig
 from .run_events import RunSpec
@@ -67,7 +70,13 @@ def write_checkpoint(path: Path, state: Mapping[str, Any], tensors: Mapping[str,
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    copies: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        # A state vector can be the same tensor as a version or another state vector, which the format refuses.
+        copies[name] = copy.clone() if copy.data_ptr() in places else copy
+        places.add(copy.data_ptr())
     text = json.dumps(state, allow_nan=False)
     header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "sha256": _digest(text, copies), "state": text}
     with writing(path):
@@ -320,15 +329,25 @@ class CheckpointWriter:
 # What an earlier session left beside its checkpoints.
 
 
-def finished_results(files: RunFiles) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
-    """Return the entries and the provenance of a finished study; None if it is not finished."""
+def finished_results(
+    files: RunFiles, expected: Iterable[tuple[str, int, str]]
+) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
+    """Return the entries and the provenance of a finished study; None if it is not finished.
+
+    Raise ``UserError`` unless the entries are whole and those of the runs ``expected``: label, seed and metric.
+    """
     try:
         summary = json.loads(read_text(files.summary)) if files.summary.exists() else {}
         if summary.get("finished") is not True:
             return None
-        return [dict(entry) for entry in summary["runs"]], dict(summary["provenance"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{files.summary} is not valid; start again with --force") from None
+        entries, origin = [dict(entry) for entry in summary["runs"]], dict(summary["provenance"])
+        found = [(current_label(entry["label"]), entry["seed"], metric_of(entry)) for entry in entries]
+        valid = all(map(is_whole_entry, entries)) and sorted(found) == sorted(expected)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        valid = False
+    if not valid:
+        raise UserError(f"{files.summary} is not valid; start again with --force")
+    return entries, origin
 
 
 def evaluation_of(line: Mapping[str, Any]) -> Evaluation:
@@ -336,8 +355,8 @@ def evaluation_of(line: Mapping[str, Any]) -> Evaluation:
 
     Raise ``KeyError`` or ``TypeError`` for a line without the numbers of an evaluation.
     """
-    values = {name: line[name] for name in Evaluation.__dataclass_fields__}
-    required = (values["round"], values["seconds"])
-    if any(type(value) not in (int, float, NoneType) for value in values.values()) or None in required:
+    found = measurement(line)
+    if found is None or any(type(line[name]) not in (int, float, NoneType) for name in found.values):
         raise TypeError("not the numbers of an evaluation")
+    values: dict[str, Any] = {**found.values}
     return Evaluation(**{**values, "loss": float("nan") if values["loss"] is None else values["loss"]})

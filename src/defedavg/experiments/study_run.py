@@ -109,13 +109,15 @@ class StudyRun:
 
     def _check(self) -> None:
         """Find errors in settings, data and models before anything is written."""
-        modules = set()
+        checked = {("", "none")}
         for spec in self._specs:
             make_simulator(spec.settings, spec.seed)
-            task, module = self.sweep.task(spec.settings, spec.seed), spec.settings.task.module
-            if module and module not in modules:
-                make_executor(spec.settings, spec.seed, task)  # refuses a model that does not fit the data
-                modules.add(module)
+            task, chosen = self.sweep.task(spec.settings, spec.seed), (spec.settings.task, spec.settings.training)
+            key = chosen[0].module, chosen[1].augment
+            if key not in checked:
+                make_executor(spec.settings, spec.seed, task)  # refuses a model or options that do not fit the data
+                checked.add(key)
+        self.sweep.check_state(self._specs)
 
     # Resuming.
 
@@ -127,7 +129,10 @@ class StudyRun:
             raise UserError(f"{self.folder} holds something other than a run and is not resumed; use another name")
         if files.config.exists():
             check_study(self.folder, read_text(files.config), self.study)
-        finished = finished_results(files)
+        finished = finished_results(
+            files,
+            ((spec.label, spec.seed, self.sweep.task(spec.settings, spec.seed).metric_name) for spec in self._specs),
+        )
         if finished is not None:
             self.finished = True
             self.entries, self._origin = finished

@@ -128,8 +128,10 @@ class Tuning:
     def run(self, watch: Watch) -> bool:
         """Search; return False if Ctrl-C stopped it, with everything known so far in ``outcomes``."""
         pairs = [pair for pair in self.pairs if pair not in self._known]
+        specs = [RunSpec(p, p.point.settings, s) for p in pairs for s in self.seeds]
+        self.sweep.check_state(specs)
         try:
-            for event in self.sweep.events([RunSpec(p, p.point.settings, s) for p in pairs for s in self.seeds]):
+            for event in self.sweep.events(specs):
                 self._handle(event)
                 watch(event)
                 self._compare()

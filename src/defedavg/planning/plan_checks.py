@@ -6,8 +6,8 @@
 3. Versions count 1, 2, 3, …; past coefficients sum to one; coefficients of updates are negative; a round merges n
    updates, fewer only after a timeout.
 4. Nothing uses a version after it was freed.
-5. Merges name declared state vectors and their own updates only. A state vector from which jobs of a client start is
-   not assigned while an update of this client that started before is still to be merged.
+5. Merges name declared state vectors and their own updates only. Jobs start from, and are corrected by, declared
+   vectors of their client; none of these is assigned while an update that started before is still to be merged.
 
 Memory is bounded by the clients and the versions in use, not by the length of the plan: what concerns a freed version
 is forgotten with it.
@@ -23,7 +23,7 @@ from ..algorithms.protocol import VERSION, Merge, Update
 from ..errors import first_line
 from .action_checks import SUM_TOLERANCE, refuse
 from .records import Absence, Header, Job, Record, Round, Sent, Timeout, Uploaded
-from .state_checks import DeclaredState
+from .state_checks import DeclaredState, declaration_fault
 
 
 class PlanError(Exception):
@@ -77,8 +77,11 @@ class _PlanState:
         self.last: dict[int, tuple[int, int, float]] = {}  # client -> index, version and end of its last job
         self.timed_out = False  # since the last merge
         self.state = DeclaredState(header.state)
-        self.start_names = {name for name, _ in header.job_start} - {VERSION}
+        self.start_names = {name for name, _ in (*header.job_start, *header.correction)} - {VERSION}
         self.start_assigned: dict[int, int] = {}  # client -> the version in whose merge its start was assigned
+
+        fault = declaration_fault(header.state, header.num_clients, header.job_start, header.correction)
+        fault is None or _fail(fault)
 
     def check(self, record: Record) -> None:
         """Check a record and update the state."""
@@ -206,7 +209,7 @@ class _PlanState:
         key not in same.merged or _fail(f"{key} is merged twice")
         (legal and math.isfinite(weight)) or _fail(f"{name}: coefficient {weight} of {key}")
         started = update.version >= self.start_assigned.get(update.client, 0)
-        started or _fail(f"{name} merges {key}, whose start was assigned again after it began")
+        started or _fail(f"{name} merges {key}, whose start or correction was assigned after it began")
         same.merged.add(key)
 
     def _merge_size(self, name: str, merge: Merge) -> None:

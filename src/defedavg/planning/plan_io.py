@@ -13,9 +13,10 @@ Every other line is an array whose first item names the kind of record:
 
 Times are in seconds. Numbers are written so that they read back exactly. In the header, "repeats" is the policy's
 ``allow_same_version``, and "lean" (absent: false) marks a sparse plan. Format version 2 is that of a plan with state
-vectors: "state" declares them, [[name, count, initial, per client], …], and "job_start" says from what jobs start,
-[[name, c], …]. The extension of a round (absent: none) is an object with "states" [[name, index, c], …], "before" and
-"after", each [[name, index, past, updates, states, transform], …], and "rate_scale"; keys without content are absent.
+vectors: "state" declares them, [[name, count, initial, per client], …], "job_start" says from what jobs start,
+[[name, c], …], and "correction" (absent: nothing), likewise, what is added to their gradients. The extension of a
+round (absent: none) is an object with "states" [[name, index, c], …], "before" and "after", each
+[[name, index, past, updates, states, transform], …], and "rate_scale"; keys without content are absent.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def _plain_header(header: Header) -> dict[str, Any]:
     if header.state or header.job_start != FROM_VERSION:
         values["state"] = [[spec.name, spec.count, spec.initial, spec.per_client] for spec in header.state]
         values["job_start"], version = header.job_start, STATE_VERSION
+        if header.correction:
+            values["correction"] = header.correction
     return {"format": FORMAT, "format_version": version, **values}
 
 
@@ -94,7 +97,14 @@ def plain_extension(merge: Merge) -> dict[str, Any]:
     found: dict[str, Any] = {"states": _plain_states(merge.states)}
     for name in ("before", "after"):
         found[name] = [
-            [a.target.name, a.target.index, a.past, plain_updates(a.updates), _plain_states(a.states), a.transform]
+            [
+                a.target.name,
+                a.target.index,
+                [list(pair) for pair in a.past],
+                plain_updates(a.updates),
+                _plain_states(a.states),
+                a.transform,
+            ]
             for a in getattr(merge, name)
         ]
     found["rate_scale"] = None if merge.rate_scale == 1.0 else merge.rate_scale
@@ -197,8 +207,12 @@ def read_header(found: Any) -> Header:
 
 def _read_state(found: dict[str, Any]) -> dict[str, Any]:
     state = tuple(_spec(*_array(row)) for row in _array(found.pop("state", None)))
-    job_start = tuple((_text(name), _number(c)) for name, c in _array(found.pop("job_start", None)))
-    return {"state": state, "job_start": job_start}
+    job_start, correction = _named(found.pop("job_start", None)), _named(found.pop("correction", []))
+    return {"state": state, "job_start": job_start, "correction": correction}
+
+
+def _named(values: Any) -> tuple[tuple[str, float], ...]:
+    return tuple((_text(name), _number(c)) for name, c in _array(values))
 
 
 def _short(value: Any) -> str:

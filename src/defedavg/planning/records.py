@@ -19,8 +19,9 @@ class Header:
     """What a plan was made for.
 
     ``allow_same_version`` and ``interruptible`` are those of the client policy. A ``sparse`` plan omits jobs that were
-    never uploaded, and records a job when it is uploaded. ``state`` declares the state vectors that merges assign, and
-    ``job_start`` says from what jobs start (see ``ServerMachine``).
+    never uploaded, and records a job when it is uploaded. ``state`` declares the state vectors that merges assign,
+    ``job_start`` says from what jobs start, and ``correction`` what is added to their gradients (see
+    ``ServerMachine``).
     """
 
     algorithm: str
@@ -33,6 +34,12 @@ class Header:
     sparse: bool = False
     state: tuple[StateSpec, ...] = ()
     job_start: tuple[tuple[str, float], ...] = FROM_VERSION
+    correction: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def state_vectors(self) -> int:
+        """The number of state vectors that are declared."""
+        return sum(spec.count for spec in self.state)
 
 
 @dataclass(frozen=True, slots=True)

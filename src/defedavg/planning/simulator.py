@@ -107,7 +107,8 @@ class Simulator:
     def header(self) -> Header:
         """The header of the plan."""
         setup = self.server.setup
-        sizes = (setup.num_clients, setup.updates_per_round, self.steps, setup.seed)
+        n = self.server.updates_per_merge(setup.updates_per_round)
+        sizes = (setup.num_clients, n, self.steps, setup.seed)
         policy = self.policy
         return Header(
             self.server.name,
@@ -117,6 +118,7 @@ class Simulator:
             self.sparse,
             self.server.state_vectors(setup, self.server.settings),
             self.server.job_start,
+            self.server.correction,
         )
 
     def __iter__(self) -> Iterator[Record]:

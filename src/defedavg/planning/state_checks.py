@@ -1,13 +1,50 @@
-"""Checks of what a merge does with state vectors: every vector that it names is declared, every number is finite."""
+"""Checks of state vectors: how they are declared, and what merges do with them.
+
+Every vector that a merge, the start of jobs or their correction names is declared, and every number is finite.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 
-from ..algorithms.protocol import Assignment, Merge, StateSpec, StateVector, Update
+from ..algorithms.protocol import VERSION, Assignment, Merge, StateSpec, StateVector, Update
 from ..errors import UserError, first_line
 from .transforms import parse_transform
+
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,49}")
+INITIAL = ("zero", "model")
+
+Terms = Iterable[tuple[str, float]]
+
+
+def declaration_fault(specs: Iterable[StateSpec], num_clients: int, start: Terms, correction: Terms) -> str | None:
+    """Return what is wrong with the state vectors that are declared, or with the start and the correction of jobs."""
+    seen: dict[str, StateSpec] = {}
+    for spec in specs:
+        if fault := _spec_fault(spec, num_clients):
+            return fault
+        if spec.name in seen:
+            return f"the state vectors {spec.name!r} are declared twice"
+        seen[spec.name] = spec
+    for what, terms, others in (("job_start", start, {VERSION}), ("correction", correction, set())):
+        for name, c in terms:
+            if name not in others and not (name in seen and seen[name].per_client):
+                return f"{what} names {name!r}; declare it in state_vectors(), with per_client=True"
+            if not math.isfinite(c):
+                return f"the coefficient of {name!r} in {what} is {c}"
+    return None
+
+
+def _spec_fault(spec: StateSpec, num_clients: int) -> str | None:
+    if NAME.fullmatch(spec.name) is None or spec.name == VERSION:
+        return f"the state vector {spec.name[:50]!r} needs another name: lower-case letters, digits, '-' and '_'"
+    if spec.initial not in INITIAL:
+        return f"the initial value of {spec.name!r} is {spec.initial[:40]!r}; write {' or '.join(map(repr, INITIAL))}"
+    if spec.count < 1 or (spec.per_client and spec.count != num_clients):
+        return f"{spec.count} state vectors {spec.name!r} are declared for {num_clients} clients; correct the count"
+    return None
 
 
 class DeclaredState:

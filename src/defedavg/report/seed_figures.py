@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
+from ..runstore.metrics import number
 from ..runstore.reader import RunEntry
 
 Record: TypeAlias = Mapping[str, Any]
@@ -50,7 +51,7 @@ class SeedFigure:
 
 def values(records: Iterable[Record], name: str) -> list[float]:
     """Return a number of every record that has it."""
-    return [value for record in records if (value := record[name]) is not None]
+    return [value for record in records if (value := number(record[name])) is not None]
 
 
 def over_seeds(records: Iterable[Record], name: str, factor: float = 1.0) -> SeedFigure:

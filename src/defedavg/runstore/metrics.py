@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +16,18 @@ MAX_TEXT = 2000  # characters of one value
 REAL = ("seconds", "accuracy", "loss", "train_loss", "staleness", "wall_seconds")
 
 
+LARGEST = 1e300  # a percentage of a larger number, or its sum over seeds, could overflow
+
+
 def number(value: Any) -> float | None:
-    """Return a finite number as a float, and None for anything else."""
+    """Return a number of at most ``LARGEST`` as a float, and None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         made = float(value)
     except OverflowError:
         return None
-    return made if math.isfinite(made) else None
+    return made if abs(made) <= LARGEST else None
 
 
 def is_whole(value: Any) -> bool:
@@ -71,6 +73,8 @@ def measurement(line: Mapping[str, Any]) -> Measurement | None:
     """Return the evaluation that a line describes; None if it does not say of which run and when."""
     seed, seconds = line.get("seed"), number(line.get("seconds"))
     if seconds is None or not all(is_whole(line.get(name)) for name in ("seed", *WHOLE)):
+        return None
+    if any(line[name] < 0 for name in WHOLE):
         return None
     assert isinstance(seed, int)
     values: dict[str, float | None] = {name: line[name] for name in WHOLE}

@@ -22,14 +22,7 @@ from ..errors import UserError, first_line
 from ..fileio import read_regular
 from .layout import MARKERS, PREVIOUS, RunFiles, find_run_folders, is_being_replaced, is_run
 from .metrics import JsonLines, Measurement, Trail, is_whole, metric_of, number, read_lines, read_metrics, text_of
-from .summary import label_with_rates
-
-NUMBERS = (
-    "target_accuracy", "first_hit_seconds", "sustained_seconds", "rounds", "seconds", "best_accuracy",
-    "final_accuracy", "diverged_at", "updates_trained", "updates_started", "staleness_mean", "uplink_bytes",
-    "downlink_bytes", "wall_seconds",
-)  # fmt: skip
-"""The numbers in an entry of a summary."""
+from .summary import NUMBERS, label_with_rates
 
 RATES = ("global_lr", "local_lr")
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config.study import SweepPoint
 from ..planning.plan_stats import PlanStats
-from .metrics import metric_field
+from .metrics import is_whole, metric_field, number
 
 if TYPE_CHECKING:
     from ..training import RunProgress
+
+NUMBERS = (
+    "target_accuracy", "first_hit_seconds", "sustained_seconds", "rounds", "seconds", "best_accuracy",
+    "final_accuracy", "diverged_at", "updates_trained", "updates_started", "staleness_mean", "uplink_bytes",
+    "downlink_bytes", "wall_seconds",
+)  # fmt: skip
+"""The numbers in an entry of a summary."""
+
+_SINCE_0_2 = ("uplink_bytes", "downlink_bytes")
 
 
 def run_entry(
@@ -53,6 +63,20 @@ def run_entry(
         "wall_seconds": wall_seconds,
         "torch_threads": threads,
     }
+
+
+def is_whole_entry(entry: Mapping[str, Any]) -> bool:
+    """Return whether a stored entry has the fields that a table of finished runs needs; an unknown number is None."""
+    numbers = [entry.get(name) if name in _SINCE_0_2 else entry.get(name, "missing") for name in NUMBERS]
+    shares = entry.get("participation")
+    return (
+        isinstance(entry.get("label"), str)
+        and is_whole(entry.get("seed"))
+        and all(value is None or number(value) is not None for value in numbers)
+        and isinstance(shares, list)
+        and len(shares) > 0
+        and all(number(share) is not None for share in shares)
+    )
 
 
 def label_with_rates(label: str, global_lr: float | None, local_lr: float | None) -> str:

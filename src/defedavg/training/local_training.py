@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithms.protocol import Update
+from ..planning.rate_schedules import schedule_of
 from ..rng import extend, extend_all, key, permutation
 from ..tasks import LazyPartition, Task
 from . import tensor_rng
@@ -42,14 +43,38 @@ def positions(
 
 @dataclass(frozen=True, slots=True)
 class LocalTraining:
-    """Hyperparameters of the local training and of the merge that follows it."""
+    """Hyperparameters of the local training and of the merge that follows it; the defaults are plain SGD."""
 
     seed: int
     batch_size: int = 10
     global_lr: float = 1.0
     local_lr: float = 0.05
     sampling: str = "replacement"
+    optimizer: str = "sgd"  # or adam, adamw
+    momentum: float = 0.0
+    nesterov: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    prox: float = 0.0
+    clip_norm: float = 0.0
+    local_schedule: str = "constant"
+    global_schedule: str = "constant"
+    schedule_by: str = "version"  # or seconds
+    augment: str = "none"
     server: ServerOptimizer = SGD
+
+    def local_rate(self, version: int, seconds: float) -> float:
+        """Return the local rate of a job that starts from a version made at ``seconds``."""
+        return self.local_lr * schedule_of(self.local_schedule).factor(self._position(version, seconds))
+
+    def global_rate(self, version: int, seconds: float) -> float:
+        """Return the global rate of a merge; version and time are those of the newest version before it."""
+        return self.global_lr * schedule_of(self.global_schedule).factor(self._position(version, seconds))
+
+    def _position(self, version: int, seconds: float) -> float:
+        return float(version) if self.schedule_by == "version" else seconds
 
     def layer_key(self, update: Update) -> int:
         """Return the key from which random layers, such as dropout, draw during a job."""
@@ -67,12 +92,24 @@ class LocalTraining:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingJob:
-    """One client's job: its hyperparameters and data, the weights that it starts from, and its update's identity."""
+    """One client's job: its hyperparameters and data, the weights that it starts from, and its update's identity.
+
+    ``rate`` is its local rate, ``local_lr`` if None. The proximal term pulls towards ``centre``, the start if None.
+    ``correction`` is added to every gradient. Both are vectors with the layout of a version.
+    """
 
     local_training: LocalTraining
     task: Task
     start: Tensor
     update: Update
+    rate: float | None = None
+    centre: Tensor | None = None
+    correction: Tensor | None = None
+
+    @property
+    def local_rate(self) -> float:
+        """The local rate of every step."""
+        return self.local_training.local_lr if self.rate is None else self.rate
 
 
 def host_minibatches(jobs: Sequence[TrainingJob], steps: int) -> NDArray[np.int64]:

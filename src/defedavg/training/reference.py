@@ -21,14 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from ..algorithms.protocol import FROM_VERSION, Merge, Update
+from ..algorithms.protocol import FROM_VERSION, SERVER_OPTIMIZERS, Merge, Update
 from ..errors import UserError
 from ..planning.records import Record, Round
 from ..rng import extend, key
 from ..tasks import Data, Task, build_model
 from ..tasks.model_calls import describe, logits_of
 from ..tasks.samples import Inputs, tensors_of
+from .augmentation import augmentation_of
 from .evaluation import EvalResult, EvalSchedule, PendingEval
+from .local_optimizers import LocalOptimizer
 from .local_training import LocalTraining
 from .module_state import VersionLayout, keyed_copy, updated_buffers, weighted_mean
 from .state_vectors import NO_STATE, StateLayout, StateVectors, assign
@@ -76,6 +78,13 @@ class FlatModel:
                 setattr(owner, name, buffer)
             if initial is not None:
                 buffer.copy_(initial)
+
+    def trainable_parts(self, vector: Tensor) -> list[Tensor]:
+        """Return the parts of a vector with the layout of a version that belong to the trainable parameters."""
+        tensors, trainable = self.layout.tensors(self.module), set(map(id, self.trainable))
+        parts = torch.split(vector, [tensor.numel() for tensor in tensors])
+        pairs = zip(parts, tensors, strict=True)
+        return [part.view_as(tensor) for part, tensor in pairs if id(tensor) in trainable]
 
     def trained(self) -> Tensor:
         """Return the vector after training, with the statistics to which ``forward`` has assigned new tensors."""
@@ -178,6 +187,10 @@ class Reference:
                     "use GroupNorm instead of batch normalisation"
                 )
             self._check(batch)
+        self.version_seconds: dict[int, float] = {0: 0.0}  # when each live version was made
+        self._augmentation = augmentation_of(local_training.augment)
+        if self._augmentation is not None:
+            self._augmentation.check(batch.inputs)
         tested = task.test[:2]  # normalisation over a batch needs two
         with _fitting("evaluated on the test data", tested.inputs):
             self._check(tested)
@@ -190,9 +203,10 @@ class Reference:
         loss = sample_losses(self.task, outputs, data.targets).mean()
         torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
 
-    def _gradients(self, samples: Tensor) -> tuple[Tensor | None, ...]:
+    def _gradients(self, samples: Tensor, step_key: int) -> tuple[Tensor | None, ...]:
         data = self.task.train[samples]
-        loss = sample_losses(self.task, self._flat.module(data.inputs), data.targets).mean()
+        inputs = data.inputs if self._augmentation is None else self._augmentation.one_by_one(data.inputs, step_key)
+        loss = sample_losses(self.task, self._flat.module(inputs), data.targets).mean()
         return torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
 
     @property
@@ -204,6 +218,10 @@ class Reference:
     def layout(self) -> VersionLayout:
         """Which values a version contains."""
         return self._flat.layout
+
+    def state_need(self, rounds: int) -> int:
+        """Return the number of state vectors after so many rounds, at most."""
+        return self.state.layout.vectors(rounds) + SERVER_OPTIMIZERS[self.local_training.server.name]
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """Return a version as a state dict for ``load_state_dict``, on the CPU."""
@@ -218,19 +236,22 @@ class Reference:
         """Merge trained updates, delete the versions that the plan frees, and return the new version."""
         merge, keys = record.merge, (self.local_training.seed, record.merge.version)
         assign(self.state, merge.before, self.versions, deltas, keys)
-        merged = self._merged(merge, deltas)
+        merged = self._merged(merge, deltas, self._global_rate(record))
         if self.layout.statistics:
             first = self.layout.first_statistic
             newest = self.versions[max(version for version, _ in merge.past)]
             merged[first:] = weighted_mean(((d[first:], b) for d, b in _statistics(merge, deltas)), newest[first:])
         self.versions[merge.version] = merged
+        self.version_seconds[merge.version] = record.time
         assign(self.state, merge.after, self.versions, deltas, keys)
         for version in record.freed:
             del self.versions[version]
+            del self.version_seconds[version]
+        self.state.end_merge()
         return merged
 
-    def _merged(self, merge: Merge, deltas: Mapping[Update, Tensor]) -> Tensor:
-        optimizer, rate = self.local_training.server, self.local_training.global_lr * merge.rate_scale
+    def _merged(self, merge: Merge, deltas: Mapping[Update, Tensor], global_rate: float) -> Tensor:
+        optimizer, rate = self.local_training.server, global_rate * merge.rate_scale
         plain = optimizer.name == "sgd"
         scale = rate if plain else 1.0
         merged = torch.zeros_like(self._flat.vector)
@@ -247,9 +268,17 @@ class Reference:
         newest = self.versions[merge.version - 1]
         return newest.sub(optimizer.step(newest - merged, self.state), alpha=rate)
 
+    def _global_rate(self, record: Round) -> float:
+        newest = record.merge.version - 1
+        return self.local_training.global_rate(newest, self.version_seconds[newest])
+
+    def local_rate(self, update: Update) -> float:
+        """Return the local rate of a job, by the version that it starts from."""
+        return self.local_training.local_rate(update.version, self.version_seconds[update.version])
+
     def _train(self, update: Update) -> Tensor:
         self.updates_trained += 1
-        return self.train(update, self.start_of(update))[0]
+        return self.train(update, self.start_of(update), correction=self.correction_of(update))[0]
 
     def start_of(self, update: Update) -> Tensor:
         """Return the weights from which the job of an update starts."""
@@ -259,19 +288,32 @@ class Reference:
         start = self.state.of_client(self.state.layout.job_start, update.client, version)
         return torch.zeros_like(version) if start is None else start
 
+    def correction_of(self, update: Update) -> Tensor | None:
+        """Return what is added to every gradient of the job of an update, None for nothing."""
+        return self.state.of_client(self.state.layout.correction, update.client, self.versions[update.version])
+
     def train(
         self, update: Update, start: Tensor, client_samples: NDArray[np.int64] | None = None,
-        may_continue: Callable[[int], bool] = lambda _: True,
+        may_continue: Callable[[int], bool] = lambda _: True, *, rate: float | None = None,
+        centre: Tensor | None = None, correction: Tensor | None = None,
     ) -> tuple[Tensor, int]:  # fmt: skip
         """Return the update of a job that starts from ``start``, and the number of steps done.
 
         ``may_continue`` is called with the step number before each step, and ends the job by returning False.
+        ``rate`` replaces the local rate of the schedule. ``centre`` and ``correction`` are those of a ``TrainingJob``.
         """
         flat, training = self._flat, self.local_training
         samples_of_steps = torch.from_numpy(training.samples(self.task, update, client_samples)).to(flat.vector.device)
         done = 0
         flat.load(start)
         flat.module.train()
+        optimizer = LocalOptimizer(
+            training,
+            self.local_rate(update) if rate is None else rate,
+            flat.trainable,
+            flat.trainable_parts(start if centre is None else centre),
+            None if correction is None else flat.trainable_parts(correction),
+        )
         # Layers that use PyTorch's global generator draw from the job's key; the global state is restored afterwards.
         with torch.random.fork_rng(devices=[]):
             layer_key = training.layer_key(update)
@@ -279,13 +321,10 @@ class Reference:
             for step, samples in enumerate(samples_of_steps):
                 if not may_continue(step):
                     break
+                step_key = extend(layer_key, step)
                 if flat.draws.used:
-                    flat.draws.key = torch.tensor(signed(extend(layer_key, step)), device=flat.vector.device)
-                gradients = self._gradients(samples)
-                with torch.no_grad():
-                    for parameter, gradient in zip(flat.trainable, gradients, strict=True):
-                        if gradient is not None:
-                            parameter.sub_(gradient, alpha=training.local_lr)
+                    flat.draws.key = torch.tensor(signed(step_key), device=flat.vector.device)
+                optimizer.step(self._gradients(samples, step_key))
                 done += 1
         return flat.layout.update(start, flat.trained()), done
 

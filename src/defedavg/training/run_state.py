@@ -19,6 +19,7 @@ from ..planning.records import Record, Round
 from .batched import BatchedRun
 from .evaluation import EvalCounters, EvalSchedule
 from .reference import Reference
+from .state_vectors import own_memory
 from .stopping import Evaluation, RunProgress
 from .trainer import Trainer
 
@@ -57,8 +58,15 @@ class RunState:
     def of_batched_run(cls, run: BatchedRun, trainer: Trainer) -> RunState:
         """Return the state of a run of the batched executor."""
         state = cls.of(run.reference, run.schedule, run.progress)
-        kept = {} if trainer.batch_invariant else dict(run.deltas)
+        kept = {} if trainer.batch_invariant_for(run.reference.local_training) else dict(run.deltas)
         return replace(state, waiting=tuple(run.deltas), deltas=kept)
+
+    def on_host(self) -> RunState:
+        """Return the same state in host memory that no later merge changes."""
+        versions = {version: weights.cpu() for version, weights in self.versions.items()}
+        deltas = {update: delta.cpu() for update, delta in self.deltas.items()}
+        state = {vector: own_memory(value.cpu()) for vector, value in self.state.items()}
+        return replace(self, versions=versions, deltas=deltas, state=state)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the tensors."""
@@ -111,7 +119,7 @@ class RunState:
             if weights.shape != initial.shape or weights.dtype != initial.dtype:
                 raise UserError("the checkpoint belongs to a different model; restore the program and the model")
         reference.versions = {version: weights.to(initial.device) for version, weights in self.versions.items()}
-        reference.state.restore({vector: value.to(initial.device) for vector, value in self.state.items()})
+        reference.state.restore(self.state)
         reference.updates_trained = self.updates_trained
         progress.rounds, progress.seconds = self.counters.newest
         progress.first_hit_seconds, progress.sustained_seconds = self.first_hit_seconds, self.sustained_seconds
@@ -124,12 +132,18 @@ class RunState:
         retrained = dict(zip(missing, trainer.train([run.job(update) for update in missing]), strict=True))
         run.deltas = {u: self.deltas[u].to(device) if u in self.deltas else retrained[u] for u in self.waiting}
 
-    def skip(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Advance a plan to this state and return the rest of it; refuse a plan that does not lead to this state."""
+    def skip(self, records: Iterator[Record], reference: Reference) -> Iterator[Record]:
+        """Advance a plan to this state and return the rest of it; refuse a plan that does not lead to this state.
+
+        The times of the live versions are those of the plan.
+        """
         newest, seconds = self.counters.newest
-        live, reached = {0}, 0.0
+        live, reached = {0: 0.0}, 0.0
         for record in islice((record for record in records if isinstance(record, Round)), newest):
-            live, reached = (live | {record.merge.version}) - set(record.freed), record.time
-        if live != set(self.versions) or reached != seconds:
+            live[record.merge.version] = reached = record.time
+            for version in record.freed:
+                live.pop(version, None)
+        if live.keys() != self.versions.keys() or reached != seconds:
             raise UserError("the plan differs from the one in the checkpoint; restore the program and the trace file")
+        reference.version_seconds = live
         return records

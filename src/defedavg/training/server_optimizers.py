@@ -22,8 +22,6 @@ from ..algorithms.protocol import StateVector
 from .state_vectors import StateVectors
 
 FIRST, SECOND, LARGEST = (StateVector(f"optimizer.{name}") for name in ("first", "second", "largest"))
-VECTORS: Final = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 2, "adam": 2, "yogi": 2, "amsgrad": 3}
-"""The state vectors that each optimiser keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,11 @@ class ServerOptimizer:
     momentum: float = 0.9
     beta2: float = 0.99
     epsilon: float = 1e-3
+
+    @property
+    def vectors(self) -> tuple[StateVector, ...]:
+        """The state vectors that every merge assigns."""
+        return (FIRST, SECOND, LARGEST)[: VECTORS[self.name]]
 
     def step(self, gradient: Tensor, state: StateVectors) -> Tensor:
         """Return the step for a pseudo-gradient, and update the optimiser's state vectors."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,15 +14,18 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..tasks import Data, Task
+from .augmentation import augmentation_of
 from .kernels.cuda_graph import StepGraph
 from .kernels.plain import CpuLayerKernels, LayerKernels
-from .local_training import DeviceMinibatches, TrainingJob, host_minibatches
-from .memory import allowed, batch_limits, step_bytes
+from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_minibatches
+from .memory import BatchLimits, allowed, batch_limits, least_bytes, step_bytes
 from .module_state import VersionLayout, same_constants
 from .precision import DEFAULT, check_precision
 from .reference import hits, own_metric, sample_losses
-from .stacking.layer_registry import CHANNELS_LAST, StackedPass
+from .stacked_optimizer import LocalMethod, StackedOptimizer, numbers_of
+from .stacking.layer_registry import CHANNELS_LAST, StackedPass, StackingError, plugin_layers
 from .stacking.stacked_model import stack
+from .state_memory import NO_NEED, StateMemory, StateNeed
 from .tensor_rng import extend_all, signed
 from .threads import threads
 
@@ -36,13 +40,15 @@ class Trainer:
     """Trains jobs that share a model, a loss and training data; refuses a model that cannot be stacked.
 
     The constructor raises ``StackingError`` for such a model. ``max_batch_jobs`` limits the jobs in a batch,
-    ``max_pending_updates`` the trained updates that wait for their rounds. If ``batch_invariant`` is True, a job's
-    update is bit-identical in every batch on the same device, with the same precision.
+    ``max_pending_updates`` the trained updates that wait for their rounds. ``local_training`` is that of the first
+    jobs: what they need is checked at once, for others when they are trained. ``state`` is the number of state vectors
+    of the runs whose jobs are trained.
     """
 
     def __init__(
         self, task: Task, module: nn.Module, *, batch_size: int = 10, max_batch_jobs: int | None = None,
-        memory: int | None = None, precision: str | None = None,
+        memory: int | None = None, precision: str | None = None, local_training: LocalTraining | None = None,
+        state: StateNeed = NO_NEED,
     ) -> None:  # fmt: skip
         if max_batch_jobs is None:
             max_batch_jobs = DEFAULT_MAX_BATCH_JOBS[task.train.device.type]
@@ -59,33 +65,55 @@ class Trainer:
         self._shapes = self._layout.shapes
         self._size = sum(shape.numel() for shape in self._shapes.values())
         self._minibatches = DeviceMinibatches(self._device)
-        self._graphs: dict[tuple[int, int, int], StepGraph] = {}
+        self._graphs: dict[tuple[int, int, int, LocalMethod], StepGraph] = {}
         self.pool: Any = torch.cuda.graph_pool_handle() if self.asynchronous else None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: dict[int, ThreadPoolExecutor] = {}
         self._stopped = False
-        self._set_limits(dtype.itemsize, batch_size, max_batch_jobs, memory)
+        self._vector_bytes = self._size * dtype.itemsize
+        self._group_jobs = max(1, min(32, GROUP_BYTES // self._vector_bytes))
+        self._cores = torch.get_num_threads()
+        self._step_bytes = step_bytes(partial(self._discarded_step, batch_size), self._device)
+        self._batch_size, self._asked_jobs, self._allowed = batch_size, max_batch_jobs, allowed(memory, self._device)
+        self._limits: dict[int, BatchLimits] = {}
+        method = LocalMethod() if local_training is None else LocalMethod.of(local_training)
+        least = least_bytes(self._vector_bytes, self._step_bytes, method.vectors)
+        self.state_memory = StateMemory.within(self._device, self._vector_bytes, self._allowed, least, state)
+        self._allowed -= self.state_memory.device_bytes
+        self._set_limits(method)
         same_in_any_batch = self._kernels.skips_zero_rates and isinstance(module, nn.Sequential)
         fully_fused = self._stacked.self_updating >= set(self._trainable) and not self._layout.statistics
         invariant_on_device = not self.asynchronous or (same_in_any_batch and fully_fused)
         self.batch_invariant = self._stacked.batch_invariant and invariant_on_device
 
-    def _set_limits(self, itemsize: int, batch_size: int, max_batch_jobs: int, memory: int | None) -> None:
-        size = self._size * itemsize
-        group = max(1, min(32, GROUP_BYTES // size))
-        concurrent = max_batch_jobs if self.asynchronous else group * torch.get_num_threads()
-        step = step_bytes(partial(self._discarded_step, batch_size), self._device)
-        limits = batch_limits(size, step, batch_size, max_batch_jobs, concurrent, allowed(memory, self._device))
+    def batch_invariant_for(self, local_training: LocalTraining) -> bool:
+        """Return whether a job's update is bit-identical in every batch on the same device, with the same precision."""
+        # On a CUDA device, the order of the sum in a norm depends on the number of clients.
+        return self.batch_invariant and not (self.asynchronous and LocalMethod.of(local_training).clip)
+
+    def _set_limits(self, method: LocalMethod) -> None:
+        if not method.fused and not self._stacked.yields_gradients:
+            names = ", ".join(plugin_layers(self._module))
+            raise StackingError(f"the registered form of {names} ignores context.targets, so it yields no gradients")
+        limits = self._limits_of(method)
         self.max_batch_jobs, self.max_pending_updates = limits.max_batch_jobs, limits.max_pending_updates
-        self._group_jobs = min(group, limits.concurrent_jobs)
-        self._concurrent_groups = max(1, limits.concurrent_jobs // self._group_jobs)
         self._samples_at_once = min(SAMPLES_AT_ONCE, limits.eval_samples)
+
+    def _limits_of(self, method: LocalMethod) -> BatchLimits:
+        """Return the limits of a batch; a job that is not plain SGD needs more memory."""
+        if method.vectors not in self._limits:
+            concurrent = self._asked_jobs if self.asynchronous else self._group_jobs * self._cores
+            sizes = self._vector_bytes, self._step_bytes, self._batch_size
+            self._limits[method.vectors] = batch_limits(
+                *sizes, self._asked_jobs, concurrent, self._allowed, method.vectors
+            )
+        return self._limits[method.vectors]
 
     def _discarded_step(self, batch_size: int, clients: int) -> None:
         """Run one step on copies of the weights."""
         vector = torch.cat([p.detach().reshape(1, -1) for p in self._layout.tensors(self._module)], dim=1)
         zeros = torch.zeros((clients, batch_size), dtype=torch.int64, device=self._device)
         rates = torch.ones_like(vector[0, :1]).expand(clients)
-        self.step(self.split(vector.expand(clients, -1)), zeros, rates, zeros[:, 0])
+        self.step(self.split(vector.expand(clients, -1)), zeros, rates, zeros[:, 0], LocalMethod())
 
     def accepts(self, module: nn.Module) -> bool:
         """Return whether a model has the same parameters and constants as the one of this trainer."""
@@ -95,12 +123,28 @@ class Trainer:
         return same_shapes and same_constants(self._module, module, statistics)
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
-        """Return Δ of every job, in their order; after running out of memory, continue with smaller batches."""
+        """Return Δ of every job, in their order; jobs with different methods are in different batches."""
+        methods = [self._method(job) for job in jobs]
+        deltas: dict[int, Tensor] = {}
+        for method in dict.fromkeys(methods):
+            chosen = [number for number, other in enumerate(methods) if other == method]
+            trained = self._train_alike([jobs[number] for number in chosen], method)
+            deltas.update(zip(chosen, trained, strict=True))
+        return [deltas[number] for number in range(len(jobs))]
+
+    def _method(self, job: TrainingJob) -> LocalMethod:
+        rounded = torch.tensor(job.local_rate, dtype=job.start.dtype)
+        method = LocalMethod.of(job.local_training)
+        return replace(method, correction=job.correction is not None, zero_rate=not rounded)
+
+    def _train_alike(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
+        """Train jobs of one method; after running out of memory, continue with smaller batches."""
+        limit = self._limits_of(method).max_batch_jobs
         deltas: list[Tensor] = []
         while len(deltas) < len(jobs):
-            batch = jobs[len(deltas) : len(deltas) + self.max_batch_jobs]
+            batch = jobs[len(deltas) : len(deltas) + min(limit, self.max_batch_jobs)]
             try:
-                deltas.extend(self._train(batch))
+                deltas.extend(self._train(batch, method))
                 continue
             except RuntimeError as error:
                 if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
@@ -119,24 +163,28 @@ class Trainer:
             self.pool = torch.cuda.graph_pool_handle()
             torch.cuda.empty_cache()
 
-    def _train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
+    def _train(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         order = sorted(range(len(jobs)), key=lambda i: -jobs[i].update.steps)  # jobs with fewer steps end first
         ordered = [jobs[i] for i in order]
-        deltas = self._train_on_device(ordered) if self.asynchronous else self._train_in_threads(ordered)
+        train = self._train_on_device if self.asynchronous else self._train_in_threads
+        deltas = train(ordered, method)
         by_job = dict(zip(order, deltas, strict=True))
         return [by_job[i] for i in range(len(jobs))]
 
-    def _train_in_threads(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
+    def _train_in_threads(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         """Train groups of jobs, one thread for each core: no product is large enough for several threads."""
-        groups = self._groups(jobs)
+        most = self._limits_of(method).concurrent_jobs
+        size = min(self._group_jobs, most)
+        concurrent = max(1, most // size)
+        groups = _groups(jobs, size, concurrent)
         with threads(1):  # so that the order of a sum does not depend on other work
-            if self._concurrent_groups == 1 or len(groups) == 1:
-                return [delta for group in groups for delta in self._train_group(group)]
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._concurrent_groups, "trainer", torch.set_num_threads, (1,))
+            if concurrent == 1 or len(groups) == 1:
+                return [delta for group in groups for delta in self._train_group(group, method)]
+            if concurrent not in self._threads:
+                self._threads[concurrent] = ThreadPoolExecutor(concurrent, "trainer", torch.set_num_threads, (1,))
             futures: list[Future[list[Tensor]]] = []
             try:
-                futures.extend(self._threads.submit(self._train_group, group) for group in groups)
+                futures.extend(self._threads[concurrent].submit(self._train_group, group, method) for group in groups)
                 return [delta for future in futures for delta in future.result()]
             except BaseException:  # also Ctrl-C: no thread may continue to train jobs whose results are discarded
                 self._stopped = True
@@ -146,27 +194,16 @@ class Trainer:
                 self._stopped = False
                 raise
 
-    def _groups(self, jobs: Sequence[TrainingJob]) -> list[Sequence[TrainingJob]]:
-        """Return groups of jobs, one for a thread at a time, such that all threads end at about the same time.
-
-        Few jobs are divided among all threads, and the last jobs of large models form groups of one.
-        """
-        size = min(self._group_jobs, -(-len(jobs) // self._concurrent_groups))
-        groups = []
-        while jobs:
-            fair = -(-len(jobs) // (2 * self._concurrent_groups))
-            count = size if self._group_jobs > SMALL_GROUP else min(size, fair)
-            groups.append(jobs[:count])
-            jobs = jobs[count:]
-        return groups
-
-    def _train_group(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
+    def _train_group(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
         steps = [job.update.steps for job in jobs]
         samples = torch.from_numpy(host_minibatches(jobs, steps[0]))
-        rates = torch.tensor([job.local_training.local_lr for job in jobs], dtype=starts.dtype)
+        rates = torch.tensor([job.local_rate for job in jobs], dtype=starts.dtype)
         keys = torch.tensor([signed(job.local_training.layer_key(job.update)) for job in jobs])
         weights = self.split(starts)
+        optimizer = self.optimizer(method, weights)
+        if optimizer is not None:
+            self._start(optimizer, jobs, torch.tensor(list(map(numbers_of, jobs)), dtype=torch.float64))
         active = len(jobs)
         for step in range(steps[0]):
             if self._stopped:
@@ -175,17 +212,42 @@ class Trainer:
                 active -= 1
             remaining = {name: w[:active] for name, w in weights.items()} if active < len(jobs) else weights
             step_keys = extend_all(keys[:active], torch.tensor(step))
-            self.step(remaining, samples[:active, step], rates[:active], step_keys)
+            self.step(remaining, samples[:active, step], rates[:active], step_keys, method, optimizer)
         return list(self._layout.update(starts, self.join(weights)).unbind())
 
-    def _train_on_device(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
+    def optimizer(self, method: LocalMethod, weights: dict[str, Tensor]) -> StackedOptimizer | None:
+        """Return an optimiser for these weights, or None for plain SGD, whose update is fused."""
+        if method.fused:
+            return None
+        if not self._stacked.yields_gradients:
+            raise UserError(
+                f"the registered form of {', '.join(plugin_layers(self._module))} ignores context.targets, so only "
+                "plain SGD can train the model; update the targets, or use --executor reference"
+            )
+        return StackedOptimizer(method, {name: weights[name] for name in self._trainable})
+
+    def _start(self, optimizer: StackedOptimizer, jobs: Sequence[TrainingJob], numbers: Tensor) -> None:
+        """Start new jobs with an optimiser."""
+        method, parts = optimizer.method, []
+        for used, vectors in (
+            (method.prox, [job.start if job.centre is None else job.centre for job in jobs]),
+            (method.correction, [job.correction for job in jobs]),
+        ):
+            parts.append(self.views(torch.stack([v for v in vectors if v is not None])) if used else {})
+        optimizer.start(numbers, *parts)
+
+    def _train_on_device(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
         size, longest = jobs[0].local_training.batch_size, jobs[0].update.steps
         rows = [[job.update.steps, signed(job.local_training.layer_key(job.update))] for job in jobs]
         steps, keys = self._minibatches.send(rows).unbind(1)
-        rates = self._minibatches.send([job.local_training.local_lr for job in jobs], starts.dtype)
         samples = self._minibatches.draw(jobs, longest)
-        graph = self._graph(len(jobs), size, longest, starts[:1])
+        graph = self._graph(len(jobs), size, longest, starts[:1], method)
+        if graph.optimizer is None:
+            rates = self._minibatches.send([job.local_rate for job in jobs], starts.dtype)
+        else:
+            rates = torch.ones_like(starts[:, 0])  # not zero: these clients are active
+            self._start(graph.optimizer, jobs, self._minibatches.send(list(map(numbers_of, jobs)), torch.float64))
         ends = graph.run(starts, samples, rates, steps, keys, longest)
         # Each difference has its own memory: one that waits long for its round must not keep a whole batch alive.
         deltas = list(torch._foreach_sub(list(starts.unbind()), list(ends.unbind())))
@@ -194,25 +256,39 @@ class Trainer:
             torch._foreach_copy_([delta[first:] for delta in deltas], list(ends[:, first:].unbind()))
         return deltas
 
-    def _graph(self, count: int, size: int, steps: int, like: Tensor) -> StepGraph:
+    def _graph(self, count: int, size: int, steps: int, like: Tensor, method: LocalMethod) -> StepGraph:
         # Where unused slots cost nothing, two graphs are enough.
         sizes = (16, self.max_batch_jobs) if self._kernels.skips_zero_rates else GRAPH_SLOTS
         slots = next(n for n in (*sizes, count) if n >= count)
         steps = 1 << (steps - 1).bit_length()
-        if (slots, size, steps) not in self._graphs:
-            self._graphs[slots, size, steps] = StepGraph(self, slots, size, steps, like)
-        return self._graphs[slots, size, steps]
+        if (slots, size, steps, method) not in self._graphs:
+            self._graphs[slots, size, steps, method] = StepGraph(self, slots, size, steps, like, method)
+        return self._graphs[slots, size, steps, method]
 
-    def step(self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor) -> None:
-        """Do one SGD step for every client, in place: (C, …) weights, (C, B) samples, (C,) rates and keys."""
+    def step(
+        self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor, method: LocalMethod,
+        optimizer: StackedOptimizer | None = None,
+    ) -> None:  # fmt: skip
+        """Do one step for every client, in place: (C, …) weights, (C, B) samples, (C,) rates and keys.
+
+        An ``optimizer`` has rates of its own; on a CUDA device, a client with rate zero keeps its weights.
+        """
         clients, size = samples.shape
         flat = samples.reshape(-1)
         data = self._task.train[flat]
+        if (augmentation := augmentation_of(method.augment)) is not None:
+            data = replace(data, inputs=augmentation.stacked(data.inputs, keys))
 
         def loss(outputs: Tensor) -> Tensor:
             return sample_losses(self._task, outputs, data.targets).view(clients, size).mean(dim=1).sum()
 
-        self._stacked.sgd_step(weights, self._trainable, rates, keys, data.inputs, loss)
+        if optimizer is None:
+            self._stacked.sgd_step(weights, self._trainable, rates, keys, data.inputs, loss)
+            return
+        active = rates != 0 if self.asynchronous else torch.ones_like(rates, dtype=torch.bool)
+        into = {name: gradient[:clients] for name, gradient in optimizer.gradients.items()}
+        self._stacked.gradients(weights, into, active, keys, data.inputs, loss)
+        optimizer.step(weights, active if self.asynchronous else None)
 
     def evaluate(self, versions: Sequence[Tensor], data: Data) -> Tensor:
         """Return mean loss and metric of every version, (V, 2) in float64; the metric is NaN where there is none."""
@@ -257,6 +333,21 @@ class Trainer:
         for name, view in self.views(vectors).items():
             view.copy_(weights[name])
         return vectors
+
+
+def _groups(jobs: Sequence[TrainingJob], largest: int, concurrent: int) -> list[Sequence[TrainingJob]]:
+    """Return groups of jobs, one for a thread at a time, such that all threads end at about the same time.
+
+    Few jobs are divided among all threads, and the last jobs of large models form groups of one.
+    """
+    size = min(largest, -(-len(jobs) // concurrent))
+    groups = []
+    while jobs:
+        fair = -(-len(jobs) // (2 * concurrent))
+        count = size if largest > SMALL_GROUP else min(size, fair)
+        groups.append(jobs[:count])
+        jobs = jobs[count:]
+    return groups
 
 
 def _kernels(device: torch.device, dtype: torch.dtype, precision: str | None) -> LayerKernels:

@@ -5,86 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from defedavg.algorithms.protocol import ClientPolicy, Update
+from defedavg.algorithms.protocol import ClientPolicy
 from defedavg.deploy.client.background_training import BackgroundTrainer, LocalJob
 from defedavg.deploy.client.client_socket import ProcessAddress, connect, process_start_time, request, socket_path
 from defedavg.deploy.engine.client_tracker import ClockSync
 from defedavg.deploy.engine.events import Report
 from defedavg.deploy.transport import Message, Reply, Vector
 from defedavg.errors import UserError
-from defedavg.training import LocalTraining, Status
-from helpers.deployments import Clock, World, agrees, checked
+from defedavg.training import Status
+from helpers.background_clients import WAIT, ManualTrainer, RealClock, kinds, real
+from helpers.deployments import BACKGROUND, agrees, checked
 from helpers.shifted_inputs import deployed_task
-
-WAIT = 60.0
-
-
-class RealClock(Clock):
-    """A clock that shows the real time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._start = time.monotonic()
-
-    @property
-    def now(self) -> float:
-        return time.monotonic() - self._start
-
-    @now.setter
-    def now(self, value: float) -> None:
-        pass
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(min(seconds, 0.005))
-
-
-class ManualTrainer:
-    """A background client whose steps complete when the test releases them."""
-
-    def __init__(self, policy: ClientPolicy) -> None:
-        self.policy = policy
-        self.step = threading.Semaphore(0)
-        self.started: list[int] = []
-        self.background = BackgroundTrainer(3, policy, self._train_job)
-        self.epoch = 1
-
-    def _train_job(self, job: LocalJob, should_continue: Any) -> tuple[Vector, int, float]:
-        self.started.append(job.update.version)
-        done = 0
-        while done < job.update.steps and should_continue(done):
-            if self.step.acquire(timeout=0.01):
-                done += 1
-        return np.full(2, float(done)), done, 0.1
-
-    def exchange(
-        self, version: int | None, wanted: bool, patience: float = 0.05
-    ) -> tuple[dict[str, Any], Vector | None]:
-        """Send one message."""
-        fields: dict[str, Any] = {"wanted": wanted, "version": -1 if version is None else version, "epoch": self.epoch}
-        fields |= {"jobs": 0, "trained": -1, "patience": patience}
-        weights = None if version is None else np.zeros(2)
-        return self.background.exchange(fields, weights, self._make_job)
-
-    def _make_job(self, fields: Any, index: int, version: int, weights: Vector) -> LocalJob:
-        return LocalJob(Update(3, index, version, 2), LocalTraining(seed=0), weights)
-
-    def until_started(self, count: int) -> None:
-        deadline = time.monotonic() + WAIT
-        while len(self.started) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-
-
-def kinds(reply: dict[str, Any]) -> list[str]:
-    return [kind for kind, _, _ in json.loads(reply["reports"])]
 
 
 def test_a_client_trains_between_messages_and_a_newer_update_replaces_the_older() -> None:
@@ -157,24 +94,10 @@ def test_an_error_of_a_job_is_raised_by_the_exchange() -> None:
         trainer.exchange(0, wanted=True, patience=WAIT)
 
 
-BACKGROUND: list[dict[str, Any]] = [
-    {"algorithm": "defedavg-niid"},
-    {"algorithm": "favano", "favano__wait_seconds": 0.05},
-    {"algorithm": "favano", "favano__wait_seconds": 0.05, "favano__reweight": "deterministic"},
-]
-
-
 @pytest.fixture(autouse=True)
 def _real_time(worlds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helpers.deployments.Clock", RealClock)
     monkeypatch.setattr("defedavg.deploy.server.coordinator.NODES_SECONDS", 0.05)
-
-
-def real(folder_: Path, changes: dict[str, Any], **more: Any) -> World:
-    world = World(folder_, deploy__patience_seconds=0.05, deploy__poll_seconds=0.001, **changes, **more)
-    for node in world.transport.members.values():
-        node.delay = 0.002 * (1 + node.handler.client)
-    return world
 
 
 @pytest.mark.parametrize("changes", BACKGROUND, ids=lambda c: "-".join(map(str, c.values())))
@@ -188,6 +111,16 @@ def test_the_servers_copies_of_the_client_machines_agree_with_them(changes: dict
     agrees(world, found)
 
 
+def test_background_jobs_have_the_rate_of_their_version(tmp_path: Path) -> None:
+    options = {"optimizer": "adam", "local_schedule": "inverse-sqrt(0.01)", "schedule_by": "seconds", "prox": 0.1}
+    world = real(tmp_path / "run", BACKGROUND[0], **{f"training__{name}": value for name, value in options.items()})
+    world.until(lambda: world.session.progress.status is not Status.RUNNING)
+    _, found = checked(world)
+    agrees(world, found)
+    rates = [float(message.fields["rate"]) for message in world.transport.sent if message.weights is not None]
+    assert max(rates) > 1.5 * min(rates)
+
+
 @pytest.mark.parametrize("changes", BACKGROUND[1:3], ids=lambda c: c["algorithm"])
 def test_interrupted_clients_send_running_statistics(changes: dict[str, Any], tmp_path: Path) -> None:
     world = real(tmp_path / "run", changes, task=deployed_task)
@@ -199,7 +132,7 @@ def test_interrupted_clients_send_running_statistics(changes: dict[str, Any], tm
     assert bool((newest[-6:] > 0).all())
 
 
-@pytest.mark.parametrize("changes", BACKGROUND[:2], ids=lambda c: c["algorithm"])
+@pytest.mark.parametrize("changes", BACKGROUND[:2] + BACKGROUND[3:], ids=lambda c: c["algorithm"])
 def test_background_clients_disconnect_return_and_outlive_a_crash_of_the_server(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defedavg.algorithms import ALGORITHMS, ServerMachine
+from defedavg.algorithms import ALGORITHMS, BUILT_IN, ServerMachine
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.client_tracker import MAX_FAULTS
 from defedavg.deploy.engine.event_log import LogNote
@@ -21,13 +21,18 @@ from defedavg.deploy.transport import Message, Reply
 from defedavg.errors import UserError
 from defedavg.runstore.layout import EVENT_LOG as LOG
 from defedavg.training import Status
-from helpers.deployments import PLAIN, World, agrees, checked
+from helpers.deployments import ARRIVALS, BACKGROUND, PLAIN, World, agrees, checked
 from helpers.strategies import bounded
 
 pytestmark = pytest.mark.usefixtures("worlds")
 
 
-@pytest.mark.parametrize("changes", PLAIN, ids=lambda c: "-".join(map(str, c.values())))
+def test_every_algorithm_is_deployed_in_these_tests() -> None:
+    deployed = PLAIN + ARRIVALS + BACKGROUND
+    assert {changes["algorithm"] for changes in deployed} == set(BUILT_IN)
+
+
+@pytest.mark.parametrize("changes", PLAIN + ARRIVALS, ids=lambda c: "-".join(map(str, c.values())))
 def test_the_replayed_plan_of_a_log_is_what_the_server_computed(changes: dict[str, Any], tmp_path: Path) -> None:
     world = World(tmp_path / "run", **changes)
     world.coordinator.run()
@@ -60,7 +65,7 @@ class Spy:
         return call
 
 
-@pytest.mark.parametrize("changes", PLAIN, ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize("changes", PLAIN + ARRIVALS, ids=lambda c: "-".join(map(str, c.values())))
 def test_a_new_machine_returns_the_same_actions_for_the_same_events(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +86,7 @@ def test_a_new_machine_returns_the_same_actions_for_the_same_events(
 # Clients that disconnect, return, or join late.
 
 
-@pytest.mark.parametrize("changes", PLAIN, ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize("changes", PLAIN + ARRIVALS, ids=lambda c: "-".join(map(str, c.values())))
 def test_half_of_the_clients_are_killed_during_their_jobs(changes: dict[str, Any], tmp_path: Path) -> None:
     world = World(tmp_path / "run", training__updates_per_round=5, **changes)
     world.until(lambda: world.session.engine.server.version >= 1)
@@ -230,7 +235,7 @@ def test_a_client_that_fails_three_times_in_a_row_is_quarantined(tmp_path: Path)
 def test_any_sequence_of_faults_leaves_a_run_that_finishes_and_replays(data: st.DataObject) -> None:
     import tempfile
 
-    changes = data.draw(st.sampled_from(PLAIN))
+    changes = data.draw(st.sampled_from(PLAIN + ARRIVALS))
     n = data.draw(st.integers(1, 5))
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder) / "run", training__updates_per_round=n, stop__max_rounds=10, **changes)

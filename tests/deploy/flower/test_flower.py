@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -138,29 +137,34 @@ def test_killed_nodes_late_nodes_and_nodes_that_return(tmp_path: Path) -> None:
 
 
 @deploy
-def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
-    """Kill the ServerApp and the SuperLink five times in total; the run still reaches its last round.
+@pytest.mark.parametrize(
+    ("link", "kills", "rounds"),
+    [pytest.param(False, 3, 8, id="server"), pytest.param(True, 2, 6, id="link and server")],
+)
+def test_servers_and_links_are_killed_at_random_moments_and_resumed(
+    tmp_path: Path, link: bool, kills: int, rounds: int
+) -> None:
+    """Kill the ServerApp, alone or with the SuperLink, several times; the run still reaches its last round.
 
     Every kill hits a working server: one that has resumed the run since the last kill, has merged, and is not done.
     """
-    kills = 5
-    with Deployment(tmp_path, clients=3, stop__max_rounds=12, stop__max_seconds=600.0) as run:
+    with Deployment(tmp_path, clients=3, stop__max_rounds=rounds, stop__max_seconds=600.0) as run:
         run.start_nodes()
         run.submit()
         for number in range(kills):
             begun, version = len(run.seen("resumed")), run.version()
             run.until("a merge by this server", lambda version=version: run.version() > version)  # type: ignore[misc]
-            time.sleep(2.0 * uniform(key(7, "crash", number)))
+            time.sleep(2.0 * uniform(key(7, "crash", link, number)))
             assert run.cluster.pids("flwr-serverapp")
-            if number % 2:
+            if link:
                 assert run.cluster.superlink is not None
                 run.cluster.superlink.kill()
                 run.cluster.superlink.wait()
-            _end(run, "flwr-serverapp")
+            run.kill("flwr-serverapp")
             run.read()
             assert not run.seen("done"), "the run ended before the server was killed"
             assert len(run.seen("resumed")) == begun
-            if number % 2:
+            if link:
                 run.cluster.start_superlink()
             run.submit(resume=True)
             run.until("the server is back", lambda begun=begun: len(run.seen("resumed")) > begun)  # type: ignore[misc]
@@ -168,19 +172,8 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(tmp_path: Pa
     assert entry["status"] == "max_rounds"
     assert entry["best_accuracy"] > 0.8
     log, found = run.checked()
-    assert len(found.plan.rounds) == 12
+    assert len(found.plan.rounds) == rounds
     assert sum(isinstance(event, Resumed) for event in log.events) == kills
-
-
-def _end(run: Deployment, word: str) -> None:
-    """Kill every process with a name, including those that Flower starts meanwhile."""
-    deadline = time.monotonic() + 30.0
-    while pids := run.cluster.pids(word):
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @deploy

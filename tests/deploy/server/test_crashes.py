@@ -15,7 +15,7 @@ from defedavg.deploy.server.session import Session
 from defedavg.errors import UserError
 from defedavg.runstore.layout import EVENT_LOG as LOG
 from defedavg.training import Status
-from helpers.deployments import FLAT, PLAIN, World, agrees, checked, tiny_task
+from helpers.deployments import ARRIVALS, FLAT, PLAIN, World, agrees, checked, tiny_task
 
 pytestmark = pytest.mark.usefixtures("worlds")
 
@@ -24,7 +24,7 @@ class CrashError(Exception):
     """The server crashes here."""
 
 
-@pytest.mark.parametrize("changes", PLAIN[:4] + PLAIN[5:], ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize("changes", PLAIN[:4] + PLAIN[5:] + ARRIVALS, ids=lambda c: "-".join(map(str, c.values())))
 @pytest.mark.parametrize("every", [23, 30, 41])
 def test_a_server_that_crashes_while_writing_is_resumed(
     changes: dict[str, Any], every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +126,7 @@ def test_a_log_or_state_that_was_changed_is_refused(tmp_path: Path) -> None:
         world.crash()
 
 
-@pytest.mark.parametrize("changes", PLAIN, ids=lambda c: "-".join(map(str, c.values())))
+@pytest.mark.parametrize("changes", PLAIN + ARRIVALS, ids=lambda c: "-".join(map(str, c.values())))
 def test_the_saved_server_state_restores_a_machine_that_decides_the_same(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:

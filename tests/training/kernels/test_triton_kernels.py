@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -106,6 +107,50 @@ def test_fully_connected_layers(rows: int, ins: int, outs: int, relu: bool, bias
         same(a[[0, 2]], b[[0, 2]])
     for change in found[0][2:]:
         assert not change[1].any()
+
+
+def separated(params: LayerWeights) -> LayerWeights:
+    """Return the same parameters with targets of zeros and rates −1; the second client is idle."""
+    targets = torch.zeros_like(params.weight), None if params.bias is None else torch.zeros_like(params.bias)
+    return dataclasses.replace(params, rates=torch.tensor([-1.0, -0.0, -1.0]), targets=targets)
+
+
+@examples(max_examples=15)
+@given(convolutions(), st.booleans())
+def test_gradients_of_convolutions(case: tuple[int, tuple[int, int, int], int, Window], bias: bool) -> None:
+    samples, image, outs, window = case
+    x = random(0, CLIENTS * samples, *image)
+    weight = random(1, CLIENTS, outs, *window.size, image[2])
+    given = LayerWeights(weight.clone(), random(2, CLIENTS, outs) if bias else None, None, (True, bias))
+    found = []
+    for kernels in (TritonLayerKernels("float32"), LayerKernels()):
+        params = separated(given)
+        out, saved = kernels.conv(x, params, window)
+        kernels.conv_backward(random(3, *out.shape), saved, x.shape, params, window, True)
+        found.append(params.targets)
+        assert torch.equal(params.weight, weight)
+    for a, b in zip(*found, strict=True):
+        if a is not None and b is not None:
+            same(a[[0, 2]], b[[0, 2]])
+            assert not a[1].any()
+
+
+@examples(max_examples=15)
+@given(rows=st.integers(1, 70), ins=st.integers(1, 150), outs=st.integers(1, 80), bias=st.booleans())
+def test_gradients_of_fully_connected_layers(rows: int, ins: int, outs: int, bias: bool) -> None:
+    x, weight = random(0, CLIENTS, rows, ins), random(1, CLIENTS, outs, ins)
+    given = LayerWeights(weight.clone(), random(2, CLIENTS, outs) if bias else None, None, (True, bias))
+    found = []
+    for kernels in (TritonLayerKernels("float32"), LayerKernels()):
+        params = separated(given)
+        out, saved = kernels.linear(x, params, True)
+        grad_x = kernels.linear_backward(random(3, *out.shape), saved, params, True, True)
+        found.append((*params.targets, grad_x))
+        assert torch.equal(params.weight, weight)
+    for a, b in zip(*found, strict=True):
+        if a is not None and b is not None:
+            same(a[[0, 2]], b[[0, 2]])
+    assert not any(target is not None and target[1].any() for target in found[0][:2])
 
 
 def test_an_evaluation_skips_no_client() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from defedavg.algorithms.protocol import Update
 from defedavg.errors import UserError
-from defedavg.training import LayerSite, StackedLayer, StackedPass, StackingError, samplewise, stacked_layer
+from defedavg.training import LayerSite, StackedLayer, StackedPass, StackingError, Trainer, samplewise, stacked_layer
 from defedavg.training.kernels.plain import LayerKernels
 from defedavg.training.stacking import layer_registry
 from defedavg.training.stacking.stacked_model import stack
@@ -68,6 +70,36 @@ def scale_without_update(_: Scale, site: LayerSite) -> StackedLayer:
     return StackedLayer(scale(_, site).run, self_updating=(f"{site.name}factors",))
 
 
+class FusedScale(torch.autograd.Function):
+    """Multiplies by the factors; the backward pass subtracts their update from a target."""
+
+    @staticmethod
+    def forward(ctx, anchor, x, factors, rates, target):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, factors.clone())
+        ctx.update = rates, target
+        return x * factors.unsqueeze(1)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (x, factors), (rates, target) = ctx.saved_tensors, ctx.update
+        if rates is not None:
+            target.sub_((grad * x).sum(1) * rates.unsqueeze(1))
+        return None, grad * factors.unsqueeze(1), None, None, None
+
+
+def fused_scale(_: Scale, site: LayerSite, *, use_targets: bool) -> StackedLayer:
+    name = f"{site.name}factors"
+
+    def run(context: StackedPass, x: Tensor) -> Tensor:
+        factors = context.weights[name]
+        target = context.targets.get(name, factors) if use_targets else factors
+        rows = x.reshape(len(factors), -1, 8)
+        out: Tensor = FusedScale.apply(context.anchor, rows, factors, context.rates, target)  # type: ignore[no-untyped-call]
+        return out.flatten(0, 1)
+
+    return StackedLayer(run, self_updating=(name,))
+
+
 def scale_that_fails(_: Scale, site: LayerSite) -> StackedLayer:
     return StackedLayer(lambda context, x: x * context.weights[f"{site.name}factors"])
 
@@ -85,6 +117,30 @@ def test_a_registered_layer_agrees_with_the_reference(model: Callable[[], nn.Mod
     expected = reference(how("defedavg-niid"), task, 6)
     (found,) = final_versions([batched_run(how("defedavg-niid"), task, 6)], task, 64)
     assert float((found - expected).norm() / expected.norm()) < 1e-10
+
+
+def test_a_layer_that_updates_itself_yields_gradients() -> None:
+    stacked_layer(Scale)(partial(fused_scale, use_targets=True))
+    task = task_of(lambda: chained(Scale(), nn.ReLU()))
+    for chosen in (how("fedavg"), how("fedavg", momentum=0.9, prox=0.1, local_lr=0.02)):
+        expected = reference(chosen, task, 6)
+        (found,) = final_versions([batched_run(chosen, task, 6)], task, 64)
+        assert float((found - expected).norm() / expected.norm()) < 1e-10
+
+
+def test_a_layer_that_ignores_targets_is_used_for_plain_sgd_only() -> None:
+    """Other optimisers are refused in one line: the reference trains such a run, or the user corrects the layer."""
+    stacked_layer(Scale)(partial(fused_scale, use_targets=False))
+    task = task_of(lambda: chained(Scale(), nn.ReLU()))
+    expected = reference(how("fedavg"), task, 6)
+    (found,) = final_versions([batched_run(how("fedavg"), task, 6)], task, 64)
+    assert float((found - expected).norm() / expected.norm()) < 1e-10
+    run = batched_run(how("fedavg", momentum=0.9), task, 1)
+    module, training = run.reference.module, run.reference.local_training
+    with pytest.raises(StackingError, match=r"^the registered form of Scale ignores context.targets"):
+        Trainer(task, module, local_training=training)
+    with pytest.raises(UserError, match=r"^the registered form of Scale ignores .* use --executor reference$"):
+        Trainer(task, module).train([run.job(Update(0, 0, 0, 2))])
 
 
 def test_a_registered_layer_is_used() -> None:

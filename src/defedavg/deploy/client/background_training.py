@@ -20,11 +20,12 @@ from ..transport import Vector
 
 @dataclass(frozen=True, eq=False)
 class LocalJob:
-    """A job: which update to compute, with which local training, from which weights."""
+    """A job: which update to compute, with which local training, from which weights, at which local rate."""
 
     update: Update
     training: LocalTraining
     weights: Vector
+    rate: float | None = None  # None: local_lr
 
 
 ShouldContinue = Callable[[int], bool]
@@ -58,7 +59,8 @@ class BackgroundTrainer:
         self._machine.jobs, self._machine.trained = jobs, trained
         self._model: tuple[int, Callable[[int], LocalJob]] | None = None
         self._queue: list[LocalJob] = []
-        self._stopped: set[int] = set()
+        self._stopped: set[int] = set()  # jobs that a request has stopped; their updates are sent
+        self._dropped: set[int] = set()  # running jobs whose results will be ignored
         self._done: dict[int, tuple[Update, Vector, float]] = {}  # what was trained, and the seconds it took
         self._sending: int | None = None
         self._reports: list[tuple[str, int, float]] = []
@@ -126,8 +128,18 @@ class BackgroundTrainer:
                 if action.index not in self._done:
                     self._stopped.add(action.index)
             elif isinstance(action, Drop):
-                self._done.pop(action.index, None)
+                self._drop(action.index)
         self._changed.notify_all()
+
+    def _drop(self, index: int) -> None:
+        """Delete what was trained for a job, or keep it from being trained."""
+        if self._done.pop(index, None) is not None:
+            return
+        queued = [job for job in self._queue if job.update.index == index]
+        for job in queued:
+            self._queue.remove(job)
+        if not queued:
+            self._dropped.add(index)
 
     def _run(self) -> None:
         while True:
@@ -137,18 +149,28 @@ class BackgroundTrainer:
             index = job.update.index
 
             def should_continue(step: int, epoch: int = epoch, index: int = index) -> bool:  # noqa: ARG001 (signature)
-                return self._epoch == epoch and index not in self._stopped
+                return self._epoch == epoch and index not in self._stopped and index not in self._dropped
 
             try:
                 delta, steps, seconds = self._train_job(job, should_continue)
             except Exception as error:  # the next exchange raises it: a thread cannot report it
                 with self._changed:
+                    if self._is_ignored(index, epoch):
+                        continue
                     self._error = error
                     self._changed.notify_all()
                 return
             with self._changed:
-                if self._epoch == epoch:
+                if not self._is_ignored(index, epoch):
                     self._finish(job.update, delta, steps, seconds)
+
+    def _is_ignored(self, index: int, epoch: int) -> bool:
+        """Return whether the result of a job that has stopped is of no use: of an earlier epoch, or dropped."""
+        if self._epoch != epoch:
+            return True
+        dropped = index in self._dropped
+        self._dropped.discard(index)
+        return dropped
 
     def _finish(self, asked: Update, delta: Vector, steps: int, seconds: float) -> None:
         index = asked.index

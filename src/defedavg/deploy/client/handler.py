@@ -56,14 +56,15 @@ class ClientHandler:
 
     def _exchange(self, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
         if self._background is None:
-            policy = ClientPolicy(hold_until_requested=True, **{name: bool(fields[name]) for name in POLICY_FIELDS})
+            policy = ClientPolicy(hold_until_requested=True, **{name: bool(fields.get(name)) for name in POLICY_FIELDS})
             self._background = BackgroundTrainer(self.client, policy, self._train_job)
         reply, update = self._background.exchange(fields, weights, self._job)
         return {"client": self.client, **reply}, update
 
     def _job(self, fields: Mapping[str, Any], index: int, version: int, weights: Vector) -> LocalJob:
         training = LocalTraining(**{name: fields[name] for name in TRAINING_FIELDS})
-        return LocalJob(Update(self.client, index, version, int(fields["steps"])), training, weights)
+        update = Update(self.client, index, version, int(fields["steps"]))
+        return LocalJob(update, training, weights, float(fields["rate"]))
 
     def _train_job(self, job: LocalJob, should_continue: ShouldContinue) -> tuple[Vector, int, float]:
         samples = self._task.clients[self.client if self._task.num_clients > 1 else 0]
@@ -78,7 +79,7 @@ class ClientHandler:
                 time.sleep(min(remaining, 0.02))
             return should_continue(step)
 
-        delta, steps = self._executor(job.training).train(job.update, start, samples, paced)
+        delta, steps = self._executor(job.training).train(job.update, start, samples, paced, rate=job.rate)
         if steps == job.update.steps:
             paced(steps)
         return delta.numpy(), steps, time.monotonic() - began

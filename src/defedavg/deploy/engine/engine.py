@@ -42,9 +42,10 @@ class Engine:
         self.max_rounds = max_rounds
         self.finished = False
         self.policy = server.client_policy(server.settings)
-        # Clients train between messages if a request can interrupt a job, or a new update replaces an old one.
-        self.background = self.policy.hold_until_requested and (
-            self.policy.interruptible or not self.policy.pause_when_full
+        # Clients train between messages if a request can interrupt a job, a new update replaces an old one, or a newer
+        # version restarts a job.
+        self.background = self.policy.restart_on_model or (
+            self.policy.hold_until_requested and (self.policy.interruptible or not self.policy.pause_when_full)
         )
         self.steps = server.steps_per_job(server.setup.local_steps)
         total = server.setup.num_clients

@@ -20,6 +20,7 @@ from ...algorithms.protocol import Discard
 from ...errors import UserError, first_line
 from ...fileio import read_regular, writing
 from ...jsonio import finite
+from ...planning.plan_io import plain_extension, plain_updates
 from ...planning.records import Round, Timeout
 from . import events
 from .events import Command, Event, Exchanged, Report, UpdateInfo
@@ -134,9 +135,10 @@ def notes_for(t: float, commands: list[Command]) -> list[LogNote]:
     for command in commands:
         if isinstance(command, Round):
             merge = command.merge
-            updates = [[u.client, u.index, u.version, u.steps, b] for u, b in merge.updates]
-            fields = {"version": merge.version, "past": [list(pair) for pair in merge.past], "updates": updates}
-            notes.append(LogNote("merge", t, {**fields, "freed": list(command.freed)}))
+            past, extension = [list(pair) for pair in merge.past], plain_extension(merge)
+            fields = {"version": merge.version, "past": past, "updates": plain_updates(merge.updates)}
+            fields |= {"freed": list(command.freed)} | ({"extension": extension} if extension else {})
+            notes.append(LogNote("merge", t, fields))
         elif isinstance(command, Discard):
             notes.append(LogNote("dropped", t, {"client": command.update.client, "index": command.update.index}))
         elif isinstance(command, Timeout):

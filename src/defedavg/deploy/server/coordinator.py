@@ -21,6 +21,7 @@ from .session import LogLine, Session
 NODES_SECONDS = 2.0  # between two requests for the list of connected nodes
 HELLO_SECONDS = 60.0
 GRACE_SECONDS = 10.0  # after the time limit of a message, before the server stops waiting for its reply
+RESTART_SECONDS = 1.0  # the most that a client waits whose job a newer version restarts: it has one message at a time
 COOLDOWN_SECONDS = 30.0  # before a node whose answer to hello was bad or missing is greeted again
 
 
@@ -149,14 +150,16 @@ class Coordinator:
 
     def _message(self, node: int, command: Train | Exchange) -> Message:
         session, deploy = self.session, self.deploy
-        weights = None if command.version is None else session.vector(command.version)
+        weights = None if command.version is None else session.start(command.client, command.version)
         training, policy = session.executor.local_training, session.engine.policy
         fields = {name: getattr(training, name) for name in TRAINING_FIELDS} | asdict(command)
         fields |= {"steps": session.engine.steps, "version": -1 if command.version is None else command.version}
+        fields["rate"] = 0.0 if command.version is None else session.local_rate(command.version)
         if isinstance(command, Train):
             return Message(node, "train", fields, weights, deploy.job_seconds)
-        fields |= {name: getattr(policy, name) for name in POLICY_FIELDS} | {"patience": deploy.patience_seconds}
-        return Message(node, "exchange", fields, weights, deploy.patience_seconds + HELLO_SECONDS)
+        patience = min(deploy.patience_seconds, RESTART_SECONDS) if policy.restart_on_model else deploy.patience_seconds
+        fields |= {name: getattr(policy, name) for name in POLICY_FIELDS} | {"patience": patience}
+        return Message(node, "exchange", fields, weights, patience + HELLO_SECONDS)
 
     def _describe_in_flight(self) -> list[dict[str, Any]]:
         return [
@@ -229,8 +232,8 @@ class Coordinator:
         if fault is not None:
             raise BadReplyError(fault)
         if update is not None and update.steps:
-            version, variances = session.vector(update.version), session.executor.layout.variances
-            values = checks.update_values(reply, version, self.deploy.norm_bound, variances)
+            start, variances = session.start(client, update.version), session.executor.layout.variances
+            values = checks.update_values(reply, start, self.deploy.norm_bound, variances)
             session.save_update(client, update.index, values)
         if isinstance(event, Exchanged) and isinstance(command, Exchange):
             translated = self._clocks.to_server_time((client, command.epoch), event.reports, clock, event.t)

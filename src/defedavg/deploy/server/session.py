@@ -1,8 +1,9 @@
 """A run on the server, independent of the transport: engine, executor, log, saved state and evaluations.
 
-Order of writing: the update is saved, then its event is logged, then the server acts on it. After a merge the new
-version and ``state.json`` are saved before files that are no longer needed are deleted. A crash at any moment therefore
-leaves a log and files from which ``Session.resume`` continues: no update is merged twice, and no logged update is lost.
+Order of writing: the update is saved, then its event is logged, then the server acts on it. After a merge the state
+vectors that it assigned are saved, then the new version, then ``state.json``; then files that are no longer needed are
+deleted. A crash at any moment therefore leaves a log and files from which ``Session.resume`` continues: no update is
+merged twice, and no logged update is lost. A merge whose version is not saved is computed again, from the state before.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...algorithms.protocol import Discard, Update
-from ...config.build import make_executor, make_stopping_rule
+from ...algorithms.protocol import FROM_VERSION, Discard, StateVector, Update
+from ...config.build import make_executor, make_stopping_rule, shares_of
 from ...errors import UserError
 from ...fileio import writing
 from ...planning.records import Round, Sent, Stall
@@ -51,21 +52,24 @@ class Session:
     ) -> None:
         self.config = config
         self.files = RunFiles(folder)
-        self.engine = make_engine(config)
+        shares = shares_of(task) if config.settings.training.weighting == "samples" else None
         self.executor = make_executor(config.settings, config.seed, task)
+        self.engine = make_engine(config, shares)
         self.progress = RunProgress()
         self.stopping_rule = make_stopping_rule(config.settings)
-        self.store = StateStore(self.files.server_state)
+        self.store = StateStore(self.files.server_state, self.executor.versions[0])
         self.in_flight: Callable[[], list[dict[str, Any]]] = list
         self._log_line = log_line
         self._schedule = EvalSchedule(task, self.stopping_rule, self.progress)
         self._pending_evals: list[PendingEval] = [self._schedule.start(self.executor.versions[0])]
         self._vectors: dict[int, Vector] = {}
+        self._assigned_by: dict[StateVector, int] = {}  # state vector -> the version whose merge assigned it last
         if log is None:
             self.seconds = 0.0
             first = self.executor.versions[0]
             self.store.save_version(0, first)
             head = {"settings": flat, "model_bytes": first.numel() * first.element_size(), "run": run}
+            head |= {} if shares is None else {"shares": list(shares)}
             self.log = EventLogWriter(self.files.event_log, head)
         else:
             self.seconds = log.seconds
@@ -94,6 +98,16 @@ class Session:
             self._vectors[version] = self.executor.versions[version].numpy()
         return self._vectors[version]
 
+    def start(self, client: int, version: int) -> Vector:
+        """Return the weights from which a client's job starts; jobs that start from the version share one object."""
+        if self.executor.state.layout.job_start == FROM_VERSION:
+            return self.vector(version)
+        return self.executor.start_of(Update(client, 0, version, 0)).numpy()
+
+    def local_rate(self, version: int) -> float:
+        """Return the local rate of jobs that start from a version."""
+        return self.executor.local_training.local_rate(version, self.executor.version_seconds[version])
+
     def save_update(self, client: int, index: int, values: Vector) -> None:
         """Save an update before its event is handled."""
         self.store.save_update(client, index, torch.from_numpy(values.copy()))
@@ -112,8 +126,11 @@ class Session:
             if isinstance(command, Round):
                 self._merge(command)
         if any(isinstance(command, Round | Discard) for command in commands):
-            self.store.keep(self.engine.versions, self.engine.received)
+            self._delete_unneeded()
         return [command for command in commands if isinstance(command, Train | Exchange)]
+
+    def _delete_unneeded(self) -> None:
+        self.store.keep(self.engine.versions, self.engine.received, self._assigned_by)
 
     def resumed(self) -> None:
         """Log that the server restarted and that all clients have to join again."""
@@ -125,13 +142,26 @@ class Session:
 
     def _merge(self, record: Round) -> None:
         version = record.merge.version
-        self._save(version, self.executor.merge(record, self._deltas(record)))
+        weights = self.executor.merge(record, self._deltas(record))
+        self._save_vectors(record)
+        self._save(version, weights)
         self._pending_evals.append(self._schedule.round(record, self.executor.versions[version]))
         for freed in record.freed:
             self._vectors.pop(freed, None)
 
     def _deltas(self, record: Round) -> dict[Update, Tensor]:
         return {update: self.store.update(update) for update, _ in record.merge.updates if update.steps}
+
+    def _assigned(self, record: Round) -> dict[StateVector, int]:
+        """Return the state vectors that a merge assigns, with those of the server's optimiser, and its version."""
+        targets = (assignment.target for assignment in record.merge.assignments)
+        return dict.fromkeys((*targets, *self.executor.local_training.server.vectors), record.merge.version)
+
+    def _save_vectors(self, record: Round) -> None:
+        assigned = self._assigned(record)
+        for vector, version in assigned.items():
+            self.store.save_vector(vector, version, self.executor.state[vector])
+        self._assigned_by |= assigned
 
     def _save(self, version: int, weights: Tensor) -> None:
         self.store.save_version(version, weights)
@@ -176,13 +206,32 @@ class Session:
         return [{**shared, **asdict(evaluation)} for evaluation in evaluations]
 
     def _restore(self, log: EventLog) -> None:
-        """Replay the log and load the weights from disk; at most the last merge has to be computed again."""
+        """Replay the log and load the vectors from disk; compute again the merges that the crash interrupted."""
         rounds = self._replay(log)
-        if rounds and not self.store.has_version(rounds[-1].merge.version):
-            self._complete_merge(rounds[-1])
-        self.executor.versions = {version: self.store.version(version) for version in self.engine.versions}
+        complete = len(rounds)  # an event may lead to several merges
+        while complete and not self.store.has_version(rounds[complete - 1].merge.version):
+            complete -= 1
+        self._load(rounds[:complete])
+        for record in rounds[complete:]:
+            weights = self.executor.merge(record, self._deltas(record))
+            self._save_vectors(record)
+            self.store.save_version(record.merge.version, weights)
+        self._delete_unneeded()
         self._restore_evaluations(log, rounds)
         write_lines(self.files.metrics, self._metrics(self.progress.evaluations))
+
+    def _load(self, rounds: list[Round]) -> None:
+        """Load the versions and the state vectors that these rounds leave."""
+        times = {0: 0.0}
+        for record in rounds:
+            times[record.merge.version] = record.time
+            for version in record.freed:
+                del times[version]
+            self._assigned_by |= self._assigned(record)
+        self.executor.version_seconds = times
+        self.executor.versions = {version: self.store.version(version) for version in times}
+        values = {vector: self.store.vector(vector, version) for vector, version in self._assigned_by.items()}
+        self.executor.state.restore({vector: value for vector, value in values.items() if value is not None})
 
     def _replay(self, log: EventLog) -> list[Round]:
         """Let the engine handle the logged events, compare it with the saved state, and return the rounds."""
@@ -203,13 +252,6 @@ class Session:
         elif state.get("server_state") != self.engine.server.state():
             folder = self.files.folder
             raise UserError(f"the log in {folder} does not lead to the state that was saved; one of them was changed")
-
-    def _complete_merge(self, record: Round) -> None:
-        """Compute a merge that the crash interrupted."""
-        for version in {*(v for v, _ in record.merge.past), *(u.version for u, _ in record.merge.updates)}:
-            self.executor.versions[version] = self.store.version(version)
-        weights = self.executor.merge(replace(record, freed=()), self._deltas(record))
-        self.store.save_version(record.merge.version, weights)
 
     def _restore_evaluations(self, log: EventLog, rounds: list[Round]) -> None:
         """Restore the logged evaluations; versions without one are evaluated later, if they still exist."""

@@ -10,15 +10,28 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...training import Trainer
+from ...algorithms.protocol import Update
+from ...training import LocalTraining, Trainer
 from ...training.local_training import TrainingJob
 
 MIN_SECONDS = 0.05  # of work in a batch that is worth sharing
+
+
+class SharedJob(NamedTuple):
+    """A ``TrainingJob`` whose task and vectors are references to the object store."""
+
+    local_training: LocalTraining
+    task: Any
+    start: Any
+    update: Update
+    rate: float | None
+    centre: Any
+    correction: Any
 
 
 class SharedTrainer(Trainer):
@@ -58,8 +71,12 @@ class SharedTrainer(Trainer):
     def _request(self, helper: Any, part: Sequence[TrainingJob]) -> Any:
         assignment = self.assignments[id(part[0].task)]
         share = [
-            (job.local_training, self.assignments[id(job.task)].task, self._put(job.start), job.update) for job in part
-        ]
+            SharedJob(
+                job.local_training, self.assignments[id(job.task)].task, self._put(job.start), job.update, job.rate,
+                *(None if vector is None else self._put(vector) for vector in (job.centre, job.correction)),
+            )
+            for job in part
+        ]  # fmt: skip
         return helper.train.remote(assignment, share)
 
     def _result(self, request: Any) -> list[Tensor] | None:
@@ -82,7 +99,7 @@ class SharedTrainer(Trainer):
 
 
 def fetch(ref: Any, device: torch.device) -> Tensor:
-    """Return a version from the object store."""
+    """Return a version, or another vector, from the object store."""
     import ray
 
     return torch.tensor(ray.get(ref), device=device)

@@ -18,18 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...algorithms.protocol import Update
+from ...config.build import local_training
 from ...config.settings import Settings
 from ...errors import UserError, first_line
 from ...plugins import load_sources
 from ...tasks import Data, Task
-from ...training import BatchedRun, Evaluation, LocalTraining, Reference, RunState, StackingError, Status, run_batched
+from ...training import BatchedRun, Evaluation, Reference, RunState, StackingError, Status, run_batched
 from ...training.local_training import TrainingJob
 from ...training.precision import computing_in
+from ...training.state_memory import StateNeed
 from ..run_events import completed_share
 from ..simulation import Simulation
 from .connection import versions
-from .shared_trainer import SharedTrainer, fetch
+from .shared_trainer import SharedJob, SharedTrainer, fetch
 
 POLL_SECONDS = 1.0  # to wait for messages
 
@@ -63,6 +64,7 @@ class RunAssignment:
     state: RunState | None
     evaluations: tuple[Evaluation, ...]  # until that state
     passed: int  # pauses before that state
+    need: StateNeed  # of the group
 
 
 @dataclass(slots=True)
@@ -134,14 +136,21 @@ class RayWorker:
         for trainer in self._trainers.values():
             trainer.helpers = list(helpers)
 
-    def train(self, assignment: RunAssignment, share: Sequence[tuple[LocalTraining, Any, Any, Update]]) -> list[Tensor]:
+    def train(self, assignment: RunAssignment, share: Sequence[SharedJob]) -> list[Tensor]:
         """Train jobs of another worker's runs and return their updates."""
         with self._busy, computing_in(self._config.precision):
             torch.set_num_threads(self._config.cores)
             trainer = self._trainer(assignment)
             device = torch.device(self._config.device)
-            starts = {ref: fetch(ref, device) for _, _, ref, _ in share}
-            jobs = [TrainingJob(local, self._task(task), starts[ref], update) for local, task, ref, update in share]
+            refs = {ref for job in share for ref in (job.start, job.centre, job.correction) if ref is not None}
+            vectors = {ref: fetch(ref, device) for ref in refs}
+            jobs = [
+                TrainingJob(
+                    job.local_training, self._task(job.task), vectors[job.start], job.update, job.rate,
+                    vectors.get(job.centre), vectors.get(job.correction),
+                )
+                for job in share
+            ]  # fmt: skip
             return [delta.cpu() for delta in trainer.train_locally(jobs)]
 
     # The main loop.
@@ -176,7 +185,8 @@ class RayWorker:
         if assignment.group not in self._trainers:
             task, config = self._task(assignment.task), self._config
             size = assignment.settings.training.batch_size
-            module = Reference(task, LocalTraining(assignment.seed, size)).module
+            training = local_training(assignment.settings, assignment.seed)
+            module = Reference(task, training).module
             self._trainers[assignment.group] = SharedTrainer(
                 self._busy,
                 task,
@@ -185,6 +195,8 @@ class RayWorker:
                 max_batch_jobs=config.max_batch_jobs,
                 memory=config.memory,
                 precision=config.precision,
+                local_training=training,
+                state=assignment.need,
             )
         trainer = self._trainers[assignment.group]
         trainer.assignments[id(self._task(assignment.task))] = assignment
@@ -252,9 +264,7 @@ class RayWorker:
         self._report("evaluated", active.assignment.number, evaluation, hits)
 
     def _report_state(self, active: ActiveRun, state: RunState) -> None:
-        versions = {version: weights.cpu() for version, weights in state.versions.items()}
-        deltas = {update: delta.cpu() for update, delta in state.deltas.items()}
-        self._report("state", active.assignment.number, replace(state, versions=versions, deltas=deltas))
+        self._report("state", active.assignment.number, state.on_host())
 
     def _report_end(self, active: ActiveRun) -> None:
         final = replace(active.run.progress, evaluations=[])

@@ -1,4 +1,4 @@
-"""One SGD step for a fixed number of slots as a CUDA graph, replayed for every step of every job."""
+"""One training step for a fixed number of slots as a CUDA graph, replayed for every step of every job."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...planning.plan import without_gc
+from ..stacked_optimizer import LocalMethod, StackedOptimizer
 from ..tensor_rng import extend_all
 
 
@@ -16,7 +17,11 @@ class _StepSource(Protocol):
 
     pool: Any
 
-    def step(self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor) -> None: ...
+    def step(
+        self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor, method: LocalMethod,
+        optimizer: StackedOptimizer | None,
+    ) -> None: ...  # fmt: skip
+    def optimizer(self, method: LocalMethod, weights: dict[str, Tensor]) -> StackedOptimizer | None: ...
     def views(self, vectors: Tensor) -> dict[str, Tensor]: ...
     def split(self, vectors: Tensor) -> dict[str, Tensor]: ...
     def join(self, weights: dict[str, Tensor]) -> Tensor: ...
@@ -25,13 +30,16 @@ class _StepSource(Protocol):
 class StepGraph:
     """A captured step; unused slots, and those whose job has done its steps, have learning rate zero.
 
-    The device counts the steps itself, so that the host never waits for it.
+    The device counts the steps itself, so that the host never waits for it. ``optimizer`` is None for plain SGD.
     """
 
-    def __init__(self, source: _StepSource, slots: int, size: int, steps: int, like: Tensor) -> None:
+    def __init__(
+        self, source: _StepSource, slots: int, size: int, steps: int, like: Tensor, method: LocalMethod
+    ) -> None:
         device = like.device
-        self._source = source
+        self._source, self._method = source, method
         self._weights = source.split(like.expand(slots, -1))
+        self.optimizer = source.optimizer(method, self._weights)
         self._samples = torch.zeros((slots, steps, size), dtype=torch.int64, device=device)
         self._rates = torch.zeros(slots, dtype=like.dtype, device=device)
         self._steps, self._keys = torch.zeros((2, slots), dtype=torch.int64, device=device)
@@ -51,7 +59,8 @@ class StepGraph:
     def _once(self) -> None:
         samples = self._samples.index_select(1, self._step).squeeze(1)
         rates = torch.where(self._step < self._steps, self._rates, 0.0)
-        self._source.step(self._weights, samples, rates, extend_all(self._keys, self._step))
+        keys = extend_all(self._keys, self._step)
+        self._source.step(self._weights, samples, rates, keys, self._method, self.optimizer)
         self._step.add_(1)
 
     def run(self, starts: Tensor, samples: Tensor, rates: Tensor, steps: Tensor, keys: Tensor, longest: int) -> Tensor:

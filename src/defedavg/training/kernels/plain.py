@@ -3,11 +3,12 @@
 The backward pass of a layer computes the gradient of its input and then updates the layer's parameters, so that no
 gradient of weights is stored. Weights have a leading dimension C, one entry per client; convolution weights have the
 shape (C, O, kh, kw, I). A client with learning rate zero is not updated, even if its gradient is not finite.
+With separate targets the update is subtracted from these: zeros and rate −1 yield the gradients.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -27,6 +28,17 @@ class LayerWeights:
     bias: Tensor | None
     rates: Tensor | None  # (C,); None in an evaluation
     trainable: tuple[bool, bool] = (True, True)  # weight, bias
+    targets: tuple[Tensor | None, Tensor | None] = (None, None)  # updated instead of weight and bias
+
+    @property
+    def updated_weight(self) -> Tensor:
+        """The tensor that the backward pass updates, of the shape of the weight."""
+        return self.weight if self.targets[0] is None else self.targets[0]
+
+    @property
+    def updated_bias(self) -> Tensor | None:
+        """The tensor that the backward pass updates, of the shape of the bias."""
+        return self.bias if self.targets[1] is None else self.targets[1]
 
     def __len__(self) -> int:
         return len(self.weight)
@@ -97,7 +109,8 @@ class LayerKernels:
         if needs_x:
             patches = self._product(flat, params.weight.flatten(2)).view(len(grad), high, wide, *window.size, -1)
             grad_x = _sum_patches(patches, shape, window)
-        self._update(LayerWeights(params.weight.flatten(2), params.bias, params.rates, params.trainable), flat, columns)
+        weight, target = params.weight.flatten(2), params.updated_weight.flatten(2)
+        self._update(replace(params, weight=weight, targets=(target, params.targets[1])), flat, columns)
         return grad_x
 
     def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -118,15 +131,15 @@ class LayerKernels:
         rates = params.rates.view(-1, 1, 1)
         if params.weight[0].numel() < grad[0].numel():  # scale the smaller of the two
             if params.trainable[0]:
-                params.weight.sub_(scaled(self._product(grad.transpose(1, 2), x), rates))
-            if params.bias is not None and params.trainable[1]:
-                params.bias.sub_(scaled(grad.sum(1), params.rates.view(-1, 1)))
+                params.updated_weight.sub_(scaled(self._product(grad.transpose(1, 2), x), rates))
+            if (bias := params.updated_bias) is not None and params.trainable[1]:
+                bias.sub_(scaled(grad.sum(1), params.rates.view(-1, 1)))
             return
         step = scaled(grad, -rates)
         if params.trainable[0]:
-            self._add_product(params.weight, step.transpose(1, 2), x)
-        if params.bias is not None and params.trainable[1]:
-            params.bias.add_(step.sum(1))
+            self._add_product(params.updated_weight, step.transpose(1, 2), x)
+        if (bias := params.updated_bias) is not None and params.trainable[1]:
+            bias.add_(step.sum(1))
 
     def _columns(self, x: Tensor, clients: int, window: Window) -> Tensor:
         """Return the patches of all samples, (C, B·H'·W', kh·kw·I)."""
@@ -238,18 +251,18 @@ class CpuLayerKernels(LayerKernels):
         assert params.rates is not None
         clients = len(params)
         grads, images = (tensor.permute(0, 3, 1, 2).chunk(clients) for tensor in (grad, x))
-        kernels = params.weight.permute(0, 1, 4, 2, 3).unbind()
+        kernels, targets = (w.permute(0, 1, 4, 2, 3).unbind() for w in (params.weight, params.updated_weight))
         wanted = (needs_x, params.trainable[0], False)
-        grads_x = []
-        for grad_out, image, kernel, rate in zip(grads, images, kernels, params.rates.tolist(), strict=True):
+        grads_x, rates = [], params.rates.tolist()
+        for grad_out, image, kernel, target, rate in zip(grads, images, kernels, targets, rates, strict=True):
             grad_x, grad_kernel, _ = aten.convolution_backward(
                 grad_out, image, kernel, None, window.stride, window.padding, (1, 1), False, (0, 0), 1, wanted
             )
             if params.trainable[0]:
-                kernel.sub_(grad_kernel, alpha=rate)
+                target.sub_(grad_kernel, alpha=rate)
             grads_x.append(grad_x)
-        if params.bias is not None and params.trainable[1]:  # ten times faster than oneDNN's
-            params.bias.sub_(grad.reshape(clients, -1, grad.shape[-1]).sum(1) * params.rates.unsqueeze(1))
+        if (bias := params.updated_bias) is not None and params.trainable[1]:  # ten times faster than oneDNN's
+            bias.sub_(grad.reshape(clients, -1, grad.shape[-1]).sum(1) * params.rates.unsqueeze(1))
         if not needs_x:
             return None
         return (grads_x[0] if clients == 1 else torch.cat(grads_x)).permute(0, 2, 3, 1)

@@ -293,11 +293,14 @@ def linear(x, w, bias, rates, out, R, I: tl.constexpr, O: tl.constexpr, RELU: tl
 
 
 @triton.jit(do_not_specialize=["R"])
-def linear_step(grad, out, x, w, bias, rates, grad_x, R,
+def linear_step(grad, out, x, w, target, bias, rates, grad_x, R,
                 I: tl.constexpr, O: tl.constexpr, RELU: tl.constexpr, INPUTS: tl.constexpr, WEIGHT: tl.constexpr,
-                BIAS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                BR: tl.constexpr):  # fmt: skip
-    """Compute the gradient of the inputs and the SGD update in one pass over the weights, BN columns per program."""
+                BIAS: tl.constexpr, SEPARATE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+                BN: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+    """Compute the gradient of the inputs and the SGD update in one pass over the weights, BN columns per program.
+
+    With SEPARATE the update is subtracted from ``target`` instead of the weights.
+    """
     c = tl.program_id(1).to(tl.int64)
     rate = tl.load(rates + c)
     if rate == 0.0:
@@ -325,7 +328,10 @@ def linear_step(grad, out, x, w, bias, rates, grad_x, R,
                 acc = _dot(g, weights, acc, PRECISION)
             if WEIGHT:
                 gradient = _dot(tl.trans(g), xs, tl.zeros((BM, BN), dtype=tl.float32), PRECISION)
-                tl.store(to, weights - rate * gradient, mask=tile_mask)
+                if SEPARATE:
+                    _sgd_update(target + c * (O * I) + o[:, None] * I + i[None, :], gradient, rate, tile_mask)
+                else:
+                    tl.store(to, weights - rate * gradient, mask=tile_mask)
         if BIAS:
             if tl.program_id(0) == 0:
                 biases = bias + c * O + o

@@ -69,8 +69,9 @@ class TritonLayerKernels(LayerKernels):
         grad_x = torch.empty_like(x) if needs_x else x
         config = _config("linear_step", BM=outs, BN=ins)
         kernels.linear_step[_parts(ins, config["BN"]), clients](
-            grad.contiguous(), out, x, params.weight, *_filled(x, params.bias, params.rates), grad_x, rows, I=ins,
-            O=outs, RELU=relu, INPUTS=needs_x, WEIGHT=params.trainable[0], BIAS=params.trainable[1],
+            grad.contiguous(), out, x, params.weight, params.updated_weight,
+            *_filled(x, params.updated_bias, params.rates), grad_x, rows, I=ins, O=outs, RELU=relu, INPUTS=needs_x,
+            WEIGHT=params.trainable[0], BIAS=params.trainable[1], SEPARATE=params.targets[0] is not None,
             PRECISION=self._precision, BR=_tile(rows, ROWS), **config,
         )  # fmt: skip
         return grad_x if needs_x else None
@@ -152,16 +153,17 @@ class TritonLayerKernels(LayerKernels):
         parts = min(size, SPLIT) if tiles < SPLIT else 1
         each = outs * kh * kw * ins
         partial_sums = x.new_empty((clients, parts, each + outs) if parts > 1 else (1,))
-        bias, rates = _filled(x, params.bias, params.rates)
+        bias, rates = _filled(x, params.updated_bias, params.rates)
         updates = {"WEIGHT": params.trainable[0], "BIAS": params.trainable[1]}
         kernels.conv_step[tiles * parts, _parts(outs, config["BM"]), clients](
-            grad, x, params.weight, bias, rates, partial_sums, size, H=shape[1], W=shape[2], I=ins, IX=x.shape[-1],
-            O=outs, OH=high, OW=wide, KH=kh, KW=kw, SH=window.stride[0], SW=window.stride[1], DOWN=window.padding[0],
-            ACROSS=window.padding[1], PARTS=parts, PRECISION=self._precision, **updates, **config,
+            grad, x, params.updated_weight, bias, rates, partial_sums, size, H=shape[1], W=shape[2], I=ins,
+            IX=x.shape[-1], O=outs, OH=high, OW=wide, KH=kh, KW=kw, SH=window.stride[0], SW=window.stride[1],
+            DOWN=window.padding[0], ACROSS=window.padding[1], PARTS=parts, PRECISION=self._precision, **updates,
+            **config,
         )  # fmt: skip
         if parts > 1:
             kernels.add_parts[_parts(each + outs, 512), clients](
-                partial_sums, params.weight, bias, rates, EACH=each, O=outs, PARTS=parts, BLOCK=512, **updates
+                partial_sums, params.updated_weight, bias, rates, EACH=each, O=outs, PARTS=parts, BLOCK=512, **updates
             )
 
 

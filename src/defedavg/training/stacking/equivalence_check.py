@@ -1,4 +1,7 @@
-"""The equivalence check: compares one step of three stacked clients with the module itself, client by client."""
+"""The equivalence check: compares one step of three stacked clients with the module itself, client by client.
+
+It compares the fused update of plain SGD, and the gradients that other optimisers use.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,10 @@ StepResult = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 class DisagreementError(StackingError):
     """A stacked form computes something else than the module."""
+
+
+class GradientError(DisagreementError):
+    """A stacked form computes plain SGD correctly, but a registered layer yields no gradients."""
 
 
 class _DataFlow(TorchFunctionMode):
@@ -139,11 +146,14 @@ class EquivalenceCheck:
     def check(self, form: Form) -> None:
         """Raise ``DisagreementError`` if the form fails or computes something else than the module.
 
-        If the form does not support the module, raise ``StackingError``.
+        If the form does not support the module, raise ``StackingError``. If plain SGD agrees, but the gradients do not,
+        raise ``GradientError``.
         """
         try:
             with torch.random.fork_rng(devices=[]):
-                *outputs, changes = self._stacked(form(self._module, LayerKernels(), self._sample))
+                model = form(self._module, LayerKernels(), self._sample)
+                *outputs, changes = self._stacked(model)
+                gradients, unchanged = self._gradients(model)
         except StackingError:
             raise
         except Exception as error:  # a module may raise anything
@@ -156,6 +166,8 @@ class EquivalenceCheck:
             raise DisagreementError("stacked clients get other results than single ones: does the model mix samples?")
         if any(bool(changes[name].any()) for name in self._weights.keys() - expected_changes.keys()):
             raise DisagreementError("a frozen parameter changes")
+        if not unchanged or not all(self._near(gradients[n], expected_changes[n], largest) for n in gradients):
+            raise GradientError("the gradients of stacked clients differ from those of single ones")
 
     def _near(self, found: Tensor, expected: Tensor, scale: float) -> bool:
         if found.shape != expected.shape:
@@ -163,9 +175,24 @@ class EquivalenceCheck:
         limit = self._tolerance * (_largest(expected) + 0.01 * scale)
         return bool(((found - expected).abs() <= limit).all())
 
+    def _reordered(self, model: StackedModel) -> dict[str, Tensor]:
+        permuted = {name: self._weights[name].permute(CHANNELS_LAST).contiguous() for name in model.channels_last}
+        return self._weights | permuted
+
+    def _gradients(self, model: StackedModel) -> tuple[dict[str, Tensor], bool]:
+        """Return rates times gradients, and whether the parameters keep their values."""
+        before = self._reordered(model)
+        weights = {name: values.clone() for name, values in before.items()}
+        into = {name: torch.empty_like(weights[name]) for name in self._trainable}
+        active, slopes = self._rates > 0, self._slopes.flatten(0, 1)
+        inputs = each(lambda part: part.flatten(0, 1).clone(), self._inputs)
+        model.gradients(weights, into, active, self._keys, inputs, lambda out: (out * slopes).sum())
+        unchanged = all(torch.equal(weights[name], before[name]) for name in self._weights.keys() - self._statistics)
+        into.update((name, into[name].permute(CHANNELS_FIRST)) for name in model.channels_last if name in into)
+        return {name: g * self._rates.view(-1, *(1,) * (g.ndim - 1)) for name, g in into.items()}, unchanged
+
     def _stacked(self, model: StackedModel) -> StepResult:
-        reordered = {name: self._weights[name].permute(CHANNELS_LAST).contiguous() for name in model.channels_last}
-        before = self._weights | reordered
+        before = self._reordered(model)
         inputs = each(lambda part: part.flatten(0, 1), self._inputs)
         with torch.no_grad():
             evaluated = model.run(StackedPass(before), each(Tensor.clone, inputs))

@@ -11,7 +11,8 @@ The contract of ``run(context, x)``:
 * SGD update: by default, autograd computes the gradients of ``context.weights`` and the trainer applies the update. A
   layer that names parameters in ``StackedLayer.self_updating`` updates these itself in its backward pass, in place, by
   ``context.rates`` (C,), and must leave a client with rate zero unchanged even if its gradient is not finite. Pass
-  ``context.anchor`` to such a layer's autograd function: it makes the backward pass visit the layer.
+  ``context.anchor`` to such a layer's autograd function: it makes the backward pass visit the layer. It subtracts
+  the update from ``context.targets[name]`` instead, where there is one: optimisers other than plain SGD need gradients.
 * Randomness: a random layer draws from ``context.keys`` (C,), and draws nothing if ``context.training`` is False.
 * Exactness: each client must get the result that the module computes for its parameters and samples alone, up to
   rounding, whatever the other clients compute. ``run`` may neither mix clients nor keep state between passes.
@@ -24,7 +25,7 @@ Only the class itself is looked up, because a subclass may compute something els
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -52,6 +53,7 @@ class StackedPass:
     rates: Tensor | None = None  # learning rates, (C,)
     keys: Tensor | None = None  # (C,): random layers draw from them
     anchor: Tensor | None = None  # a leaf that needs a gradient, so that the backward pass visits every layer
+    targets: Mapping[str, Tensor] = field(default_factory=dict)  # name -> updated instead of the parameter, (C, …)
 
     @property
     def clients(self) -> int:
@@ -84,7 +86,8 @@ class StackedModel:
     """A model for many clients; the sets of names are those of all its layers.
 
     ``statistics`` are the buffers that a training step updates. If ``batch_invariant`` is False, the rounding of one
-    client's results depends on the other clients, even on the CPU.
+    client's results depends on the other clients, even on the CPU. If ``yields_gradients`` is False, a registered
+    layer ignores ``targets``: only plain SGD can train the model.
     """
 
     run: Callable[[StackedPass, Any], Tensor]  # the inputs of the task
@@ -92,6 +95,7 @@ class StackedModel:
     channels_last: frozenset[str] = frozenset()
     statistics: frozenset[str] = frozenset()
     batch_invariant: bool = True
+    yields_gradients: bool = True
 
     @classmethod
     def of(cls, run: Callable[[StackedPass, Any], Tensor], layers: Iterable[StackedLayer]) -> StackedModel:
@@ -107,20 +111,50 @@ class StackedModel:
         loss: Callable[[Tensor], Tensor],
     ) -> Tensor:  # fmt: skip
         """Do one SGD step for every client in place, and return the outputs: (C, …) weights, (C,) rates and keys."""
+        outputs, gradients = self._backward(weights, trainable, StackedPass(weights, rates, keys), inputs, loss)
+        with torch.no_grad():
+            for name, gradient in gradients.items():
+                if gradient is not None:
+                    weights[name].sub_(scaled(gradient, rates.view(-1, *(1,) * (gradient.ndim - 1))))
+        return outputs
+
+    def gradients(
+        self, weights: Mapping[str, Tensor], into: Mapping[str, Tensor], active: Tensor, keys: Tensor, inputs: Any,
+        loss: Callable[[Tensor], Tensor],
+    ) -> None:  # fmt: skip
+        """Store the gradients of the parameters that ``into`` names, and update the running statistics.
+
+        Clients that are not ``active`` (C,) keep their statistics; their gradients are arbitrary.
+        """
+        for target in into.values():
+            target.zero_()
+        rates = -active.to(next(iter(weights.values())).dtype)
+        targets = {name: target for name, target in into.items() if name in self.self_updating}
+        context = StackedPass(weights, rates, keys, targets=targets)
+        _, gradients = self._backward(weights, into, context, inputs, loss)
+        with torch.no_grad():
+            for name, gradient in gradients.items():
+                if gradient is not None:
+                    into[name].copy_(gradient)
+
+    def _backward(
+        self, weights: Mapping[str, Tensor], trainable: Iterable[str], context: StackedPass, inputs: Any,
+        loss: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, dict[str, Tensor | None]]:  # fmt: skip
+        """Run both passes; return the outputs and the gradients of the parameters that no layer updates itself."""
+        rates = context.rates
+        assert rates is not None
         anchor = rates.new_zeros((), requires_grad=True)
         leaves = {name: weights[name].detach().requires_grad_() for name in trainable if name not in self.self_updating}
-        context = StackedPass({**weights, **leaves} if leaves else weights, rates, keys, anchor)
+        context = replace(context, weights={**weights, **leaves} if leaves else weights, anchor=anchor)
         statistics = {name: weights[name].clone() for name in self.statistics}
         outputs = self.run(context, inputs)
         gradients = torch.autograd.grad(loss(outputs), [*leaves.values(), anchor], allow_unused=True)
         with torch.no_grad():
-            for name, gradient in zip(leaves, gradients, strict=False):
-                if gradient is not None:
-                    weights[name].sub_(scaled(gradient, rates.view(-1, *(1,) * (gradient.ndim - 1))))
             for name, before in statistics.items():  # a client with rate zero keeps them
                 idle = (rates == 0).view(-1, *(1,) * (before.ndim - 1))
                 weights[name].copy_(torch.where(idle, before, weights[name]))
-        return outputs
+        return outputs, dict(zip(leaves, gradients, strict=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ class _FusedLayer(torch.autograd.Function):
 def _weights(module: nn.Linear | nn.Conv2d, name: str, context: StackedPass) -> LayerWeights:
     weight, bias = context.weights[f"{name}weight"], context.weights.get(f"{name}bias")
     trainable = (module.weight.requires_grad, module.bias is not None and module.bias.requires_grad)
-    return LayerWeights(weight, bias, context.rates, trainable)
+    targets = context.targets.get(f"{name}weight"), context.targets.get(f"{name}bias")
+    return LayerWeights(weight, bias, context.rates, trainable, targets)
 
 
 def _parameter_names(module: nn.Module, name: str) -> tuple[str, ...]:

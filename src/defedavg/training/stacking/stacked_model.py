@@ -22,7 +22,7 @@ from ..kernels.plain import CpuLayerKernels, LayerKernels
 from ..module_state import keyed_copy, updated_buffers
 from .attention import PlainAttention
 from .composed import chain, composed, shared_tables
-from .equivalence_check import DisagreementError, EquivalenceCheck
+from .equivalence_check import DisagreementError, EquivalenceCheck, Form, GradientError
 from .layer_registry import StackedModel, StackedPass, StackingError, plugin_layers
 from .layers import without_padding
 
@@ -48,13 +48,26 @@ def stack(module: nn.Module, kernels: LayerKernels | None = None, sample: Inputs
             # torch.func does not use registered layers, and would hide that one of them is wrong.
             raise StackingError(f"with the registered form of {', '.join(plugins)}: {disagreement}")
         try:
-            check.check(form)
-            return replace(form(model, kernels, sample), statistics=statistics)
+            return _checked(check, form, model, kernels, sample, statistics)
         except DisagreementError as error:
             reason = disagreement = str(error)
         except StackingError as error:
             reason = str(error)
     raise StackingError(reason)
+
+
+def _checked(
+    check: EquivalenceCheck, form: Form, model: nn.Module, kernels: LayerKernels, sample: Inputs,
+    statistics: frozenset[str],
+) -> StackedModel:  # fmt: skip
+    yields_gradients = True
+    try:
+        check.check(form)
+    except GradientError:
+        if not plugin_layers(model):
+            raise
+        yields_gradients = False  # a registered layer from outside updates its parameters itself, wherever asked to
+    return replace(form(model, kernels, sample), statistics=statistics, yields_gradients=yields_gradients)
 
 
 def _unchecked(model: nn.Module, kernels: LayerKernels) -> StackedModel:

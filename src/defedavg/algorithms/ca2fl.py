@@ -1,0 +1,62 @@
+"""CA²FL: buffered asynchronous merges, calibrated with the last update of every client.
+
+Wang, Cao, Wu, Chen, Chen: Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update
+Calibration (ICLR 2024).
+
+    clients are started as in FedBuff;  h_i is the last merged update of client i, 0 before its first;  after n arrivals
+    v = (1/N) Σ_{all i} h_i + (1/n) Σ (Δ_i − h_i);   w[t+1] = w[t] − η · v;   then h_i ← Δ_i for the clients of the n
+
+If one client sent several of the n updates, each is compared with the h_i before the merge, and the latest one becomes
+h_i. The server keeps Σ h_i, so a merge costs O(n) and not O(N). Left out: CA²FL's variants with adaptive server steps;
+set training.server_optimizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .base import Setup
+from .dispatching import ConcurrentClients
+from .protocol import Assignment, Merge, StateSpec, StateVector, Update
+from .setting_checks import check_concurrency
+
+SUM = StateVector("sum")
+
+
+@dataclass(frozen=True, slots=True)
+class CA2FLSettings:
+    """How many clients train concurrently."""
+
+    concurrency: int = field(default=0, metadata={"help": "clients that train concurrently; 0: all"})
+
+    def __post_init__(self) -> None:
+        check_concurrency("ca2fl", self.concurrency)
+
+
+class CA2FL(ConcurrentClients):
+    """FedBuff whose merges also move along the last updates of the clients that are not in the buffer."""
+
+    name = "ca2fl"
+    summary = "buffered asynchronous: every n arrivals are merged, calibrated with the last update of every client"
+    citation = "Wang et al., ICLR 2024"
+    equation = "w[t+1] = w[t] − η·(1/N Σ_{all i} h_i + 1/n Σ (Δ_i − h_i)), h_i = last Δ_i"
+    settings_type = CA2FLSettings
+    weightings = ("uniform",)
+
+    @classmethod
+    def state_vectors(cls, setup: Setup, settings: Any) -> tuple[StateSpec, ...]:  # noqa: ARG003 (overrides a hook)
+        """Return the sum, and the last update of every client."""
+        return StateSpec("sum"), StateSpec("last", setup.num_clients, per_client=True)
+
+    def combine(self, buffer: list[Update]) -> Merge:
+        """Step along the calibrated mean, then replace the last updates of the clients in the buffer."""
+        n = len(buffer)
+        latest = {update.client: update for update in buffer}  # in the order of arrival, so of their indices
+        last = {client: StateVector("last", client) for client in latest}
+        states = ((SUM, -1.0 / self.setup.num_clients), *((last[update.client], 1.0 / n) for update in buffer))
+        change = Assignment(
+            SUM, (), tuple((u, 1.0) for u in latest.values()), ((SUM, 1.0), *((h, -1.0) for h in last.values()))
+        )
+        kept = (Assignment(last[client], (), ((update, 1.0),)) for client, update in latest.items())
+        return self.merge([(u, -1.0 / n) for u in buffer], states=states, after=(change, *kept))

@@ -1,0 +1,74 @@
+"""What an algorithm may do with state vectors: every fault is one line, in every simulator and command."""
+
+from __future__ import annotations
+
+import inspect
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from defedavg import simulate
+from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup, register
+from defedavg.errors import UserError
+from defedavg.planning.devices import Fleet
+from defedavg.planning.plan import Plan
+from defedavg.planning.plan_checks import checked_for_use
+from defedavg.planning.sparse_simulator import make_simulator_for
+from helpers import stateful_algorithms as stateful
+from helpers.command_line import call, refuse
+
+FAULTS = list(stateful.FAULTS.items())
+SETTINGS = {
+    "task.model": "softmax",
+    "clients.num_clients": 10,
+    "training.local_steps": 2,
+    "training.updates_per_round": 3,
+    "stop.max_rounds": 30,
+}
+
+
+def ids(value: object) -> str | None:
+    return value.__name__ if isinstance(value, type) else None
+
+
+@pytest.mark.parametrize("detail", ["all", "used"])
+@pytest.mark.parametrize(("kind", "words"), FAULTS, ids=ids)
+def test_every_simulator_reports_a_fault(kind: type[ServerMachine], words: tuple[str, ...], detail: str) -> None:
+    made = make_simulator_for(kind(Setup(10, 3, 2)), Fleet(10), detail)
+    with pytest.raises(UserError) as caught:
+        list(islice(checked_for_use(made.header, made), 2000))
+    assert str(caught.value).startswith(f"algorithm {kind.name!r}: ")
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("executor", ["batched", "reference"])
+def test_simulate_reports_a_fault(executor: str) -> None:
+    register(stateful.MovesRunningStarts)
+    with pytest.raises(UserError, match=r"the plan is not valid: .* was assigned after it began"):
+        simulate("moves-running-starts", settings=SETTINGS, executor=executor)
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize(("kind", "words"), FAULTS, ids=ids)
+def test_the_commands_report_a_fault_in_one_line(
+    kind: type[ServerMachine], words: tuple[str, ...], command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "plugin.py").write_text(
+        inspect.getsource(stateful) + f"\nfrom defedavg.algorithms import register\nregister({kind.__name__})\n"
+    )
+    (tmp_path / "study.toml").write_text(
+        f'algorithms = ["{kind.name}"]\n[task]\nmodel = "softmax"\n[clients]\n'
+        "num_clients = 10\n[training]\nlocal_steps = 2\nupdates_per_round = 3\n[stop]\nmax_rounds = 30\n"
+    )
+    done = call(command, "study.toml", "--plugin", "plugin.py", cwd=tmp_path)
+    refuse(done, f"algorithm {kind.name!r}", *words)
+
+
+@pytest.mark.usefixtures("registry")
+def test_an_algorithm_without_a_fault_passes() -> None:
+    register(stateful.Corrected)
+    assert "corrected" in ALGORITHMS
+    Plan.collect(make_simulator_for(stateful.Corrected(Setup(10, 3, 2)), Fleet(10), "all"), 40).check()
