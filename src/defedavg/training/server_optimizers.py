@@ -18,7 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..algorithms.protocol import StateVector
+from ..algorithms.protocol import SERVER_OPTIMIZERS, StateVector
 from .state_vectors import StateVectors
 
 FIRST, SECOND, LARGEST = (StateVector(f"optimizer.{name}") for name in ("first", "second", "largest"))
@@ -36,7 +36,7 @@ class ServerOptimizer:
     @property
     def vectors(self) -> tuple[StateVector, ...]:
         """The state vectors that every merge assigns."""
-        return (FIRST, SECOND, LARGEST)[: VECTORS[self.name]]
+        return (FIRST, SECOND, LARGEST)[: SERVER_OPTIMIZERS[self.name]]
 
     def step(self, gradient: Tensor, state: StateVectors) -> Tensor:
         """Return the step for a pseudo-gradient, and update the optimiser's state vectors."""
