@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from defedavg.algorithms import ALGORITHMS
 from defedavg.algorithms.protocol import Merge
-from defedavg.config.build import make_executor
+from defedavg.config.build import local_training, make_executor
+from defedavg.config.study import study
+from defedavg.config.unused_settings import unused_settings
+from defedavg.errors import UserError
 from defedavg.planning.plan import Plan
+from defedavg.runstore.reader import flat_settings
 from defedavg.training.server_optimizers import FIRST, LARGEST, SECOND
 from helpers.command_line import call, refuse
-from helpers.oracle_runs import PROBLEM, START, Vector, assert_versions, delta, product_run
+from helpers.oracle_runs import GLOBAL_LR, PROBLEM, START, Vector, assert_versions, delta, product_run
 from helpers.settings_tables import settings, small
 from helpers.small_runs import batched_run, final_versions, how, reference, task_of
 
@@ -111,7 +116,7 @@ def options(optimizer: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_every_optimiser_equals_its_definition(name: str, optimizer: str) -> None:
-    rate = 1.0 if name == "favano" else RATES[optimizer]  # FAVANO has no global rate
+    rate = RATES[optimizer]  # also of FAVANO, which has no global rate of its own
     plan, found = product_run(name, **options(optimizer, global_lr=rate))
     assert_versions(found, oracle(plan, name, optimizer, rate))
 
@@ -119,8 +124,9 @@ def test_every_optimiser_equals_its_definition(name: str, optimizer: str) -> Non
 @pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])
 @pytest.mark.parametrize("name", [*GRADIENTS, "area", "quafl", "mifa"])
 def test_momentum_zero_is_no_optimiser(name: str, optimizer: str) -> None:
-    _, plain = product_run(name)
-    _, found = product_run(name, server_optimizer=optimizer, server_momentum=0.0)
+    rate = GLOBAL_LR if ALGORITHMS[name].uses_global_lr else 1.0
+    _, plain = product_run(name, global_lr=rate)
+    _, found = product_run(name, server_optimizer=optimizer, server_momentum=0.0, global_lr=rate)
     assert_versions(found, plain)
 
 
@@ -166,6 +172,33 @@ def test_amsgrad_keeps_three_vectors_and_its_largest_never_decreases() -> None:
         before = largest
     assert smaller
     assert set(executor.state.assigned()) == {FIRST, SECOND, LARGEST}
+
+
+def test_a_server_optimiser_uses_the_global_rate_of_an_algorithm_that_has_none() -> None:
+    plain, chosen = settings("favano"), settings("favano", training={"server_optimizer": "adam", "global_lr": 0.01})
+    assert not plain.uses_global_lr
+    assert chosen.uses_global_lr
+    assert local_training(chosen, 0).global_lr == 0.01
+    assert flat_settings(chosen)["training.global_lr"] == 0.01
+    assert "training.global_lr" not in flat_settings(plain)
+    scheduled = {"server_optimizer": "adam", "global_schedule": "cosine(50)"}
+    assert settings("favano", training=scheduled).training.global_schedule == "cosine(50)"
+    with pytest.raises(UserError, match=r"favano cannot use training.global_schedule"):
+        settings("favano", training={"global_schedule": "cosine(50)"})
+
+
+def test_only_constants_without_effect_are_named() -> None:
+    def lines(**tables: Any) -> list[str]:
+        return unused_settings(study({"algorithms": ["favano"], **tables}))
+
+    rate = {"global_lr": 0.5}
+    assert lines(training=rate) == ["training.global_lr has no effect: favano does not use it"]
+    assert lines(training={**rate, "server_optimizer": "momentum"}) == []
+    assert lines(training=rate, favano={"server_optimizer": "adam"}) == []
+    beta = {"server_beta2": 0.5}
+    assert lines(training=beta, favano={"server_optimizer": "adam"}) == []
+    (line,) = lines(training={**beta, "server_optimizer": "momentum"})
+    assert line == "training.server_beta2 has no effect: the server optimiser momentum does not use it"
 
 
 @pytest.mark.parametrize(

@@ -132,12 +132,12 @@ def local_training(settings: Settings, seed: int) -> LocalTraining:
     shared = (item.name for item in fields(LocalTraining) if item.name not in ("seed", "server"))
     values = {name: getattr(training, name) for name in shared}
     values["server"] = ServerOptimizer(
-        training.server_optimizer or kind.server_optimizer,
+        settings.server_optimizer,
         training.server_momentum,
         training.server_beta2,
         training.server_epsilon,
     )
-    values["global_lr"] = training.global_lr if kind.uses_global_lr else 1.0
+    values["global_lr"] = training.global_lr if settings.uses_global_lr else 1.0
     values["local_lr"] = training.local_lr if kind.uses_local_lr else 1.0
     return LocalTraining(seed, **values)
 
@@ -173,7 +173,7 @@ def state_need(settings: Settings, seed: int) -> int:
 
 def server_vectors(settings: Settings) -> int:
     """Return the number of state vectors that the server optimiser keeps."""
-    return SERVER_OPTIMIZERS[settings.training.server_optimizer or algorithm(settings.algorithm).server_optimizer]
+    return SERVER_OPTIMIZERS[settings.server_optimizer]
 
 
 def make_stopping_rule(settings: Settings) -> StoppingRule:

@@ -73,7 +73,7 @@ def pairs_of(
     pairs = []
     for point in points:
         kind = ALGORITHMS[point.settings.algorithm]
-        for global_lr in global_rates if kind.uses_global_lr else (None,):
+        for global_lr in global_rates if point.settings.uses_global_lr else (None,):
             pairs += [
                 RatePair(_with_rates(point, global_lr, local_lr), global_lr, local_lr)
                 for local_lr in (local_rates if kind.uses_local_lr else (None,))
