@@ -67,6 +67,34 @@ def test_the_commands_report_a_fault_in_one_line(
     refuse(done, f"algorithm {kind.name!r}", *words)
 
 
+ATTRIBUTES: list[tuple[str, str, str]] = [
+    ("job_start", "()", "job_start is (); set it to pairs of a name and a number"),
+    ("job_start", "'model'", "job_start is 'model'; set it to pairs"),
+    ("job_start", "(('model', 1.0, 2.0),)", "job_start is (('model', 1.0, 2.0),); set it to pairs"),
+    ("job_start", "(('model', float('nan')),)", "job_start is (('model', nan),); set it to pairs"),
+    ("correction", "[('drift', 1.0)]", "correction is [('drift', 1.0)]; set it to pairs"),
+    ("correction", "((1, 1.0),)", "correction is ((1, 1.0),); set it to pairs"),
+    ("correction", "(('drift', True),)", "correction is (('drift', True),); set it to pairs"),
+    ("server_optimizer", "'sdg'", "server_optimizer is 'sdg'; set it to one of 'sgd', 'momentum'"),
+    ("server_optimizer", "None", "server_optimizer is None; set it to one of"),
+    ("weightings", "'uniform'", "weightings is 'uniform'; set it to a tuple of 'uniform', 'samples'"),
+    ("weightings", "()", "weightings is (); set it to a tuple of"),
+    ("weightings", "('uniform', 'size')", "weightings is ('uniform', 'size'); set it to a tuple of"),
+    ("weightings", "([],)", "weightings is ([],); set it to a tuple of"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), ATTRIBUTES)
+def test_a_class_attribute_that_is_wrong_is_one_line(name: str, value: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "plugin.py").write_text(
+        "from defedavg.algorithms import register\nfrom defedavg.algorithms.fedavg import FedAvg\n\n\n"
+        f"@register\nclass Bad(FedAvg):\n    name = 'bad'\n    {name} = {value}\n"
+    )
+    (tmp_path / "study.toml").write_text('algorithms = ["bad"]\n[task]\nmodel = "softmax"\n')
+    done = call("plan", "study.toml", "--plugin", "plugin.py", cwd=tmp_path)
+    refuse(done, "algorithm 'bad' (Bad): ", words)
+
+
 @pytest.mark.usefixtures("registry")
 def test_an_algorithm_without_a_fault_passes() -> None:
     register(stateful.Corrected)

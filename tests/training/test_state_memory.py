@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,9 @@ from defedavg.config.build import make_fleet, make_plan, state_need
 from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import RunFinished, RunSpec
+from defedavg.experiments.simulation import Simulation
 from defedavg.experiments.sweep import Sweep
+from defedavg.experiments.tune import Tuning, pairs_of
 from defedavg.planning.plan_stats import summarise
 from defedavg.training import Evaluation, Trainer, memory, run_batched, state_memory
 from defedavg.training.state_memory import StateMemory, StateNeed
@@ -54,6 +58,24 @@ def test_tuning_counts_all_runs_that_are_compared(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(text)
     words = ("tune", "study.toml", "--memory", "30M", "--global-rates", "0.5,1", "--local-rates", "0.01,0.1,0.2")
     refuse(call(*words, cwd=tmp_path), "mifa, in 6 runs that are compared, keeps 1,206 state vectors")
+
+
+def test_tuning_with_state_gives_the_same_however_many_runs_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = {"target_accuracy": 0.8, "max_rounds": 24, "eval_every_rounds": 2}
+    chosen = study(algorithms=["mifa"], stop=stop)
+    pairs = pairs_of(chosen.points(), (0.5, 1.0), (0.0001, 0.01, 0.1))
+
+    def records() -> list[dict[str, Any]]:
+        tuning = Tuning(pairs, chosen.seeds, ComputeConfig(max_batch_jobs=64))
+        assert tuning.run(lambda event: None)
+        return tuning.records()
+
+    make = Simulation.batched_run  # results of a paused run count when it continues, in whatever batch it was computed
+    monkeypatch.setattr(Simulation, "batched_run", lambda run: replace(make(run), defer_results=True))
+    expected = records()
+    assert sum(record["status"] == "dropped" for record in expected) >= 6
+    monkeypatch.setattr(StateMemory, "within", lambda *_: StateMemory(8, 1000, reserved=21, on_device=5))
+    assert records() == expected
 
 
 def test_simulate_refuses_state_that_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:

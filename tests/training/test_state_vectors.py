@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from defedavg import simulate
 from defedavg.algorithms import register
 from defedavg.algorithms.protocol import StateSpec, StateVector
 from defedavg.config.build import make_executor, make_plan
 from defedavg.experiments.checkpointing import read_checkpoint, write_checkpoint
-from defedavg.training import EvalCounters, RunState, state_memory
+from defedavg.experiments.simulation import Simulation
+from defedavg.training import (
+    EvalCounters,
+    EvalResult,
+    Evaluation,
+    PendingEval,
+    RunState,
+    Trainer,
+    run_batched,
+    state_memory,
+)
 from defedavg.training.state_memory import StateMemory
 from defedavg.training.state_vectors import StateLayout, StateVectors
 from helpers.oracle_runs import (
@@ -26,6 +38,7 @@ from helpers.oracle_runs import (
     assert_versions,
     product_run,
 )
+from helpers.settings_tables import settings
 from helpers.small_runs import batched_run, final_versions, how, reference, task_of
 from helpers.stateful_algorithms import CORRECTION, GAIN, KEPT, Corrected
 from helpers.stateful_algorithms import START as MIXED
@@ -80,6 +93,54 @@ def test_the_vectors_of_both_executors_agree(monkeypatch: pytest.MonkeyPatch) ->
     assert {vector.name for vector in one} == {"model", "drift"}
     for vector, value in one.items():
         assert torch.allclose(value, other[vector], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["fedbuff", "mifa"])
+def test_a_run_that_reaches_its_target_discards_what_was_merged_past_it(algorithm: str) -> None:
+    base: dict[str, Any] = {"task": {"model": "softmax"}, "clients": {"num_clients": 20}}
+    rates = {"local_lr": 0.003, "server_optimizer": "momentum", "server_momentum": 0.5}
+    training = {"updates_per_round": 4, "local_steps": 5, **rates}
+    chosen = settings(algorithm, **base, training=training, stop={"target_accuracy": 0.4, "max_rounds": 60})
+    plain, fast = Simulation(chosen, 0), Simulation(chosen, 0)
+    expected = list(plain)
+    assert 3 < len(expected) < 60
+    trainer = Trainer(fast.task, fast.executor.module, max_batch_jobs=64)
+    batched, ahead = fast.batched_run(), 0
+    record = batched.record
+
+    def recorded(pending: PendingEval, result: EvalResult) -> Evaluation | None:
+        nonlocal ahead
+        ahead = batched.newest - pending.round
+        return record(pending, result)
+
+    batched.record = recorded  # type: ignore[method-assign]
+    for _ in run_batched([batched], trainer):
+        pass
+    assert ahead > 0 or algorithm == "mifa"  # a synchronous run cannot merge ahead
+    assert [(e.round, e.accuracy) for e in fast.progress.evaluations] == [(e.round, e.accuracy) for e in expected]
+    assert batched.newest == expected[-1].round
+    assert torch.allclose(fast.weights, plain.weights, rtol=1e-4, atol=1e-6)
+    assert batched.reference.state.assigned() == {}
+
+
+@pytest.mark.parametrize("executor", ["batched", "reference"])
+def test_simulate_returns_the_result_of_an_algorithm_with_state(executor: str) -> None:
+    register(Corrected)
+    task = task_of("mlp")
+    chosen = {"training.updates_per_round": 3, "training.local_steps": 4, "stop.max_rounds": 12}
+    result = simulate("corrected", task=task, settings=chosen, executor=executor)
+    assert (result.status, result.rounds) == ("max_rounds", 12)
+    assert result.plan.header.correction == Corrected.correction
+    assert result.plan.hash() == make_plan(settings("corrected", **tables(chosen)), 0, 12).hash()
+    assert all(bool(value.isfinite().all()) for value in result.state_dict().values())
+
+
+def tables(chosen: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {"clients": {"num_clients": 6}}
+    for name, value in chosen.items():
+        table, _, key = name.partition(".")
+        found.setdefault(table, {})[key] = value
+    return found
 
 
 # Host memory. On the CPU it is that of the model, so every step but the pinning is the same.

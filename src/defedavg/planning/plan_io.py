@@ -79,7 +79,7 @@ def _plain_header(header: Header) -> dict[str, Any]:
     if not header.sparse:  # keeps the lines and the hash of complete plans independent of the later field
         del values["lean"]
     version = VERSION
-    if header.state or header.job_start != FROM_VERSION:
+    if header.state or header.correction or header.job_start != FROM_VERSION:
         values["state"] = [[spec.name, spec.count, spec.initial, spec.per_client] for spec in header.state]
         values["job_start"], version = header.job_start, STATE_VERSION
         if header.correction:
@@ -161,7 +161,7 @@ def stream(path: str | Path) -> tuple[Header, Iterator[Record]]:
         raise UserError(f"the plan {path} is empty; plan again")
     try:
         header = read_header(json.loads(first))
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f"{path}, line 1: not the header of a plan ({error})") from None
     return header, _records(path, lines)
 
