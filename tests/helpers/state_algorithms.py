@@ -32,7 +32,7 @@ class OwnModels(BufferedRound):
 
     @classmethod
     def state_vectors(cls, setup: Setup, settings: Any) -> tuple[StateSpec, ...]:
-        return (StateSpec("model", setup.num_clients, "model", per_client=True), StateSpec("sum of/all updates"))
+        return (StateSpec("model", setup.num_clients, "model", per_client=True), StateSpec("sum"))
 
     def start(self) -> Actions:
         return [Send(client, 0) for client in range(self.setup.num_clients)]
@@ -48,7 +48,7 @@ class OwnModels(BufferedRound):
         return [*merged, *(Send(client, self.version) for client in senders)]
 
     def combine(self, buffer: list[Update]) -> Merge:
-        new, total = self.version + 1, StateVector("sum of/all updates")
+        new, total = self.version + 1, StateVector("sum")
         models = [(StateVector("model", update.client), update) for update in buffer]
         after = [
             Assignment(model, ((new, 0.5),), ((update, -0.5),), ((model, 0.5),), "quantise(8)")

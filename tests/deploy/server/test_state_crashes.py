@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from defedavg.errors import UserError
 from defedavg.runstore import writer
 from defedavg.runstore.layout import EVENT_LOG as LOG
 from defedavg.training import Status
+from helpers.background_clients import RealClock
 from helpers.deployments import World, agrees, checked, tiny_task
 from helpers.state_algorithms import MergesOneByOne, OwnModels, registered
 
@@ -32,6 +34,8 @@ STATEFUL: list[dict[str, Any]] = [
     {"algorithm": "fedbuff", "training__updates_per_round": 2, "training__server_optimizer": "amsgrad"},
     {"algorithm": "own-models", "training__updates_per_round": 2},
     {"algorithm": "one-by-one", "training__updates_per_round": 2},
+    {"algorithm": "area", "training__updates_per_round": 2},
+    {"algorithm": "quafl", "training__updates_per_round": 2, "quafl__wait_seconds": 0.02},
     {"algorithm": "defedavg-niid", "defedavg-niid__mode": "thrifty", "training__server_optimizer": "momentum"},
 ]
 
@@ -115,7 +119,11 @@ def recorded_script(folder: Path, changes: dict[str, Any]) -> tuple[dict[str, An
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "save_update", save_update)
         patch.setattr(Session, "handle", handled)
-        world = World(folder, clients__num_clients=4, stop__max_rounds=5, **changes)
+        make: Callable[..., World] = World
+        if changes["algorithm"] == "quafl":  # its clients train in threads
+            patch.setattr("helpers.deployments.Clock", RealClock)
+            make = partial(World, deploy__patience_seconds=0.05, deploy__poll_seconds=0.001)
+        world = make(folder, clients__num_clients=4, stop__max_rounds=5, **changes)
         world.until(lambda: world.session.progress.status is not Status.RUNNING)
     return world.flat, script
 
@@ -149,6 +157,7 @@ def play(folder: Path, flat: dict[str, Any], script: list[Step], disk: Disk) -> 
             versions |= {version: weights.clone() for version, weights in session.executor.versions.items()}
         except CrashError:
             crashes += 1
+            assert crashes < 100
             if session is not None:
                 session.log.close()
             session = None
@@ -195,7 +204,7 @@ def test_a_crash_at_any_moment_of_writing_changes_no_bit(
 
 
 @pytest.mark.parametrize("changes", STATEFUL, ids=named)
-@pytest.mark.parametrize("every", [5, 7, 13])
+@pytest.mark.parametrize("every", [11, 13, 17])
 def test_a_server_that_crashes_again_and_again_changes_no_bit(
     changes: dict[str, Any], every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +219,7 @@ def test_a_server_that_crashes_again_and_again_changes_no_bit(
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("changes", STATEFUL, ids=named)
+@pytest.mark.parametrize("changes", [c for c in STATEFUL if c["algorithm"] != "quafl"], ids=named)
 def test_a_resumed_deployment_with_state_replays_as_its_executor_computes_it(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -242,15 +251,6 @@ def test_only_the_newest_value_of_a_vector_is_kept_and_only_what_a_merge_assigne
         assert len(written) == 3  # the sum, and the last updates of two clients
         names = [path.name.rsplit("-", 1)[0] for path in _state_files(tmp_path / "run")]
         assert len(names) == len(set(names)) == len(world.session.executor.state.assigned())
-
-
-def test_names_of_state_vectors_are_made_safe(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", **STATEFUL[2])
-    world.until(lambda: world.session.engine.server.version >= 2)
-    names = {path.name.split("-")[1] for path in _state_files(tmp_path / "run")}
-    assert names == {"model", "sum%20of%2Fall%20updates"}
-    world.crash()
-    world.until(lambda: world.session.progress.status is not Status.RUNNING)
 
 
 def _other_shape(path: Path) -> None:

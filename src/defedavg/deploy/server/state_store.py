@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 from safetensors import SafetensorError
@@ -38,7 +37,7 @@ class StateStore:
         return self.folder / f"update-{client}-{index}.safetensors"
 
     def _vector_path(self, vector: StateVector, version: int) -> Path:
-        return self.folder / f"state-{quote(vector.name, safe='')}-{vector.index}-{version}.safetensors"
+        return self.folder / f"state-{vector.name}-{vector.index}-{version}.safetensors"
 
     def save_version(self, version: int, weights: Tensor) -> None:
         """Save the weights of a version."""
