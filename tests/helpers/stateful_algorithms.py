@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from defedavg.algorithms import BufferedRound, ServerMachine
-from defedavg.algorithms.base import Actions, NoSettings, Setup
+from defedavg.algorithms.base import Actions
 from defedavg.algorithms.fedavg import FedAvg
 from defedavg.algorithms.protocol import (
     Assignment,
@@ -18,6 +18,7 @@ from defedavg.algorithms.protocol import (
     StateVector,
     Update,
 )
+from defedavg.algorithms.setup import NoSettings, Setup
 
 Terms = tuple[tuple[str, float], ...]
 FAULT_ROUND = 9

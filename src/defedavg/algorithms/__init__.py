@@ -19,7 +19,7 @@ from .ace import Ace
 from .area import Area
 from .asofed import AsoFed
 from .asysg import AsySG
-from .base import BufferedRound, SampledRound, ServerMachine, Setup
+from .base import BufferedRound, SampledRound, ServerMachine
 from .ca2fl import CA2FL
 from .defedavg_iid import DeFedAvgIID
 from .defedavg_niid import DeFedAvgNIID
@@ -34,6 +34,7 @@ from .mifa import Mifa
 from .protocol import SERVER_OPTIMIZERS, WEIGHTINGS, ClientPolicy
 from .quafl import Quafl
 from .ringmaster import Ringmaster
+from .setup import Setup
 
 __all__ = ["ALGORITHMS", "BufferedRound", "SampledRound", "ServerMachine", "Setup", "algorithm", "register"]
 __getattr__ = renamed_names(__name__)

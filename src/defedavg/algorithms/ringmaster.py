@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError
-from .base import Actions, Setup
+from .base import Actions
 from .dispatching import EveryArrival
 from .protocol import ClientPolicy, Request, Send, Update
 from .setting_checks import check_concurrency
+from .setup import Setup
 
 STOPPING = ClientPolicy(hold_until_requested=True, restart_on_model=True)
 
@@ -37,8 +38,7 @@ class RingmasterSettings:
     def __post_init__(self) -> None:
         check_concurrency("ringmaster", self.concurrency)
         if self.threshold < 0:
-            fault = f"ringmaster: threshold is {self.threshold}"
-            raise UserError(f"{fault}; give a number of merges, or 0 for twice the concurrency")
+            raise UserError(f"ringmaster: threshold is {self.threshold}; give a staleness, or 0 for 2·concurrency")
 
 
 class Ringmaster(EveryArrival):
@@ -57,7 +57,7 @@ class Ringmaster(EveryArrival):
 
     @classmethod
     def client_policy(cls, settings: Any) -> ClientPolicy:
-        """Return the policy of clients whose jobs can be stopped, or of those that send when they finish."""
+        """Return the policy of clients whose jobs can be stopped, or that send when they finish."""
         return STOPPING if settings.stop else cls.policy
 
     @property

@@ -147,14 +147,19 @@ def _start_evaluation(pending: PendingEvals, trainer: Trainer) -> Callable[[], l
     """Start to evaluate versions, on a CUDA device without waiting for it; the returned call waits for the results."""
     if not pending or not trainer.asynchronous:
         return lambda: [evaluate_version(run.reference, run.schedule, one) for run, one in pending]
-    finite = [torch.isfinite(one.weights).all().double() for _, one in pending]
     chosen = [(i, run.schedule, one.weights) for i, (run, one) in enumerate(pending) if one.evaluate]
     test = _evaluate([(i, schedule.test, weights) for i, schedule, weights in chosen], trainer)
     train = _evaluate([(i, schedule.train_subset, weights) for i, schedule, weights in chosen], trainer)
-    none = torch.full((2,), math.nan, dtype=torch.float64, device=finite[0].device)
-    rows = [torch.stack([seen, *test.get(i, none).unbind(), train.get(i, none)[0]]) for i, seen in enumerate(finite)]
+    # A norm is finite if and only if all values are; one call computes the norms of all versions.
+    norms = torch.stack(list(torch._foreach_norm([one.weights for _, one in pending], math.inf)))
+    rows = torch.full((len(pending), 4), math.nan, dtype=torch.float64, device=norms.device)
+    rows[:, 0] = norms.isfinite()
+    for i, figures in test.items():
+        rows[i, 1:3] = figures
+    for i, figures in train.items():
+        rows[i, 3] = figures[0]
     host = torch.empty((len(rows), 4), dtype=torch.float64, pin_memory=True)
-    host.copy_(torch.stack(rows), non_blocking=True)
+    host.copy_(rows, non_blocking=True)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()
 
