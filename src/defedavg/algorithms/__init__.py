@@ -68,16 +68,13 @@ def _check_state(where: str, kind: type[ServerMachine]) -> None:
         if not isinstance(terms, tuple) or not all(map(_is_term, terms)) or (word == "job_start" and not terms):
             example = '(("model", 1.0),)'
             raise UserError(f"{where}: {word} is {terms!r:.60}; set it to pairs of a name and a number: {example}")
-    for word, known in (("server_optimizer", tuple(SERVER_OPTIMIZERS)), ("weightings", WEIGHTINGS)):
-        value = getattr(kind, word)
-        names = (value,) if word == "server_optimizer" else value
-        if (
-            not isinstance(names, tuple)
-            or not names
-            or not all(isinstance(name, str) and name in known for name in names)
-        ):
-            how = "a tuple of" if word == "weightings" else "one of"
-            raise UserError(f"{where}: {word} is {value!r:.60}; set it to {how} {', '.join(map(repr, known))}")
+    for word, value, known, how in (
+        ("server_optimizer", (kind.server_optimizer,), tuple(SERVER_OPTIMIZERS), "one of"),
+        ("weightings", kind.weightings, WEIGHTINGS, "a tuple of"),
+    ):
+        if not (isinstance(value, tuple) and value and all(name in known for name in value)):
+            shown = ", ".join(map(repr, known))
+            raise UserError(f"{where}: {word} is {getattr(kind, word)!r:.60}; set it to {how} {shown}")
 
 
 def _is_term(term: object) -> bool:

@@ -54,10 +54,7 @@ class CA2FL(ConcurrentClients):
         n = len(buffer)
         latest = {update.client: update for update in buffer}  # in the order of arrival, so of their indices
         last = {client: StateVector("last", client) for client in latest}
-        share, replaced = (
-            1.0 / self.setup.num_clients,
-            [update for update in buffer if latest[update.client] is not update],
-        )
+        share, replaced = 1.0 / self.setup.num_clients, [u for u in buffer if latest[u.client] is not u]
         change = Assignment(
             CHANGE, (), tuple((u, 1.0) for u in buffer), tuple((last[update.client], -1.0) for update in buffer)
         )

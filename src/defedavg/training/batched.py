@@ -147,17 +147,7 @@ def _start_evaluation(pending: PendingEvals, trainer: Trainer) -> Callable[[], l
     """Start to evaluate versions, on a CUDA device without waiting for it; the returned call waits for the results."""
     if not pending or not trainer.asynchronous:
         return lambda: [evaluate_version(run.reference, run.schedule, one) for run, one in pending]
-    chosen = [(i, run.schedule, one.weights) for i, (run, one) in enumerate(pending) if one.evaluate]
-    test = _evaluate([(i, schedule.test, weights) for i, schedule, weights in chosen], trainer)
-    train = _evaluate([(i, schedule.train_subset, weights) for i, schedule, weights in chosen], trainer)
-    # A norm is finite if and only if all values are; one call computes the norms of all versions.
-    norms = torch.stack(list(torch._foreach_norm([one.weights for _, one in pending], math.inf)))
-    rows = torch.full((len(pending), 4), math.nan, dtype=torch.float64, device=norms.device)
-    rows[:, 0] = norms.isfinite()
-    for i, figures in test.items():
-        rows[i, 1:3] = figures
-    for i, figures in train.items():
-        rows[i, 3] = figures[0]
+    rows = _evaluated(pending, trainer)
     host = torch.empty((len(rows), 4), dtype=torch.float64, pin_memory=True)
     host.copy_(rows, non_blocking=True)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -173,6 +163,21 @@ def _start_evaluation(pending: PendingEvals, trainer: Trainer) -> Callable[[], l
         return values
 
     return results
+
+
+def _evaluated(pending: PendingEvals, trainer: Trainer) -> Tensor:
+    """Return for every version whether it is finite, its loss, its metric and its training loss; NaN for none."""
+    # A norm is finite if and only if all values are; one call computes the norms of all versions.
+    norms = torch.stack(list(torch._foreach_norm([one.weights for _, one in pending], math.inf)))
+    rows = torch.full((len(pending), 4), math.nan, dtype=torch.float64, device=norms.device)
+    rows[:, 0] = norms.isfinite()
+    chosen = [(i, run.schedule, one.weights) for i, (run, one) in enumerate(pending) if one.evaluate]
+    for i, figures in _evaluate([(i, schedule.test, weights) for i, schedule, weights in chosen], trainer).items():
+        rows[i, 1:3] = figures
+    subsets = [(i, schedule.train_subset, weights) for i, schedule, weights in chosen]
+    for i, figures in _evaluate(subsets, trainer).items():
+        rows[i, 3] = figures[0]
+    return rows
 
 
 def _evaluate(entries: Sequence[tuple[int, Data | None, Tensor]], trainer: Trainer) -> dict[int, Tensor]:

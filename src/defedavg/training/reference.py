@@ -220,7 +220,7 @@ class Reference:
         return self._flat.layout
 
     def state_need(self, rounds: int) -> int:
-        """Return the number of state vectors after so many rounds, at most."""
+        """Return the number of state vectors after that many rounds, at most."""
         return self.state.layout.vectors(rounds) + SERVER_OPTIMIZERS[self.local_training.server.name]
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:

@@ -62,7 +62,7 @@ class StateMemory:
         return self.vector_bytes * (self.reserved if self.on_device is None else self.on_device)
 
     def check(self, who: str, vectors: int) -> None:
-        """Raise ``UserError`` if so many vectors cannot be stored."""
+        """Raise ``UserError`` if that many vectors cannot be stored."""
         if vectors > self.capacity:
             sizes = [readable(n * self.vector_bytes) for n in (1, vectors, self.capacity)]
             raise UserError(

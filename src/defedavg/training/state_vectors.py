@@ -35,7 +35,7 @@ class StateLayout:
     updates_per_merge: int = 0
 
     def vectors(self, rounds: int) -> int:
-        """Return the number of state vectors after so many rounds, at most: a merge has vectors of few clients."""
+        """Return the number of state vectors after that many rounds, at most: a merge has vectors of few clients."""
         clients = rounds * self.updates_per_merge
         return sum(min(spec.count, clients) if spec.per_client else spec.count for spec in self.specs)
 
