@@ -71,9 +71,7 @@ class Ringmaster(EveryArrival):
 
     def invite(self, client: int) -> Actions:
         """Send the newest version; where jobs can be stopped, also request the update of the client."""
-        if not self.settings.stop:
-            return super().invite(client)
-        return [self.send_newest(client), Request(client)]
+        return [self.send_newest(client), Request(client)] if self.settings.stop else super().invite(client)
 
     def send_newest(self, client: int) -> Send:
         """Send the newest version and note it; a running job stops."""
