@@ -11,9 +11,9 @@ from helpers.command_line import call, refuse
 BAD = [
     ("fedasync.alpha=0", "fedasync: alpha is 0.0; give a number above zero, at most 1"),
     ("fedasync.alpha=1.5", "fedasync: alpha is 1.5; give a number above zero, at most 1"),
-    ("fedasync.exponent=-1", "fedasync: exponent is -1.0; give a number of zero or more"),
-    ("fedasync.hinge_slope=inf", "fedasync.hinge_slope"),
-    ("fedasync.hinge_bound=-1", "fedasync: hinge_bound is -1; give a number of zero or more"),
+    ("fedasync.exponent=-1", "fedasync: exponent is -1.0; give a finite number of zero or more"),
+    ("fedasync.hinge_slope=inf", "fedasync: hinge_slope is inf; give a finite number of zero or more"),
+    ("fedasync.hinge_bound=-1", "fedasync: hinge_bound is -1; give a finite number of zero or more"),
     ("fedasync.staleness=polynom", "staleness factor of fedasync 'polynom'", "polynomial"),
     ("fedasync.concurrency=-2", "fedasync: concurrency is -2; give a number of clients, or 0 for all"),
     ("fedasync.concurrency=30", "fedasync: concurrency is 30 but there are 20 clients"),
@@ -39,7 +39,7 @@ def test_a_bad_setting_is_one_line(tmp_path: Path, setting: str, words: tuple[st
 @pytest.mark.parametrize("name", ["fedasync", "delay-adaptive-sgd", "ringmaster", "mifa", "ca2fl", "ace"])
 def test_weights_by_samples_are_refused(tmp_path: Path, name: str) -> None:
     done = call(*plan(tmp_path, name, "training.weighting=samples"), cwd=tmp_path)
-    refuse(done, f"{name} cannot weight updates by samples; use training.weighting = 'uniform'")
+    refuse(done, f"{name} cannot weight updates by samples; set weighting = 'uniform'")
 
 
 def test_stopped_jobs_cannot_be_omitted_from_a_plan(tmp_path: Path) -> None:
