@@ -5,11 +5,14 @@ A plan says which updates are merged when; every version is computed here from t
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from defedavg.config.build import make_executor, make_plan
 from defedavg.planning.plan import Plan
+from helpers.command_line import call, refuse
 from helpers.oracle_runs import CLIENTS, GLOBAL_LR, PROBLEM, START, Vector, assert_versions, delta, product_run
 from helpers.settings_tables import settings, small
 
@@ -152,3 +155,28 @@ def test_quafl_starts_jobs_from_the_clients_own_models() -> None:
     starts = {executor.start_of(update).numpy().tobytes() for update, _ in plan.rounds[-1].merge.updates}
     assert len(starts) == 3
     assert executor.local_training.global_lr == 1.0  # it has no global rate
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "words"),
+    [
+        ("area", "concurrency=-1", ("area: concurrency is -1", "0 for all")),
+        ("area", "concurrency=9", ("area: concurrency is 9 but there are 7 clients",)),
+        ("asofed", "concurrency=-2", ("asofed: concurrency is -2", "0 for all")),
+        ("quafl", "bits=1", ("quafl: bits is 1", "2 to 52")),
+        ("quafl", "bits=53", ("quafl: bits is 53", "2 to 52")),
+        ("quafl", "wait_seconds=0.0", ("quafl: wait_seconds is 0.0", "above zero")),
+        ("quafl", "updates_per_round=8", ("quafl: updates_per_round is 8 but there are 7 clients",)),
+        ("fadas", "delay_threshold=-1", ("fadas: delay_threshold is -1", "0 for none")),
+        ("fedfa", "window=0", ("fedfa: window is 0", "1 to 10,000")),
+        ("fedfa", "window=2.5", ("fedfa.window", "2.5")),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(
+    tmp_path: Path, name: str, setting: str, words: tuple[str, ...]
+) -> None:
+    text = f'algorithms = ["{name}"]\n[task]\nmodel = "softmax"\n[clients]\nnum_clients = {CLIENTS}\n'
+    unused = name in ("asofed", "fedfa") or "updates_per_round" in setting
+    rounds = "" if unused else "[training]\nupdates_per_round = 3\n"
+    (tmp_path / "study.toml").write_text(text + rounds, encoding="utf-8")
+    refuse(call("run", "study.toml", "--set", f"{name}.{setting}", cwd=tmp_path), *words)

@@ -82,7 +82,8 @@ RATES = {"momentum": 0.2, "nesterov": 0.2, "adagrad": 0.1, "adam": 0.02, "amsgra
 def mean_update(merge: Merge, w: list[Vector]) -> Vector:
     """Return the pseudo-gradient of FedAvg and FedBuff, the weighted mean of the updates."""
     counts = np.array([-b for _, b in merge.updates])
-    return np.asarray(np.average([delta(w[u.version], u.client) for u, _ in merge.updates], axis=0, weights=counts))
+    mean: Vector = np.average([delta(w[u.version], u.client) for u, _ in merge.updates], axis=0, weights=counts)
+    return mean
 
 
 def difference(merge: Merge, w: list[Vector]) -> Vector:

@@ -62,7 +62,8 @@ def weighted_run(
 def weighted_mean(merge: Merge, w: list[Vector], factors: Vector) -> Vector:
     weights = factors * COUNTS[[update.client for update, _ in merge.updates]]
     deltas = [delta(w[update.version], update.client) for update, _ in merge.updates]
-    return np.asarray(np.average(deltas, axis=0, weights=weights))
+    mean: Vector = np.average(deltas, axis=0, weights=weights)
+    return mean
 
 
 @pytest.mark.parametrize(

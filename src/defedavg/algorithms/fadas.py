@@ -39,7 +39,7 @@ class Fadas(ConcurrentClients):
     """FedBuff whose mean update is the gradient of AMSGrad."""
 
     name = "fadas"
-    summary = "buffered asynchronous: AMSGrad on the mean of n updates, with a smaller step after large delays"
+    summary = "buffered asynchronous: AMSGrad on the mean of n updates; set its global_lr to about 0.001"
     citation = "Wang et al., ICML 2024"
     equation = "w[t+1] = w[t] − η_t·m/(√v̂ + ε), AMSGrad on 1/n Σ Δ"
     settings_type = FadasSettings

@@ -8,8 +8,9 @@ Zakerinia, Talaei, Nadiradze, Alistarh: QuAFL: Federated Averaging Made Asynchro
 
 x_i is w[0] at first; the server's copy of it says from what client i starts. The messages are Q(x_i − w[t]) to the
 server and Q(w[t] − x_i) to the client, with unbiased stochastic rounding to `bits` bits as a stand-in for the lattice
-quantiser of the paper, which needs no common reference. They take bits/32 of the bytes and of the time of a model. A
-client that fails, or answers after its round has ended, loses its steps since it was last contacted.
+quantiser of the paper, which needs no common reference. They take bits/32 of the bytes and of the time of a model
+in a simulation; a deployment sends full models, and the server rounds them. A client that fails, or answers after its
+round has ended, loses its steps since it was last contacted.
 """
 
 from __future__ import annotations

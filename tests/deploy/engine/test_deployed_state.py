@@ -32,6 +32,8 @@ pytestmark = pytest.mark.usefixtures("worlds", "_algorithms")
 STATEFUL: list[dict[str, Any]] = [
     {"algorithm": "mifa"},
     {"algorithm": "own-models"},
+    {"algorithm": "area"},
+    {"algorithm": "fadas", "training__global_lr": 0.01},
     {"algorithm": "fedbuff", "training__server_optimizer": "amsgrad"},
 ]
 
