@@ -125,7 +125,9 @@ def test_plans_pass_every_check(name: str, data: st.DataObject) -> None:
     plan.check()
     assert plan.header.algorithm == name
     for record in plan.rounds:
-        assert math.fsum(a for _, a in record.merge.past) == pytest.approx(1.0, abs=1e-12)
+        models = {spec.name for spec in plan.header.state if spec.initial == "model"}
+        states = (c for vector, c in record.merge.states if vector.name in models)
+        assert math.fsum((*(a for _, a in record.merge.past), *states)) == pytest.approx(1.0, abs=1e-12)
         assert all(a > 0 for _, a in record.merge.past)
         ids = [(update.client, update.index) for update, _ in record.merge.updates]
         assert ids == sorted(set(ids))

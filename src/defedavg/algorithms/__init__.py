@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Collection
 from typing import Any
 
 from ..compat import renamed_names
@@ -63,18 +64,21 @@ def _check(name: str, kind: type[ServerMachine]) -> None:
 
 
 def _check_state(where: str, kind: type[ServerMachine]) -> None:
-    for word in ("job_start", "correction"):
+    for word, least in (("job_start", 1), ("correction", 0)):
         terms = getattr(kind, word)
-        if not isinstance(terms, tuple) or not all(map(_is_term, terms)) or (word == "job_start" and not terms):
+        if not isinstance(terms, tuple) or len(terms) < least or not all(map(_is_term, terms)):
             example = '(("model", 1.0),)'
             raise UserError(f"{where}: {word} is {terms!r:.60}; set it to pairs of a name and a number: {example}")
-    for word, value, known, how in (
-        ("server_optimizer", (kind.server_optimizer,), tuple(SERVER_OPTIMIZERS), "one of"),
-        ("weightings", kind.weightings, WEIGHTINGS, "a tuple of"),
-    ):
-        if not (isinstance(value, tuple) and value and all(name in known for name in value)):
-            shown = ", ".join(map(repr, known))
-            raise UserError(f"{where}: {word} is {getattr(kind, word)!r:.60}; set it to {how} {shown}")
+    if not _are_names((kind.server_optimizer,), SERVER_OPTIMIZERS):
+        known = ", ".join(map(repr, SERVER_OPTIMIZERS))
+        raise UserError(f"{where}: server_optimizer is {kind.server_optimizer!r:.60}; set it to one of {known}")
+    if not _are_names(kind.weightings, WEIGHTINGS):
+        known = ", ".join(map(repr, WEIGHTINGS))
+        raise UserError(f"{where}: weightings is {kind.weightings!r:.60}; set it to a tuple of {known}")
+
+
+def _are_names(names: object, known: Collection[str]) -> bool:
+    return isinstance(names, tuple) and bool(names) and all(isinstance(name, str) and name in known for name in names)
 
 
 def _is_term(term: object) -> bool:
