@@ -260,4 +260,4 @@ def test_the_example_is_a_plugin() -> None:
     study = config.load(example)
     assert [point.settings.clients.num_clients for point in study.points()] == [30, 30]
     assert [Path(path).name for path in study.python_files()] == ["own_algorithm.py", "own_task.py"]
-    assert ALGORITHMS["fedasync"].uses_global_lr is False
+    assert ALGORITHMS["async-mixing"].uses_global_lr is False

@@ -34,7 +34,7 @@ from helpers.deployments import World
 from helpers.run_folders import make_folder
 
 EXAMPLES = int(os.environ.get("DEFEDAVG_FUZZ", "12"))
-SECONDS = 40  # a command that takes longer hangs: each needs a few seconds
+SECONDS = 40  # of computing; a command that takes longer hangs: each needs a few seconds
 MEGABYTES = 12_000  # of address space, most of which PyTorch reserves and does not use
 
 fuzzed = settings(
@@ -87,6 +87,11 @@ FUNCTIONS = [
     "pareto(0)",
     "two-speed(2, -1)",
     "equal(",
+    "cosine(2)",
+    "step(1, 0.5)",
+    "inverse-sqrt(0)",
+    "flip+crop(2)",
+    "crop(99)",
 ]
 
 

@@ -18,15 +18,19 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from defedavg.algorithms import ALGORITHMS
+from defedavg.algorithms import ALGORITHMS, register
 from defedavg.config import study as config
+from defedavg.errors import UserError
 from defedavg.experiments import checkpointing
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import ResumedRun, RunFinished, RunSpec
+from defedavg.experiments.simulation import Simulation
 from defedavg.experiments.sweep import Sweep
 from defedavg.training import RunState
+from defedavg.training.state_memory import StateMemory
 from helpers.command_line import call, refuse
 from helpers.interrupted_studies import InterruptionError, assert_same, study
+from helpers.stateful_algorithms import Corrected
 
 # Real processes, SIGKILL.
 
@@ -42,14 +46,22 @@ schedule_by = "seconds"
 """
 
 
+SERVER_MOMENTUM = """
+server_optimizer = "momentum"
+server_momentum = 0.5
+"""
+
+
 @pytest.mark.parametrize(
     ("executor", "seeds", "algorithms", "options"),
     [
         ("batched", "[0, 1]", '"fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"', ""),
         ("reference", "[0]", '"fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"', ""),
         ("batched", "[0, 1]", '"fedavg", "fedbuff", "defedavg-niid"', SCHEDULED),
+        ("batched", "[0, 1]", '"mifa", "fedbuff", "fedavg", "asysg", "defedavg-niid"', SERVER_MOMENTUM),
+        ("reference", "[0]", '"mifa", "fedbuff"', SERVER_MOMENTUM),
     ],
-    ids=["batched", "reference", "with options"],
+    ids=["batched", "reference", "with options", "state, batched", "state, reference"],
 )
 def test_twenty_kills_at_random_moments_change_nothing(
     tmp_path: Path, executor: str, seeds: str, algorithms: str, options: str
@@ -161,6 +173,32 @@ def test_schedules_by_seconds_are_resumed(algorithm: str, executor: str) -> None
     training = {"updates_per_round": 3, "local_steps": 2, "schedule_by": "seconds", **local, **merged}
     chosen = study(algorithms=[algorithm], training=training, stop={"max_rounds": 12, "eval_every_rounds": 3})
     assert_resumable(chosen, executor, 5, [2, 3])
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("rows", [False, True], ids=["on the device", "in host memory"])
+@pytest.mark.parametrize("executor", ["batched", "reference"])
+@pytest.mark.parametrize("algorithm", ["mifa", "corrected", "fedbuff"])
+def test_state_vectors_are_resumed(algorithm: str, executor: str, rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that wait for their round are trained again from the same starts, with the same corrections."""
+    register(Corrected)
+    training = {"updates_per_round": 3, "local_steps": 2, "server_optimizer": "amsgrad"}
+    chosen = study(algorithms=[algorithm], training=training, stop={"max_rounds": 12, "eval_every_rounds": 3})
+    if rows:
+        monkeypatch.setattr(StateMemory, "within", lambda *_: StateMemory(8, 1000, 1000, on_device=2))
+    assert_resumable(chosen, executor, 5, [2, 3])
+
+
+def test_a_checkpoint_with_the_state_of_another_model_is_refused() -> None:
+    (point,) = study(algorithms=["mifa"]).points()
+    item = RunSpec(point, point.settings, 0)
+    _, states, _, _ = run_until_hook([item], ComputeConfig("reference"), 4)
+    state = states[item]
+    assert {vector.name for vector in state.state} == {"sum", "last"}
+    wrong = replace(state, state={vector: value[:-1] for vector, value in state.state.items()})
+    run = Simulation(item.settings, 0)
+    with pytest.raises(UserError, match="the checkpoint belongs to a different model"):
+        run.resume(wrong, [])
 
 
 def assert_resumable(chosen: config.Study, executor: str, width: int, moments: list[int]) -> None:

@@ -1,6 +1,8 @@
 """Run the command line in child processes, forked from one that has imported PyTorch, which takes seconds.
 
-A child has its own streams, working folder, environment and arguments, and exits as an interpreter does.
+A child has its own streams, working folder, environment and arguments. At its end it waits for its threads, calls the
+exit functions and flushes its streams, as an interpreter does, but it does not free the modules, which would take most
+of the time of a short command. A child whose standard output is a device or a pipe ends like every interpreter.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from functools import cache
 from pathlib import Path
 
 SECONDS = 300.0
+WAITING = 6  # seconds of real time per second of computing that a command may take
 
 _PARENT = """
-import gc, json, os, resource, signal, sys
+import atexit, gc, json, os, resource, signal, sys, threading
 import fontTools.subset, matplotlib.backends.backend_agg, matplotlib.backends.backend_pdf, numpy, torch
 import defedavg.cli.main, defedavg.report.plots, defedavg.experiments.sweep
 
@@ -32,7 +35,8 @@ for line in sys.stdin:
     for stream, (name, mode) in enumerate(request["streams"]):
         os.dup2(os.open(name, mode), stream)
     if request["seconds"]:
-        signal.alarm(request["seconds"])
+        signal.alarm(request["alarm"])
+        resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"],) * 2)
     if request["megabytes"]:
         resource.setrlimit(resource.RLIMIT_AS, (request["megabytes"] << 20,) * 2)
     os.environ.clear()
@@ -40,8 +44,20 @@ for line in sys.stdin:
     os.chdir(request["cwd"])
     sys.path.insert(0, request["cwd"])
     sys.argv = ["defedavg", *request["words"]]
-    defedavg.cli.main.main()
-    break
+    code = None
+    try:
+        defedavg.cli.main.main()
+    except SystemExit as end:
+        if request["whole_exit"] or not isinstance(end.code, int | None):
+            raise
+        code = end.code
+    if request["whole_exit"]:
+        break
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 """
 
 
@@ -68,14 +84,16 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``defedavg`` with these words to its end; ``stdout`` is a device or a pipe for its standard output.
 
-    A command that takes over ``seconds`` is killed by ``SIGALRM``; its address space can be limited to ``megabytes``.
+    A command that computes for over ``seconds`` is killed by ``SIGXCPU`` or ``SIGKILL``, and one that waits for several
+    times as long by ``SIGALRM``, also on a busy machine. Its address space can be limited to ``megabytes``.
     """
     env = {**_environment(), **environment}
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         streams = [(os.devnull, os.O_RDONLY), (stdout or out.name, os.O_WRONLY), (err.name, os.O_WRONLY)]
         line = [str(word) for word in words]
-        limits = {"seconds": seconds, "megabytes": megabytes}
-        request = {"words": line, "cwd": str(cwd), "env": env, "streams": streams, **limits}
+        limits = {"seconds": seconds, "alarm": WAITING * seconds, "megabytes": megabytes}
+        place = {"cwd": str(cwd), "env": env, "streams": streams, "whole_exit": stdout is not None}
+        request = {"words": line, **place, **limits}
         parent = _parent()
         assert parent.stdin is not None
         assert parent.stdout is not None

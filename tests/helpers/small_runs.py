@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from defedavg.algorithms import ALGORITHMS
+from defedavg.algorithms.protocol import FROM_VERSION
 from defedavg.config.build import make_executor, make_plan, make_simulator
 from defedavg.config.study import Settings
 from defedavg.tasks import Task, make_task
@@ -73,8 +75,11 @@ def task_of(model: str) -> Task:
 
 
 def how(algorithm: str, **training: Any) -> Settings:
-    """Return settings for six clients."""
-    base = {"updates_per_round": 3, "local_steps": 4, "batch_size": 4, "global_lr": 0.5, "local_lr": 0.1}
+    """Return settings for six clients, with rates at which rounding errors do not grow from merge to merge."""
+    kind = ALGORITHMS[algorithm]
+    own_models = kind.job_start != FROM_VERSION  # clients that never start from the server's model diverge sooner
+    rates = {"global_lr": 0.5 if kind.server_optimizer == "sgd" else 0.01, "local_lr": 0.02 if own_models else 0.1}
+    base = {"updates_per_round": 3, "local_steps": 4, "batch_size": 4, **rates}
     return settings(algorithm, clients={"num_clients": CLIENTS}, training={**base, **training})
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from defedavg.algorithms import BufferedRound, ServerMachine
-from defedavg.algorithms.base import Actions, NoSettings, Setup
+from defedavg.algorithms.base import Actions
 from defedavg.algorithms.fedavg import FedAvg
 from defedavg.algorithms.protocol import (
     Assignment,
@@ -18,7 +18,9 @@ from defedavg.algorithms.protocol import (
     StateVector,
     Update,
 )
+from defedavg.algorithms.setup import NoSettings, Setup
 
+Terms = tuple[tuple[str, float], ...]
 FAULT_ROUND = 9
 START, CORRECTION, KEPT, GAIN = 0.5, 0.3, 0.2, 0.1
 
@@ -29,8 +31,8 @@ class Corrected(FedAvg):
     name = "corrected"
     summary = citation = equation = "for tests"
     settings_type = NoSettings
-    job_start = (("version", START), ("model", 1.0 - START))
-    correction = (("drift", CORRECTION),)
+    job_start: ClassVar[Terms] = (("version", START), ("model", 1.0 - START))
+    correction: ClassVar[Terms] = (("drift", CORRECTION),)
 
     @classmethod
     def state_vectors(cls, setup: Setup, settings: Any) -> tuple[StateSpec, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,7 +57,7 @@ def test_only_stopped_jobs_are_lost_and_their_clients_restart_at_once(found: Cas
     for job in found.plan(ROUNDS).jobs:
         jobs.setdefault(job.client, []).append(job)
     for own in jobs.values():
-        for job, following in zip(own, own[1:], strict=False):
+        for job, following in itertools.pairwise(own):
             if job.outcome == "lost":
                 assert found.settings.stop
                 assert following.start == job.end
@@ -66,7 +68,7 @@ def test_only_stopped_jobs_are_lost_and_their_clients_restart_at_once(found: Cas
 def test_jobs_are_stopped_and_recorded_as_lost() -> None:
     """Without latency no finished update is stale: its job was stopped before."""
     settings = RingmasterSettings(threshold=4, stop=True)
-    links = {"model_megabytes": 0.0, "latency_seconds": 0.0}
+    links: dict[str, Any] = {"model_megabytes": 0.0, "latency_seconds": 0.0}
     plan = case("ringmaster", 8, 1, settings=settings, step_seconds=0.01, **links).plan(60)
     outcomes = [job.outcome for job in plan.jobs]
     assert outcomes.count("lost") > 20

@@ -14,6 +14,7 @@ import pytest
 from defedavg.algorithms.protocol import Update
 from defedavg.config.build import make_executor, make_plan
 from defedavg.planning.plan import Plan
+from defedavg.planning.records import Absence
 from defedavg.tasks import least_squares
 from helpers.oracle_runs import CLIENTS, GLOBAL_LR, START, Vector, assert_versions, delta, product_run
 from helpers.settings_tables import settings, small
@@ -55,14 +56,14 @@ def test_fedasync_mixes_every_arriving_model_into_the_servers(staleness: str) ->
 
 
 def test_fedasync_uses_the_exponent_the_bound_and_the_slope() -> None:
-    own: dict[str, Any]
-    for own, factor in (
+    cases: tuple[tuple[dict[str, Any], Callable[[int], float]], ...] = (
         ({"staleness": "polynomial", "exponent": 2.0, "alpha": 0.9}, lambda tau: (1.0 + tau) ** -2),
         (
             {"staleness": "hinge", "hinge_bound": 6, "hinge_slope": 0.5, "alpha": 0.9},
             lambda tau: 1.0 if tau <= 6 else 1.0 / (0.5 * (tau - 6) + 1.0),
         ),
-    ):
+    )
+    for own, factor in cases:
         plan, found = product_run("fedasync", own=own)
         w: list[Vector] = [START]
         for update in arrivals(plan):
@@ -167,9 +168,10 @@ def test_ca2fl_with_empty_caches_is_fedbuff() -> None:
     first, found = product_run("ca2fl")
     second, expected = product_run("fedbuff")
     assert [u for u, _ in first.rounds[0].merge.updates] == [u for u, _ in second.rounds[0].merge.updates]
-    assert np.array_equal(found[1], expected[1])
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-13)
     assert not np.allclose(found[2], expected[2], rtol=1e-3)
-    assert [r.merge.updates for r in first.rounds] == [r.merge.updates for r in second.rounds]
+    merged = [[[update for update, _ in record.merge.updates] for record in plan.rounds] for plan in (first, second)]
+    assert merged[0] == merged[1]
 
 
 def test_fedbuff_divides_by_n_once() -> None:
@@ -182,9 +184,8 @@ def test_fedbuff_divides_by_n_once() -> None:
     assert_versions(found, w)
 
 
-@pytest.mark.parametrize("bound", [0, 5, 8, 12])
-def test_ace_steps_along_the_mean_of_the_latest_updates(bound: int) -> None:
-    plan, found = product_run("ace", own={"max_staleness": bound}, rounds=90)
+def ace_versions(plan: Plan, bound: int) -> tuple[list[Vector], list[int]]:
+    """Return the versions of ACE (bound 0) or ACED, and how many clients each mean is over."""
     latest: dict[int, tuple[int, Vector]] = {}
     w: list[Vector] = [START]
     sizes = []
@@ -194,9 +195,38 @@ def test_ace_steps_along_the_mean_of_the_latest_updates(bound: int) -> None:
         counted = [d for version, d in latest.values() if not bound or t - version <= bound]
         sizes.append(len(counted))
         w.append(w[-1] - GLOBAL_LR * np.mean(counted, axis=0))
+    return w, sizes
+
+
+@pytest.mark.parametrize("bound", [0, 5, 8, 12])
+def test_ace_steps_along_the_mean_of_the_latest_updates(bound: int) -> None:
+    plan, found = product_run("ace", own={"max_staleness": bound}, rounds=90)
+    expected, sizes = ace_versions(plan, bound)
     assert (min(sizes[10:]) < CLIENTS) == bool(bound)
     assert sizes[0] == 1
-    assert_versions(found, w)
+    assert_versions(found, expected)
+
+
+FAILING = {"failure_rate": 0.2, "return_seconds": 0.5}
+
+
+@pytest.mark.parametrize(("name", "own"), [("ace", {}), ("ace", {"max_staleness": 6}), ("ca2fl", {}), ("mifa", {})])
+def test_stored_updates_of_clients_that_fail_and_return(name: str, own: dict[str, Any]) -> None:
+    """The last update of an absent client stays until it answers again."""
+    plan, found = product_run(name, own=own, rounds=70, clients=FAILING)
+    assert sum(isinstance(record, Absence) for record in plan.records) > 10
+    if name == "ace":
+        assert_versions(found, ace_versions(plan, own.get("max_staleness", 0))[0])
+    elif name == "ca2fl":
+        assert_versions(found, ca2fl_versions(plan))
+    else:
+        last = np.zeros((CLIENTS, len(START)))
+        w: list[Vector] = [START]
+        for record in plan.rounds:
+            for update, _ in record.merge.updates:
+                last[update.client] = delta(w[update.version], update.client)
+            w.append(w[-1] - GLOBAL_LR * last.mean(axis=0))
+        assert_versions(found, w)
 
 
 def test_ace_with_all_clients_in_turn_averages_the_last_update_of_each() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,29 @@ from defedavg.tasks import make_task
 from defedavg.training import Trainer, run_batched
 from helpers.settings_tables import settings
 from helpers.small_runs import MODELS, batched_run, final_versions, how, reference, task_of
+from helpers.strategies import variants
 
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 @pytest.mark.parametrize("model", list(MODELS))
 def test_fifty_merges_agree_with_the_reference(model: str, algorithm: str) -> None:
     task, chosen = task_of(model), how(algorithm)
+    expected = reference(chosen, task, 50)
+    (found,) = final_versions([batched_run(chosen, task, 50)], task, 64)
+    assert float((found - expected).norm() / expected.norm()) < 1e-10
+
+
+CHOICES = [
+    pytest.param(name, own, id=f"{name}-{i}")
+    for name, kind in ALGORITHMS.items()
+    for i, own in enumerate(variants(kind))
+    if own != kind.settings_type()
+]
+
+
+@pytest.mark.parametrize(("algorithm", "own"), CHOICES)
+def test_fifty_merges_of_every_choice_agree_with_the_reference(algorithm: str, own: Any) -> None:
+    task, chosen = task_of("mlp"), dataclasses.replace(how(algorithm), algorithm_settings=own)
     expected = reference(chosen, task, 50)
     (found,) = final_versions([batched_run(chosen, task, 50)], task, 64)
     assert float((found - expected).norm() / expected.norm()) < 1e-10

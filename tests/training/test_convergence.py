@@ -59,6 +59,8 @@ def test_every_algorithm_reaches_a_neighbourhood_in_proportion_to_its_rate(name:
         # Without a global rate a job counts as one step (FAVANO), without a local one it is one (AsySG).
         local = (0.02 if kind.uses_global_lr else 0.2) * scale if kind.uses_local_lr else 1.0
         overall = 0.5 if kind.uses_local_lr else 0.04 * scale
+        if kind.server_optimizer != "sgd":  # an adaptive step does not depend on the scale of the updates
+            local, overall = 0.02, 0.2 * scale
         how = settings(name, **small(8, 2, steps=4, batch_size=1, local_lr=local, global_lr=overall))
         rounds = 2400
         found.append(excess(problem, tail(problem, how, rounds, skip=rounds // 3)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from defedavg.algorithms import ALGORITHMS
-from defedavg.algorithms.protocol import Update
+from defedavg.algorithms.protocol import StateSpec, StateVector, Update
 from defedavg.config.build import make_executor
 from defedavg.errors import UserError
 from defedavg.experiments.simulation import Simulation
@@ -21,6 +21,8 @@ from defedavg.training import BatchedRun, LocalTraining, Reference, RunState, Tr
 from defedavg.training.augmentation import augmentation_of
 from defedavg.training.local_training import DeviceMinibatches
 from defedavg.training.precision import computing_in
+from defedavg.training.state_memory import StateMemory, StateNeed
+from defedavg.training.state_vectors import StateLayout, StateVectors
 from helpers.local_options import OPTIONS
 from helpers.modules import named
 from helpers.settings_tables import settings
@@ -278,3 +280,48 @@ def test_a_resumed_run_is_bit_identical(model: str, at: int) -> None:
             pass
     for run, weights in zip(resumed, expected, strict=True):
         assert torch.equal(run.reference.versions[run.newest], weights)
+
+
+def run_with(memory: StateMemory | None, rounds: int = 30) -> tuple[Tensor, int]:
+    """Return the last version of a run with state vectors, and how many of them were in host memory at most."""
+    run, most = batched_run(how("mifa", server_optimizer="adam"), images("cnn").to("cuda"), rounds), 0
+    trainer = Trainer(run.reference.task, run.reference.module, batch_size=4, state=StateNeed(9, 9))
+    if memory is not None:
+        trainer.state_memory = memory
+
+    def count() -> None:
+        nonlocal most
+        values = run.reference.state.assigned().values()
+        most = max(most, sum(not value.is_cuda for value in values))
+        assert all(value.is_cuda or value.is_pinned() for value in values)
+
+    for _ in run_batched([run], trainer, (), count):
+        pass
+    return run.reference.versions[run.newest], most
+
+
+def test_state_vectors_in_host_memory_change_no_bit() -> None:
+    expected, none = run_with(None)
+    assert none == 0
+    found, most = run_with(StateMemory(8, 1000, 1000, on_device=2))
+    assert most == 4  # of six clients
+    assert torch.equal(found, expected)
+
+
+def test_a_snapshot_of_host_memory_is_complete_and_stays() -> None:
+    layout = StateLayout((StateSpec("last", 64, per_client=True),))
+    model = torch.zeros(2_000_000, device="cuda")
+    state = StateVectors(layout, model)
+    state.place(StateMemory(model.nbytes, 100, 64, on_device=0))
+    for turn in range(3):
+        for client in range(64):
+            state[StateVector("last", client)] = torch.full_like(model, 100.0 * turn + client)
+        state.end_merge()
+        values = {vector.index: value.clone() for vector, value in state.assigned().items()}
+        for client, value in values.items():
+            assert bool((value == 100.0 * turn + client).all())
+        for client in range(64):
+            found = state[StateVector("last", client)]
+            assert found is not None
+            assert bool((found == 100.0 * turn + client).all())
+        state.end_merge()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from defedavg import Result, simulate
 from defedavg.algorithms import ALGORITHMS
-from defedavg.algorithms.protocol import Merge, Update
+from defedavg.algorithms.protocol import FROM_VERSION, Merge, Update
 from defedavg.config.build import make_executor, make_plan
 from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
@@ -25,9 +25,10 @@ from defedavg.training import LocalTraining, Reference, StackingError
 from defedavg.training.stacking.stacked_model import stack
 from helpers.command_line import call, refuse
 from helpers.interrupted_studies import assert_same, ignore, interrupted, study, uninterrupted
-from helpers.shifted_inputs import TASK_FILE, X, batch_norm_net, shifted_task
+from helpers.shifted_inputs import CLIENTS, TASK_FILE, X, batch_norm_net, shifted_task
 from helpers.small_runs import batched_run, final_versions, how, reference
 
+NAMES = [name for name, kind in ALGORITHMS.items() if kind.job_start == FROM_VERSION]
 STATISTICS = 2 * 4 + 2 * 6  # of batch_norm_net
 
 
@@ -68,9 +69,10 @@ def trained(
 
 
 @pytest.mark.parametrize("executor", ["reference", "batched"])
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_algorithm_trains_a_model_with_batch_normalisation(name: str, executor: str) -> None:
-    result = trained(name, executor, {"training.global_lr": 0.5, "training.local_lr": 0.05})
+    rate = 0.5 if ALGORITHMS[name].server_optimizer == "sgd" else 0.02
+    result = trained(name, executor, {"training.global_lr": rate, "training.local_lr": 0.05})
     assert result.status == "max_rounds"
     assert all(np.isfinite(e.loss) for e in result.evaluations)
     state = result.state_dict()
@@ -80,12 +82,14 @@ def test_every_algorithm_trains_a_model_with_batch_normalisation(name: str, exec
     assert accuracy > 0.7
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("name", [name for name in NAMES if ALGORITHMS[name].uses_updates_per_round])
 def test_without_learning_the_statistics_become_those_of_the_data(name: str) -> None:
     rates = {"training.local_lr": 1e-9, "training.global_lr": 1e-9 if name == "asysg" else 1.0}
     size = {"training.batch_size": 40, "training.local_steps": 20, "training.updates_per_round": 6}
-    state = trained(name, "batched", {**rates, **size, "stop.eval_every_rounds": 40}).state_dict()
-    pooled = X[:300]
+    result = trained(name, "batched", {**rates, **size, "stop.eval_every_rounds": 40})
+    state, last = result.state_dict(), result.plan.rounds[-1].merge.updates
+    # A merge of one update has the statistics of its client.
+    pooled = X[:300] if len(last) > 1 else X[last[0][0].client : 300 : CLIENTS]
     assert bool((np.abs(state["0.running_mean"].numpy() - pooled.mean(0)) < 0.2 * pooled.std(0)).all())
     np.testing.assert_allclose(state["0.running_var"], pooled.var(0), rtol=0.2)
 
@@ -114,7 +118,7 @@ def convex(merge: Merge, finals: dict[Update, dict[str, Tensor]], before: dict[s
     return torch.stack([b * finals[u][name] for u, b in weights.items()]).sum(0) / sum(weights.values())
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("name", NAMES)
 def test_statistics_are_the_convex_mean_of_the_clients_final_statistics(name: str) -> None:
     task, chosen = shifted_task(), how(name)
     executor = make_executor(chosen, 0, task)
@@ -163,7 +167,7 @@ def test_extreme_weights_keep_a_variance_at_or_above_zero_and_equal_values_exact
 # Executors
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("name", NAMES)
 def test_the_batched_executor_agrees_with_the_reference(name: str) -> None:
     task, chosen = shifted_task(), how(name)
     expected = reference(chosen, task, 50)
@@ -267,6 +271,20 @@ def test_the_state_dict_of_a_result_is_the_model_that_was_evaluated(executor: st
     assert torch.equal(torch.cat(values).detach(), result.weights)
     result.state_dict()["1.weight"].zero_()
     assert bool(result.state_dict()["1.weight"].any())
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in NAMES])
+def test_clients_that_keep_their_models_cannot_have_running_statistics(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.py").write_text(TASK_FILE)
+    (tmp_path / "study.toml").write_text(
+        f'algorithms = ["fedavg", "{name}"]\n[task]\nmodule = "mine.py:make"\n[clients]\nnum_clients = 20\n'
+        "[training]\nupdates_per_round = 2\n[stop]\nmax_rounds = 2\n"
+    )
+    refuse(call("run", "study.toml", cwd=tmp_path), "running statistics", "GroupNorm")
+    assert not list((tmp_path / "runs").glob("**/metrics.jsonl"))
 
 
 # Batches of one sample

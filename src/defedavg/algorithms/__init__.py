@@ -8,6 +8,7 @@ are checked here; ``planning.rehearsal`` checks its decisions when a run starts.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -18,7 +19,7 @@ from .ace import Ace
 from .area import Area
 from .asofed import AsoFed
 from .asysg import AsySG
-from .base import BufferedRound, SampledRound, ServerMachine, Setup
+from .base import BufferedRound, SampledRound, ServerMachine
 from .ca2fl import CA2FL
 from .defedavg_iid import DeFedAvgIID
 from .defedavg_niid import DeFedAvgNIID
@@ -30,9 +31,10 @@ from .fedavg import FedAvg
 from .fedbuff import FedBuff
 from .fedfa import FedFa
 from .mifa import Mifa
-from .protocol import ClientPolicy
+from .protocol import SERVER_OPTIMIZERS, WEIGHTINGS, ClientPolicy
 from .quafl import Quafl
 from .ringmaster import Ringmaster
+from .setup import Setup
 
 __all__ = ["ALGORITHMS", "BufferedRound", "SampledRound", "ServerMachine", "Setup", "algorithm", "register"]
 __getattr__ = renamed_names(__name__)
@@ -56,7 +58,29 @@ def _check(name: str, kind: type[ServerMachine]) -> None:
         raise UserError(f"{where} has no class attribute 'policy'; set it to a ClientPolicy")
     if type(kind.past_versions) is not int or kind.past_versions < 0:
         raise UserError(f"{where}: past_versions is {kind.past_versions!r}; set it to a whole number of zero or more")
+    _check_state(where, kind)
     _check_settings(where, kind.settings_type)
+
+
+def _check_state(where: str, kind: type[ServerMachine]) -> None:
+    for word in ("job_start", "correction"):
+        terms = getattr(kind, word)
+        if not isinstance(terms, tuple) or not all(map(_is_term, terms)) or (word == "job_start" and not terms):
+            example = '(("model", 1.0),)'
+            raise UserError(f"{where}: {word} is {terms!r:.60}; set it to pairs of a name and a number: {example}")
+    for word, value, known, how in (
+        ("server_optimizer", (kind.server_optimizer,), tuple(SERVER_OPTIMIZERS), "one of"),
+        ("weightings", kind.weightings, WEIGHTINGS, "a tuple of"),
+    ):
+        if not (isinstance(value, tuple) and value and all(name in known for name in value)):
+            shown = ", ".join(map(repr, known))
+            raise UserError(f"{where}: {word} is {getattr(kind, word)!r:.60}; set it to {how} {shown}")
+
+
+def _is_term(term: object) -> bool:
+    if not (isinstance(term, tuple) and len(term) == 2 and isinstance(term[0], str)):
+        return False
+    return type(term[1]) in (int, float) and -math.inf < term[1] < math.inf
 
 
 def _check_settings(where: str, settings: type[Any]) -> None:

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError
-from .base import Setup
 from .dispatching import EveryArrival
 from .protocol import Assignment, Merge, StateSpec, StateVector, Update
 from .setting_checks import check_concurrency
+from .setup import Setup
 
 SUM = StateVector("sum")
 
@@ -83,6 +83,5 @@ class Ace(EveryArrival):
         last, left = StateVector("last", update.client), [StateVector("last", client) for client in removed]
         share = 1.0 / len(self.latest)
         change = Assignment(SUM, (), ((update, 1.0),), ((SUM, 1.0), *((vector, -1.0) for vector in (last, *left))))
-        states = ((SUM, -share), *((vector, share) for vector in (last, *left)))
         kept = (Assignment(last, (), ((update, 1.0),)), *(Assignment(vector) for vector in left))
-        return self.merge([(update, -share)], states=states, after=(change, *kept))
+        return self.merge([(update, 0.0)], states=((SUM, -share),), before=(change, *kept))

@@ -17,12 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .base import Setup
 from .dispatching import ConcurrentClients
 from .protocol import Assignment, Merge, StateSpec, StateVector, Update
 from .setting_checks import check_concurrency
-
-CHANGE = StateVector("change")
+from .setup import Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +46,15 @@ class Area(ConcurrentClients):
 
     @classmethod
     def state_vectors(cls, setup: Setup, settings: Any) -> tuple[StateSpec, ...]:  # noqa: ARG003 (overrides a hook)
-        """Return the last model of every client, and a sum that is zero between merges."""
-        return StateSpec("change"), StateSpec("model", setup.num_clients, "model", per_client=True)
+        """Return the last model of every client."""
+        return (StateSpec("model", setup.num_clients, "model", per_client=True),)
 
     def combine(self, buffer: list[Update]) -> Merge:
         """Replace the models of the clients that answered in the mean of all."""
         newest = {update.client: update for update in buffer}  # in order of arrival
         shares = [(update, self.share_of(client)) for client, update in sorted(newest.items())]
-        # The coefficients of past versions must sum to one, so Σ share·(w[v] − y) is a vector of its own.
-        change = Assignment(
-            CHANGE,
-            past=tuple((update.version, share) for update, share in shares),
-            states=tuple((StateVector("model", update.client), -share) for update, share in shares),
-        )
         kept = (Assignment(StateVector("model", u.client), ((u.version, 1.0),), ((u, -1.0),)) for u in buffer)
         merged = [(u, -self.share_of(u.client) if newest[u.client] is u else 0.0) for u in buffer]
-        states = ((CHANGE, 1.0),)
-        return self.merge(merged, states=states, before=(change,), after=(*kept, Assignment(CHANGE)))
+        past = ((self.version, 1.0), *((update.version, share) for update, share in shares))
+        states = ((StateVector("model", update.client), -share) for update, share in shares)
+        return self.merge(merged, past, states=states, after=kept)

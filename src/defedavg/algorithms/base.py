@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..compat import refuse_old_hooks
@@ -31,31 +30,11 @@ from .protocol import (
     StateSpec,
     StateVector,
     Update,
-)
+)  # fmt: skip
+from .setup import NoSettings, Setup
 
 Actions = list[ServerAction]
 STATE_FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What every server machine needs to know. Without ``timeout_seconds`` it waits for clients without limit.
-
-    ``shares`` has the share of every client in all training samples, by which updates are weighted; without it all
-    clients have the same weight.
-    """
-
-    num_clients: int
-    updates_per_round: int
-    local_steps: int
-    seed: int = 0
-    timeout_seconds: float | None = None
-    shares: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NoSettings:
-    """The settings of an algorithm that has none."""
 
 
 class ServerMachine:

@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .base import Setup
 from .dispatching import ConcurrentClients
 from .protocol import Assignment, Merge, StateSpec, StateVector, Update
 from .setting_checks import check_concurrency
+from .setup import Setup
 
-SUM = StateVector("sum")
+SUM, CHANGE = StateVector("sum"), StateVector("change")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,25 @@ class CA2FL(ConcurrentClients):
 
     @classmethod
     def state_vectors(cls, setup: Setup, settings: Any) -> tuple[StateSpec, ...]:  # noqa: ARG003 (overrides a hook)
-        """Return the sum, and the last update of every client."""
-        return StateSpec("sum"), StateSpec("last", setup.num_clients, per_client=True)
+        """Return the sum, the last update of every client, and Σ (Δ_i − h_i), which is zero between merges."""
+        return StateSpec("sum"), StateSpec("change"), StateSpec("last", setup.num_clients, per_client=True)
 
     def combine(self, buffer: list[Update]) -> Merge:
         """Step along the calibrated mean, then replace the last updates of the clients in the buffer."""
         n = len(buffer)
         latest = {update.client: update for update in buffer}  # in the order of arrival, so of their indices
         last = {client: StateVector("last", client) for client in latest}
-        states = ((SUM, -1.0 / self.setup.num_clients), *((last[update.client], 1.0 / n) for update in buffer))
+        share, replaced = 1.0 / self.setup.num_clients, [u for u in buffer if latest[u.client] is not u]
         change = Assignment(
-            SUM, (), tuple((u, 1.0) for u in latest.values()), ((SUM, 1.0), *((h, -1.0) for h in last.values()))
+            CHANGE, (), tuple((u, 1.0) for u in buffer), tuple((last[update.client], -1.0) for update in buffer)
+        )
+        # An update that a later one of its client replaces is in the change, but not in the sum of the last ones.
+        sums = Assignment(
+            SUM,
+            (),
+            tuple((update, -1.0) for update in replaced),
+            ((SUM, 1.0), (CHANGE, 1.0), *((last[update.client], 1.0) for update in replaced)),
         )
         kept = (Assignment(last[client], (), ((update, 1.0),)) for client, update in latest.items())
-        return self.merge([(u, -1.0 / n) for u in buffer], states=states, after=(change, *kept))
+        states, after = ((SUM, -share), (CHANGE, -1.0 / n)), (sums, *kept, Assignment(CHANGE))
+        return self.merge([(u, 0.0) for u in buffer], states=states, before=(change,), after=after)

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 from ..errors import UserError
 from ..rng import below, key
-from .base import Actions, BufferedRound, Setup
+from .base import Actions, BufferedRound
 from .client_pool import ClientPool
 from .protocol import ClientPolicy, Discard, EndOfInstant, Resample, Send, SetTimer, Update
+from .setup import Setup
 
 
 class ConcurrentClients(BufferedRound):

@@ -7,7 +7,7 @@ Wang, Wang, Li, Zhang, Lin, Chen: FADAS: Towards Federated Adaptive Asynchronous
 
 η_t = η / τ_max if τ_max, the largest staleness of the round, exceeds τ_c, and η otherwise. This is the form of the
 authors' code; their text has min(η, 1/τ_max), which depends on the value of η. β₁, β₂ and ε are server_momentum,
-server_beta2 and server_epsilon of [training]. A step changes every weight by about η: set global_lr to about 0.01.
+server_beta2 and server_epsilon of [training]. A step changes every weight by about η: set global_lr to about 0.001.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import unknown
-from .base import Actions, SampledRound, Setup
+from .base import Actions, SampledRound
 from .protocol import ClientPolicy, Discard, Merge, Request, Send, ServerAction, SetTimer, Update
 from .setting_checks import check_wait
+from .setup import Setup
 
 REWEIGHT = ("stochastic", "deterministic")
 

@@ -42,7 +42,7 @@ class FedAsyncSettings:
             raise UserError(f"fedasync: alpha is {self.alpha}; give a number above zero, at most 1")
         for name in ("exponent", "hinge_bound", "hinge_slope"):
             if not 0.0 <= (value := getattr(self, name)) < math.inf:
-                raise UserError(f"fedasync: {name} is {value}; give a number of zero or more")
+                raise UserError(f"fedasync: {name} is {value}; give a finite number of zero or more")
 
 
 def _hinge(settings: FedAsyncSettings, staleness: int) -> float:

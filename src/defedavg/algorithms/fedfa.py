@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError
-from .base import Setup
 from .dispatching import ConcurrentClients
 from .protocol import Assignment, Merge, StateSpec, StateVector, Update
 from .setting_checks import check_concurrency
+from .setup import Setup
 
 MAX_WINDOW = 10_000
-CHANGE = StateVector("change")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +52,14 @@ class FedFa(ConcurrentClients):
 
     @classmethod
     def state_vectors(cls, setup: Setup, settings: Any) -> tuple[StateSpec, ...]:  # noqa: ARG003 (overrides a hook)
-        """Return the models of the window, and a sum that is zero between merges."""
-        return StateSpec("change"), StateSpec("window", settings.window, "model")
+        """Return the models of the window."""
+        return (StateSpec("window", settings.window, "model"),)
 
     def combine(self, buffer: list[Update]) -> Merge:
         """Replace the oldest model of the window, and return its mean."""
         (update,) = buffer
-        size = self.settings.window
-        share, oldest, others = 1.0 / size, self.version % size, range(size)
-        # The coefficients of past versions must sum to one, so the mean without Δ, less w[t], is a vector of its own.
-        change = Assignment(
-            CHANGE,
-            past=((update.version, share), (self.version, -1.0)),
-            states=tuple((StateVector("window", other), share) for other in others if other != oldest),
-        )
-        kept = Assignment(StateVector("window", oldest), ((update.version, 1.0),), ((update, -1.0),))
-        states = ((CHANGE, 1.0),)
-        return self.merge([(update, -share)], states=states, before=(change,), after=(kept, Assignment(CHANGE)))
+        share = 1.0 / self.settings.window
+        oldest = StateVector("window", self.version % self.settings.window)
+        kept = Assignment(oldest, ((update.version, 1.0),), ((update, -1.0),))
+        past = ((self.version, 1.0), (update.version, share))
+        return self.merge([(update, -share)], past, states=((oldest, -share),), after=(kept,))

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import NoSettings, Setup
 from .fedavg import FedAvg
 from .protocol import Assignment, Merge, StateSpec, StateVector, Update
+from .setup import NoSettings, Setup
 
 SUM = StateVector("sum")
 
@@ -48,5 +48,4 @@ class Mifa(FedAvg):
             SUM, (), tuple((u, 1.0) for u in updates), ((SUM, 1.0), *((vector, -1.0) for vector in last))
         )
         kept = (Assignment(vector, (), ((u, 1.0),)) for u, vector in zip(updates, last, strict=True))
-        states = ((SUM, -share), *((vector, share) for vector in last))
-        return self.merge([(u, -share) for u in updates], states=states, after=(change, *kept))
+        return self.merge([(u, 0.0) for u in updates], states=((SUM, -share),), before=(change, *kept))

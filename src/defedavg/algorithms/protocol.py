@@ -14,6 +14,9 @@ from typing import TypeAlias
 VERSION = "version"
 """In the start of jobs: the version that the client received."""
 FROM_VERSION = ((VERSION, 1.0),)
+WEIGHTINGS = ("uniform", "samples")
+SERVER_OPTIMIZERS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 2, "adam": 2, "amsgrad": 3, "yogi": 2}
+"""The names of the server optimisers, with the number of vectors that each keeps."""
 
 
 class ProtocolError(Exception):

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError
-from .base import Actions, Setup
+from .base import Actions
 from .favano import Favano
 from .protocol import Assignment, Discard, Merge, Request, StateSpec, StateVector, Update
 from .setting_checks import check_wait
+from .setup import Setup
 
 MAX_BITS = 52
 MESSAGES = ("to_server", "to_client")
@@ -76,13 +77,14 @@ class Quafl(Favano):
         """Mix the server's model with those of the clients, and theirs with the server's."""
         newest, share = self.version, 1.0 / (1 + sum(count for _, count in received))
         transform = "" if self.settings.bits == 32 else f"quantise({self.settings.bits})"
-        before, after, states = [], [], []
+        ups, downs, mixed, states = [], [], [], []
         for slot, (update, count) in enumerate(sorted(received, key=lambda pair: pair[0].client)):
             own, up, down = (StateVector("model", update.client), *(StateVector(n, slot) for n in MESSAGES))
-            before.append(Assignment(up, ((newest, -1.0),), ((update, -1.0),), ((own, 1.0),), transform))
-            after.append(Assignment(down, ((newest, 1.0),), ((update, 1.0),), ((own, -1.0),), transform))
-            after.append(Assignment(own, (), ((update, -1.0),), ((own, 1.0), (down, share))))
-            after.extend(Assignment(message) for message in (up, down))
+            ups.append(Assignment(up, ((newest, -1.0),), ((update, -1.0),), ((own, 1.0),), transform))
+            downs.append(Assignment(down, ((newest, 1.0),), ((update, 1.0),), ((own, -1.0),), transform))
+            mixed.append(Assignment(own, (), ((update, -1.0),), ((own, 1.0), (down, share))))
             states.append((up, count * share))
             self.mixed[update.client] = newest + 1
-        return self.merge(((u, 0.0) for u, _ in received), states=states, before=before, after=after)
+        sent = (Assignment(assignment.target) for assignment in (*ups, *downs))
+        merged = ((update, 0.0) for update, _ in received)
+        return self.merge(merged, states=states, before=ups, after=(*downs, *mixed, *sent))

@@ -13,14 +13,16 @@ learns of a stop at the next exchange of messages. The paper has one gradient pe
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError
-from .base import Actions, Setup
+from .base import Actions
 from .dispatching import EveryArrival
 from .protocol import ClientPolicy, Request, Send, Update
 from .setting_checks import check_concurrency
+from .setup import Setup
 
 STOPPING = ClientPolicy(hold_until_requested=True, restart_on_model=True)
 
@@ -36,8 +38,7 @@ class RingmasterSettings:
     def __post_init__(self) -> None:
         check_concurrency("ringmaster", self.concurrency)
         if self.threshold < 0:
-            fault = f"ringmaster: threshold is {self.threshold}"
-            raise UserError(f"{fault}; give a number of merges, or 0 for twice the concurrency")
+            raise UserError(f"ringmaster: threshold is {self.threshold}; give a staleness, or 0 for 2·concurrency")
 
 
 class Ringmaster(EveryArrival):
@@ -56,7 +57,7 @@ class Ringmaster(EveryArrival):
 
     @classmethod
     def client_policy(cls, settings: Any) -> ClientPolicy:
-        """Return the policy of clients whose jobs can be stopped, or of those that send when they finish."""
+        """Return the policy of clients whose jobs can be stopped, or that send when they finish."""
         return STOPPING if settings.stop else cls.policy
 
     @property
@@ -70,9 +71,7 @@ class Ringmaster(EveryArrival):
 
     def invite(self, client: int) -> Actions:
         """Send the newest version; where jobs can be stopped, also request the update of the client."""
-        if not self.settings.stop:
-            return super().invite(client)
-        return [self.send_newest(client), Request(client)]
+        return [self.send_newest(client), Request(client)] if self.settings.stop else super().invite(client)
 
     def send_newest(self, client: int) -> Send:
         """Send the newest version and note it; a running job stops."""
@@ -82,11 +81,8 @@ class Ringmaster(EveryArrival):
 
     def end_of_instant(self) -> Actions:
         """Stop the jobs that have become too stale, then start idle clients."""
-        stale = []
-        for client, version in self.sent.items():
-            if self.version - version < self.threshold:
-                break  # the versions that follow are newer
-            stale.append(client)
+        too_old = self.version - self.threshold
+        stale = list(itertools.takewhile(lambda client: self.sent[client] <= too_old, self.sent))
         stopped = [self.send_newest(client) for client in stale if client in self.active]
         for client in set(stale) - self.active.keys():
             del self.sent[client]

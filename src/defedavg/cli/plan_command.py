@@ -17,7 +17,7 @@ from typer import Argument, Option
 
 from ..algorithms import ALGORITHMS
 from ..config import study as config
-from ..config.build import make_simulator
+from ..config.build import make_simulator, server_vectors
 from ..config.study import Study, SweepPoint
 from ..errors import UserError, unknown
 from ..fileio import file_name, writing
@@ -58,7 +58,7 @@ def plan(
     plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
-    """Plan without training: round times, staleness, participation, idle time, traffic, and a Gantt chart.
+    """Plan without training: round times, staleness, participation, idle time, traffic, state, and a Gantt chart.
 
     Every plan is checked while it is made. From 20,000 clients on, a plan follows only the jobs whose updates are
     uploaded (`clients.plan_detail`), so a million clients take minutes and little memory.
@@ -119,7 +119,12 @@ def _make_plan(
 ) -> tuple[PlanStats, Plan | None]:
     simulator = make_simulator(point.settings, seed)
     header = simulator.header
-    collector = PlanStatsCollector(header, simulator.fleet)
+    collector = PlanStatsCollector(
+        header,
+        simulator.fleet,
+        vector_megabytes=point.settings.clients.model_megabytes,
+        server_vectors=server_vectors(point.settings),
+    )
     stream: Iterator[Record] = checked_for_use(header, records(simulator, rounds))
     if save:
         stream = saved(save / (file_name(point.label, seed) + ".jsonl.gz"), header, stream)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..algorithms import BUILT_IN, ServerMachine, Setup, algorithm
+from ..algorithms.protocol import SERVER_OPTIMIZERS
 from ..errors import UserError
 from ..planning.devices import Fleet, Slowness, Windows
 from ..planning.plan import Plan
@@ -45,8 +46,8 @@ def make_setup(
     kind, training = algorithm(settings.algorithm), settings.training
     if training.weighting not in kind.weightings:
         raise UserError(
-            f"{kind.name} cannot weight updates by {training.weighting}; use training.weighting = "
-            f"{' or '.join(repr(name) for name in kind.weightings)}"
+            f"{kind.name} cannot weight updates by {training.weighting}; set weighting = "
+            f"{' or '.join(repr(name) for name in kind.weightings)} in [training], or in [{kind.name}] alone"
         )
     sizes = settings.clients.num_clients, kind.updates_per_merge(training.updates_per_round), training.local_steps
     if training.weighting != "samples":
@@ -131,12 +132,12 @@ def local_training(settings: Settings, seed: int) -> LocalTraining:
     shared = (item.name for item in fields(LocalTraining) if item.name not in ("seed", "server"))
     values = {name: getattr(training, name) for name in shared}
     values["server"] = ServerOptimizer(
-        training.server_optimizer or kind.server_optimizer,
+        settings.server_optimizer,
         training.server_momentum,
         training.server_beta2,
         training.server_epsilon,
     )
-    values["global_lr"] = training.global_lr if kind.uses_global_lr else 1.0
+    values["global_lr"] = training.global_lr if settings.uses_global_lr else 1.0
     values["local_lr"] = training.local_lr if kind.uses_local_lr else 1.0
     return LocalTraining(seed, **values)
 
@@ -161,7 +162,18 @@ def state_layout(settings: Settings, seed: int) -> StateLayout:
     # The declaration depends on sizes alone, so the shares of the clients need not be known.
     plain = replace(settings, training=replace(settings.training, weighting="uniform"))
     specs = kind.state_vectors(make_setup(plain, seed), settings.algorithm_settings)
-    return StateLayout(specs, kind.job_start, kind.correction)
+    merged = kind.updates_per_merge(settings.training.updates_per_round)
+    return StateLayout(specs, kind.job_start, kind.correction, kind.name, merged)
+
+
+def state_need(settings: Settings, seed: int) -> int:
+    """Return the number of state vectors that a run keeps at most, with those of the server optimiser."""
+    return state_layout(settings, seed).vectors(settings.stop.max_rounds) + server_vectors(settings)
+
+
+def server_vectors(settings: Settings) -> int:
+    """Return the number of state vectors that the server optimiser keeps."""
+    return SERVER_OPTIMIZERS[settings.server_optimizer]
 
 
 def make_stopping_rule(settings: Settings) -> StoppingRule:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..algorithms import ALGORITHMS, algorithm
+from ..algorithms.protocol import SERVER_OPTIMIZERS, WEIGHTINGS
 from ..errors import UserError, unknown
 from ..planning.devices import MAX_CLIENTS, PAPER, Slowness, Windows
 from ..planning.rate_schedules import SCHEDULE_TEXT, Schedule
@@ -35,8 +36,6 @@ MAX_SECONDS = 1e9
 """Of a waiting time that is not infinite: thirty years."""
 
 
-WEIGHTINGS = ("uniform", "samples")
-SERVER_OPTIMIZERS = ("sgd", "momentum", "nesterov", "adagrad", "adam", "amsgrad", "yogi")
 SERVER_CONSTANTS = {
     "server_momentum": ("momentum", "nesterov", "adagrad", "adam", "amsgrad", "yogi"),
     "server_beta2": ("adam", "amsgrad", "yogi"),
@@ -161,7 +160,8 @@ class TrainingSettings:
     weighting: str = _setting("uniform", "weight of an update: uniform, or samples (its client's share of all data)")
     server_optimizer: str = _setting(
         "",
-        "optimiser of the server: sgd, momentum, nesterov, adagrad, adam, amsgrad, yogi; empty: the algorithm's own",
+        "optimiser of the server, with the rate global_lr: sgd, momentum, nesterov, adagrad, adam, amsgrad, yogi; "
+        "empty: the algorithm's own",
     )
     server_momentum: float = _setting(0.9, "momentum, or β1, of the server optimiser")
     server_beta2: float = _setting(0.99, "β2 of the server optimiser: adam, amsgrad, yogi")
@@ -304,11 +304,23 @@ class Settings:
         if self.algorithm_settings is None:
             object.__setattr__(self, "algorithm_settings", algorithm(self.algorithm).settings_type())
         for key in algorithm(self.algorithm).refused_training():
+            if key == "global_schedule" and self.uses_global_lr:
+                continue
             if getattr(self.training, key) != TrainingSettings.__dataclass_fields__[key].default:
                 raise UserError(
                     f"{self.algorithm} cannot use training.{key}; remove it, or set it in the tables of the other "
                     "algorithms alone"
                 )
+
+    @property
+    def server_optimizer(self) -> str:
+        """The optimiser of the server: that of [training], or else the algorithm's own."""
+        return self.training.server_optimizer or algorithm(self.algorithm).server_optimizer
+
+    @property
+    def uses_global_lr(self) -> bool:
+        """Whether there is a global rate: the algorithm's, or that of a server optimiser."""
+        return algorithm(self.algorithm).uses_global_lr or self.server_optimizer != "sgd"
 
     def flat(self) -> dict[str, Any]:
         """Return every setting by a name like ``training.local_steps``."""

@@ -41,7 +41,7 @@ def unused_settings(study: Study) -> list[str]:
 def _swept_in_vain(study: Study, algorithm: str, reasons: Mapping[str, str]) -> list[str]:
     """Return a line for every swept key of [training] that other algorithms use, but not this one."""
     own = study.tables.get(algorithm, {})
-    swept = {key: study.tables["training"][key] for key in ALGORITHMS[algorithm].unused_training() if key not in own}
+    swept = {key: study.tables["training"][key] for key in _unused_training(study, algorithm) if key not in own}
     return [
         f"training.{key} has no effect on {algorithm}: {algorithm} does not use it; its {len(values)} values give "
         "equal runs"
@@ -134,7 +134,7 @@ def _by_partition(study: Study) -> dict[str, str]:
 def _by_algorithms(study: Study) -> dict[str, str]:
     """Return the keys of [training] that no algorithm of the study reads, and those that one overrides in vain."""
     reasons: dict[str, str] = {}
-    unused = {name: ALGORITHMS[name].unused_training() for name in study.algorithms}
+    unused = {name: _unused_training(study, name) for name in study.algorithms}
     for key in (item.name for item in dataclasses.fields(TrainingSettings)):
         users = [name for name, keys in unused.items() if key not in keys]
         reasons |= {f"{name}.{key}": f"{name} does not use it" for name in unused if name not in users}
@@ -145,10 +145,23 @@ def _by_algorithms(study: Study) -> dict[str, str]:
     return reasons
 
 
+def _server_optimizers(study: Study, algorithm: str) -> set[str]:
+    """Return the server optimisers in the runs of an algorithm."""
+    own = study.tables.get(algorithm, {})
+    chosen = _values(study, algorithm if "server_optimizer" in own else "training", "server_optimizer")
+    return {name or ALGORITHMS[algorithm].server_optimizer for name in chosen}
+
+
+def _unused_training(study: Study, algorithm: str) -> tuple[str, ...]:
+    """Return the keys of [training] that an algorithm does not use; a server optimiser uses the global rate."""
+    keys = ALGORITHMS[algorithm].unused_training()
+    plain = _server_optimizers(study, algorithm) == {"sgd"}
+    return keys if plain else tuple(key for key in keys if key != "global_lr")
+
+
 def _by_server_optimizer(study: Study) -> dict[str, str]:
     """Return the constants of server optimisers that no server optimiser of the study uses."""
-    own = (ALGORITHMS[name].server_optimizer for name in study.algorithms)
-    used = {chosen or default for default in own for chosen in _values(study, "training", "server_optimizer")}
+    used = {chosen for name in study.algorithms for chosen in _server_optimizers(study, name)}
     names = " and ".join(sorted(used))
     return {
         f"training.{constant}": f"the server optimiser {names} does not use it"

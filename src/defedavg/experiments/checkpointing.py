@@ -70,7 +70,13 @@ def write_checkpoint(path: Path, state: Mapping[str, Any], tensors: Mapping[str,
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    copies: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        # A state vector can be the same tensor as a version or another state vector, which the format refuses.
+        copies[name] = copy.clone() if copy.data_ptr() in places else copy
+        places.add(copy.data_ptr())
     text = json.dumps(state, allow_nan=False)
     header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "sha256": _digest(text, copies), "state": text}
     with writing(path):

@@ -8,6 +8,7 @@ from ..errors import UserError, unknown
 from ..training import Trainer
 from ..training.memory import parse_memory
 from ..training.precision import DEFAULT, check_precision
+from ..training.state_memory import StateNeed
 from .simulation import EXECUTORS, Simulation
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -71,7 +72,7 @@ class ComputeConfig:
         """The device of this process."""
         return "cpu" if self.executor == "ray" else self.device
 
-    def trainer(self, run: Simulation) -> Trainer:
+    def trainer(self, run: Simulation, state: StateNeed) -> Trainer:
         """Return a trainer for all runs that differ from this one only in seed, algorithm and learning rates."""
         return Trainer(
             run.task,
@@ -81,4 +82,5 @@ class ComputeConfig:
             memory=self.memory,
             precision=self.precision,
             local_training=run.executor.local_training,
+            state=state,
         )

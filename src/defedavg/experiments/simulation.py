@@ -71,10 +71,20 @@ class Simulation:
             return stream, EvalCounters()
         return self._resumed.skip(stream, self.executor), self._resumed.counters
 
-    def reference_run(self, checkpoint_hook: CheckpointHook = lambda: None) -> Iterator[Evaluation]:
-        """Yield the evaluations of the reference executor."""
+    def reference_run(
+        self, checkpoint_hook: CheckpointHook = lambda: None, memory: int | None = None
+    ) -> Iterator[Evaluation]:
+        """Yield the evaluations of the reference executor; ``memory`` limits its bytes."""
         from ..training import EvalSchedule, run_reference
+        from ..training.memory import allowed, least_bytes
+        from ..training.state_memory import StateMemory, StateNeed
 
+        executor, first = self.executor, self.executor.versions[max(self.executor.versions)]
+        need, size = executor.state_need(self.settings.stop.max_rounds), first.nbytes
+        usable = allowed(memory, first.device)
+        place = StateMemory.within(first.device, size, usable, least_bytes(size, 0), StateNeed(need, need))
+        place.check(self.settings.algorithm, need)
+        executor.state.place(place)
         records, counters = self._remaining()
         rule = make_stopping_rule(self.settings)
         self.schedule = EvalSchedule(self.task, rule, self.progress, counters)
@@ -93,10 +103,15 @@ class Simulation:
     def batched(self) -> Iterator[Evaluation]:
         """Yield the evaluations of the batched executor, or of the reference if the model cannot be stacked."""
         from ..training import StackingError, Trainer, run_batched
+        from ..training.state_memory import StateNeed
 
         try:
             training = self.executor.local_training
-            trainer = Trainer(self.task, self.executor.module, batch_size=training.batch_size, local_training=training)
+            need = self.executor.state_need(self.settings.stop.max_rounds)
+            trainer = Trainer(
+                self.task, self.executor.module, batch_size=training.batch_size, local_training=training,
+                state=StateNeed(need, need),
+            )  # fmt: skip
         except StackingError as reason:
             warnings.warn(f"the model is trained one client at a time: {reason}", FallbackWarning, stacklevel=3)
             yield from self

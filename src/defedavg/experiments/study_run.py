@@ -117,6 +117,7 @@ class StudyRun:
             if key not in checked:
                 make_executor(spec.settings, spec.seed, task)  # refuses a model or options that do not fit the data
                 checked.add(key)
+        self.sweep.check_state(self._specs)
 
     # Resuming.
 

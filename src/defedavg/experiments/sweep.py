@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from ..config.build import build_task, local_training
+import torch
+
+from ..config.build import build_task, local_training, make_executor, state_need
 from ..config.settings import Settings
 from ..tasks import Data, Task
 from ..training import BatchedRun, CheckpointHook, RunState, StackingError, Status, Trainer, run_batched
+from ..training.memory import allowed, least_bytes
 from ..training.precision import computing_in
 from ..training.stacked_optimizer import LocalMethod
+from ..training.state_memory import StateMemory, StateNeed
 from .compute import ComputeConfig
 from .run_events import Event, ResumedRun, RunEvaluated, RunFinished, RunSpec
 from .simulation import Simulation
@@ -77,6 +82,38 @@ class Sweep:
             model = (settings.task.data, settings.task.model, settings.task.normalise)
         return model, settings.training.batch_size, LocalMethod.of(local_training(settings, spec.seed))
 
+    def state_need(self, group: Sequence[RunSpec]) -> StateNeed:
+        """Return the numbers of state vectors of runs that can share batches."""
+        needs = self._state_needs(group)
+        return StateNeed(max(needs.values()), needs.total())
+
+    def _state_needs(self, specs: Sequence[RunSpec]) -> Counter[tuple[RunSpec, ...]]:
+        """Return the state vectors of runs that must be in progress together."""
+        sets: dict[Hashable, list[RunSpec]] = {}
+        for spec in specs:
+            # A run that pauses waits for those with other rates and seeds.
+            training = replace(spec.settings.training, global_lr=1.0, local_lr=1.0)
+            sets.setdefault(replace(spec.settings, training=training) if self._pauses else spec, []).append(spec)
+        return Counter({tuple(runs): sum(state_need(run.settings, run.seed) for run in runs) for runs in sets.values()})
+
+    def check_state(self, specs: Sequence[RunSpec]) -> None:
+        """Raise ``UserError`` if the state vectors of some run cannot fit into memory, before anything is computed."""
+        if self.compute.executor == "ray":  # the memory of other machines is not known here
+            return
+        sizes: dict[Hashable, int] = {}
+        device = torch.device(self.compute.device)
+        for (first, *others), vectors in self._state_needs(specs).items():
+            if not vectors:
+                continue
+            group = self.group_of(first)
+            if group not in sizes:
+                executor = make_executor(first.settings, first.seed, self.task(first.settings, first.seed))
+                sizes[group] = executor.versions[0].nbytes
+            usable = allowed(self.compute.memory, device)
+            memory = StateMemory.within(device, sizes[group], usable, least_bytes(sizes[group], 0))
+            who = first.settings.algorithm
+            memory.check(f"{who}, in {len(others) + 1} runs that are compared," if others else who, vectors)
+
     def events(
         self,
         specs: Sequence[RunSpec],
@@ -139,6 +176,7 @@ class Sweep:
 
     def _finish(self, spec: RunSpec) -> RunFinished:
         run, began = self._in_progress.pop(spec)
+        run.executor.state.clear()
         self._batched.pop(spec, None)
         return RunFinished(spec, run, time.perf_counter() - began)
 
@@ -147,7 +185,9 @@ class Sweep:
 
         self._scheduler = RayScheduler(self.compute, self._pauses, self.notes)
         started = {spec: state for spec, (state, _) in self._resumed.items()}
-        for event in self._scheduler.events(specs, started, self._begin, self.group_of, self._checkpoint_hook):
+        for event in self._scheduler.events(
+            specs, started, self._begin, self.group_of, self.state_need, self._checkpoint_hook
+        ):
             if isinstance(event, RunFinished):
                 del self._in_progress[event.spec]
             yield event
@@ -155,7 +195,7 @@ class Sweep:
     def _group(self, group: Sequence[RunSpec]) -> Iterator[Event]:
         if self.compute.executor == "batched":
             try:
-                self._trainer = self.compute.trainer(self._begin(group[0]))
+                self._trainer = self.compute.trainer(self._begin(group[0]), self.state_need(group))
             except StackingError as reason:
                 self.notes.append(f"the model is trained one client at a time: {reason}")
             else:
@@ -163,7 +203,7 @@ class Sweep:
                 return
         for spec in group:
             run = self._begin(spec)
-            for evaluation in run.reference_run(self._checkpoint_hook):
+            for evaluation in run.reference_run(self._checkpoint_hook, self.compute.memory):
                 yield RunEvaluated(spec, run, evaluation, None)
             yield self._finish(spec)
 

@@ -73,7 +73,7 @@ def pairs_of(
     pairs = []
     for point in points:
         kind = ALGORITHMS[point.settings.algorithm]
-        for global_lr in global_rates if kind.uses_global_lr else (None,):
+        for global_lr in global_rates if point.settings.uses_global_lr else (None,):
             pairs += [
                 RatePair(_with_rates(point, global_lr, local_lr), global_lr, local_lr)
                 for local_lr in (local_rates if kind.uses_local_lr else (None,))
@@ -128,8 +128,10 @@ class Tuning:
     def run(self, watch: Watch) -> bool:
         """Search; return False if Ctrl-C stopped it, with everything known so far in ``outcomes``."""
         pairs = [pair for pair in self.pairs if pair not in self._known]
+        specs = [RunSpec(p, p.point.settings, s) for p in pairs for s in self.seeds]
+        self.sweep.check_state(specs)
         try:
-            for event in self.sweep.events([RunSpec(p, p.point.settings, s) for p in pairs for s in self.seeds]):
+            for event in self.sweep.events(specs):
                 self._handle(event)
                 watch(event)
                 self._compare()

@@ -6,7 +6,6 @@ one line that names the algorithm, the round and the remedy, and no update is tr
 
 from __future__ import annotations
 
-import math
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,19 +73,16 @@ def check_merge(server: ServerMachine, merge: Merge, newest: int) -> None:
                 f"its updates, here {', '.join(map(str, allowed))}; to use older ones, set the class attribute "
                 "past_versions",
             )
-    if fault := _declared(server).fault(merge, lambda version: _may_use(server, merge, newest, version)):
+    declared = DeclaredState(server.state_vectors(server.setup, server.settings))
+    if fault := declared.fault(merge, lambda version: _may_use(server, merge, newest, version)):
         refuse(server.name, f"{name}: {fault}")
-    total = math.fsum(weight for _, weight in merge.past)
+    total = declared.affine_sum(merge)
     if not abs(total - 1.0) <= SUM_TOLERANCE:
         refuse(
             server.name,
             f"{name}: the coefficients of past versions sum to {total:.12g}; they must sum to one, within "
             f"{SUM_TOLERANCE:g}; correct the argument past of self.merge()",
         )
-
-
-def _declared(server: ServerMachine) -> DeclaredState:
-    return DeclaredState(server.state_vectors(server.setup, server.settings))
 
 
 def _may_use(server: ServerMachine, merge: Merge, newest: int, version: int) -> bool:

@@ -3,7 +3,7 @@
 1. An update is merged in at most one round, after it was uploaded and arrived.
 2. 0 ≤ start version ≤ the version merged into. No client starts two jobs from one version (unless its policy allows
    it). A client trains one job at a time, from a version that exists.
-3. Versions count 1, 2, 3, …; past coefficients sum to one; coefficients of updates are negative; a round merges n
+3. Versions count 1, 2, 3, …; coefficients of models sum to one; coefficients of updates are negative; a round merges n
    updates, fewer only after a timeout.
 4. Nothing uses a version after it was freed.
 5. Merges name declared state vectors and their own updates only. Jobs start from, and are corrected by, declared
@@ -174,8 +174,9 @@ class _PlanState:
         name = f"round {merge.version}"
         for version, _ in merge.past:
             version in self.created or _fail(f"{name} uses version {version}, which does not exist")
-        total = math.fsum(a for _, a in merge.past)
-        abs(total - 1.0) <= SUM_TOLERANCE or _fail(f"{name}: past coefficients do not sum to one")
+        abs(self.state.affine_sum(merge) - 1.0) <= SUM_TOLERANCE or _fail(
+            f"{name}: past coefficients do not sum to one"
+        )
         fault = self.state.fault(merge, self.created.__contains__)
         fault is None or _fail(f"{name}: {fault}")
         for update, weight in merge.updates:

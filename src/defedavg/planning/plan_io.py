@@ -14,8 +14,9 @@ Every other line is an array whose first item names the kind of record:
 Times are in seconds. Numbers are written so that they read back exactly. In the header, "repeats" is the policy's
 ``allow_same_version``, and "lean" (absent: false) marks a sparse plan. Format version 2 is that of a plan with state
 vectors: "state" declares them, [[name, count, initial, per client], …], "job_start" says from what jobs start,
-[[name, c], …], and "correction" (absent: nothing), likewise, what is added to their gradients. The extension of a round (absent: none) is an object with "states" [[name, index, c], …], "before" and
-"after", each [[name, index, past, updates, states, transform], …], and "rate_scale"; keys without content are absent.
+[[name, c], …], and "correction" (absent: nothing), likewise, what is added to their gradients. The extension of a
+round (absent: none) is an object with "states" [[name, index, c], …], "before" and "after", each
+[[name, index, past, updates, states, transform], …], and "rate_scale"; keys without content are absent.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _plain_header(header: Header) -> dict[str, Any]:
     if not header.sparse:  # keeps the lines and the hash of complete plans independent of the later field
         del values["lean"]
     version = VERSION
-    if header.state or header.job_start != FROM_VERSION:
+    if header.state or header.correction or header.job_start != FROM_VERSION:
         values["state"] = [[spec.name, spec.count, spec.initial, spec.per_client] for spec in header.state]
         values["job_start"], version = header.job_start, STATE_VERSION
         if header.correction:
@@ -160,7 +161,7 @@ def stream(path: str | Path) -> tuple[Header, Iterator[Record]]:
         raise UserError(f"the plan {path} is empty; plan again")
     try:
         header = read_header(json.loads(first))
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f"{path}, line 1: not the header of a plan ({error})") from None
     return header, _records(path, lines)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..algorithms.protocol import Merge, StateVector
 from .devices import Fleet
 from .plan import Plan
 from .records import Absence, Header, Job, Record, Round, Sent, Stall, Timeout, Uploaded
@@ -25,7 +26,8 @@ class PlanStats:
 
     ``jobs_trained`` are the merged ones with at least one local step: what an executor must compute, so it is at most
     ``jobs_merged``, which is at most ``jobs_started``. None marks what a sparse plan does not contain, since it omits
-    the jobs that no merge uses. ``replacements`` counts timeouts.
+    the jobs that no merge uses. ``replacements`` counts timeouts. ``state_vectors`` are those that are declared,
+    ``state_peak`` those that have a value of their own at the same time, at most, and ``state_bytes`` is their size.
     """
 
     algorithm: str
@@ -48,6 +50,9 @@ class PlanStats:
     absences: int
     replacements: int
     stalled: bool
+    state_vectors: int = 0
+    state_peak: int = 0
+    state_bytes: float = 0.0
 
 
 def summarise(plan: Plan, fleet: Fleet) -> PlanStats:
@@ -59,9 +64,18 @@ def summarise(plan: Plan, fleet: Fleet) -> PlanStats:
 
 
 class PlanStatsCollector:
-    """Collects the records of a plan in order; its statistics are available at any time."""
+    """Collects the records of a plan in order; its statistics are available at any time.
 
-    def __init__(self, header: Header, fleet: Fleet) -> None:
+    ``vector_megabytes`` is the size of a state vector, where messages have another, and ``server_vectors`` is the
+    number of those that the server optimiser keeps.
+    """
+
+    def __init__(
+        self, header: Header, fleet: Fleet, *, vector_megabytes: float | None = None, server_vectors: int = 0
+    ) -> None:
+        self._vector_bytes = 1e6 * (fleet.model_megabytes if vector_megabytes is None else vector_megabytes)
+        self._server_vectors = server_vectors
+        self._state = _StateVectorCount(header)
         self._header = header
         self._fleet = fleet
         self._rounds = 0
@@ -84,6 +98,7 @@ class PlanStatsCollector:
             self._seconds = record.time
             self._staleness.update(record.merge.staleness)
             self._trained += sum(update.steps > 0 for update, _ in record.merge.updates)
+            self._state.add(record.merge)
             np.add.at(self._merged, [update.client for update, _ in record.merge.updates], 1)
             if self._busy is not None:
                 self._busy.merged()
@@ -97,7 +112,7 @@ class PlanStatsCollector:
         counts = np.array([self._staleness[value] for value in values.tolist()], dtype=np.int64)
         merged = int(counts.sum())
         started = None if header.sparse else seen[Job]
-        size = fleet.model_megabytes * 1e6
+        size, vectors = fleet.model_megabytes * 1e6, self._state.peak + (self._server_vectors if self._rounds else 0)
         return PlanStats(
             algorithm=header.algorithm,
             updates_per_round=header.updates_per_round,
@@ -119,6 +134,9 @@ class PlanStatsCollector:
             absences=seen[Absence],
             replacements=seen[Timeout],
             stalled=seen[Stall] > 0,
+            state_vectors=header.state_vectors + self._server_vectors,
+            state_peak=vectors,
+            state_bytes=vectors * self._vector_bytes,
         )
 
 
@@ -135,6 +153,26 @@ def _participation(counts: np.ndarray[Any, Any], fleet: Fleet) -> tuple[float, .
     parts = np.array_split(counts[order], min(QUARTERS, fleet.num_clients))
     mean = counts.mean()
     return tuple(float(part.mean() / mean) if mean else 0.0 for part in parts)
+
+
+class _StateVectorCount:
+    """The state vectors with a value of their own: those that have their initial value take no memory."""
+
+    def __init__(self, header: Header) -> None:
+        self._models = {spec.name for spec in header.state if spec.initial == "model"}
+        self._live: set[StateVector] = set()
+        self.peak = 0
+
+    def add(self, merge: Merge) -> None:
+        """Count the vectors after every assignment."""
+        for assignment in merge.assignments:
+            states = (c for vector, c in assignment.states if vector in self._live or vector.name in self._models)
+            updates = (b for update, b in assignment.updates if update.steps)
+            if assignment.target.name in self._models or any((*(a for _, a in assignment.past), *updates, *states)):
+                self._live.add(assignment.target)
+            else:
+                self._live.discard(assignment.target)
+            self.peak = max(self.peak, len(self._live))
 
 
 class _BusyTime:

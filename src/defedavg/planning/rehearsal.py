@@ -220,11 +220,11 @@ class _RehearsalSimulator(Simulator):
         for update, weight in merge.updates:
             name = f"round {merge.version}"
             self._close(update, f"{name} uses")
-            if not (weight < 0.0 and math.isfinite(weight)):
+            if not (-math.inf < weight < 0.0 or (weight == 0.0 and update in merge.assigned)):
                 _fail(
                     self._kind,
                     f"{name} gives an update the coefficient {weight}; Δ points away from the client's model, so "
-                    "coefficients of updates must be below zero",
+                    "coefficients of updates must be below zero, or zero for an update in assignments alone",
                 )
         self._handled_at_merge = self.handled
 

@@ -51,7 +51,14 @@ class DeclaredState:
     """The state vectors that an algorithm declares, and the fault of a merge that does not keep to them."""
 
     def __init__(self, specs: Iterable[StateSpec]) -> None:
-        self._counts = {spec.name: spec.count for spec in specs}
+        declared = {spec.name: spec for spec in specs}
+        self._counts = {name: spec.count for name, spec in declared.items()}
+        self._models = {name for name, spec in declared.items() if spec.initial == "model"}
+
+    def affine_sum(self, merge: Merge) -> float:
+        """Return the sum of the coefficients of models: past versions, and state vectors that are models at first."""
+        states = (c for vector, c in merge.states if vector.name in self._models)
+        return math.fsum((*(a for _, a in merge.past), *states))
 
     def fault(self, merge: Merge, may_use: Callable[[int], bool]) -> str | None:
         """Return what is wrong with the state vectors of a merge; ``may_use`` says which past versions exist."""

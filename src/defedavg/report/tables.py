@@ -23,6 +23,7 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 _QUARTERS = "fastest ¼, slowest ¼: how often updates of these clients are merged, relative to an equal share (1.00)."
 _LEAN = "–: not simulated, since no merge depends on it (clients.plan_detail)."
+_STATE = "state: vectors that the server keeps from merge to merge, at most, × the size of a model."
 _COUNTS = (
     "trained: updates that the merges of these rounds used, with at least one local step; at most started: all updates "
     "that clients began in these rounds."
@@ -88,11 +89,12 @@ def _participation(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def plan_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]], rounds: int) -> Table:
     """Return a table with one row per setting: means over its seeds."""
-    columns = (
+    columns: tuple[str, ...] = (
         "algorithm", "n", "s/round", "stale mean", "p95", "max", "fastest ¼", "slowest ¼", "idle", "up", "down",
         "started", "merged",
     )  # fmt: skip
     rows = []
+    stateful = any(each.state_vectors for group in stats for each in group)
     for label, group in zip(labels, stats, strict=True):
         plans = [asdict(each) for each in group]
         cells = [
@@ -106,9 +108,17 @@ def plan_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]], roun
             *_means(plans, jobs_started=".0f"),
             share(mean(plans, "merged_share")),
         ]
-        rows.append(cells)
-    caption = f"{_QUARTERS} idle: neither training nor uploading. {_LEAN}"
+        rows.append([*cells, _state(group)] if stateful else cells)
+    caption = f"{_QUARTERS} idle: neither training nor uploading. {_LEAN}{' ' + _STATE if stateful else ''}"
+    if stateful:
+        columns = (*columns, "state")
     return make(f"{rounds} rounds, mean over {len(stats[0])} seed(s)", columns, rows, caption)
+
+
+def _state(plans: Sequence[PlanStats]) -> str:
+    """Format the state vectors of the plan that has most; nothing for plans without state."""
+    most = max(plans, key=lambda plan: plan.state_peak)
+    return f"{most.state_peak:,} × {size(most.state_bytes / most.state_peak)}" if most.state_peak else ""
 
 
 def stats_json(stats: Sequence[PlanStats], swept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

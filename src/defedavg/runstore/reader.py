@@ -279,7 +279,7 @@ def locate_run(root: Path, name: str) -> RunFolder:
 def flat_settings(settings: Settings) -> dict[str, Any]:
     """Return every setting by its dotted name, without learning rates that the algorithm does not have."""
     kind = ALGORITHMS[settings.algorithm]
-    unused = {"training.global_lr": not kind.uses_global_lr, "training.local_lr": not kind.uses_local_lr}
+    unused = {"training.global_lr": not settings.uses_global_lr, "training.local_lr": not kind.uses_local_lr}
     flat = {name: value for name, value in settings.flat().items() if not unused.get(name)}
     return {"algorithm": settings.algorithm, **flat}
 

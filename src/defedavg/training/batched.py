@@ -92,6 +92,11 @@ class BatchedRun:
             self.ended = True
             yield self.schedule.ended(self.final_record, self.reference.versions[self.newest])
 
+    @property
+    def state_need(self) -> int:
+        """The number of state vectors that the rest of the run keeps at most."""
+        return 0 if self.ended or not self.running else self.reference.state_need(self.rule.max_rounds)
+
     def job(self, update: Update) -> TrainingJob:
         """Return the job of an update whose start version exists."""
         reference = self.reference
@@ -103,6 +108,7 @@ class BatchedRun:
         """Update the progress from a result; where it ends the run, discard the speculative work past that version."""
         evaluation = self.schedule.record(pending, result)
         if not self.running:
+            self.reference.state.clear()
             self.reference.versions = {pending.round: pending.weights}
             self.newest = pending.round
             self.deltas.clear()
@@ -141,14 +147,9 @@ def _start_evaluation(pending: PendingEvals, trainer: Trainer) -> Callable[[], l
     """Start to evaluate versions, on a CUDA device without waiting for it; the returned call waits for the results."""
     if not pending or not trainer.asynchronous:
         return lambda: [evaluate_version(run.reference, run.schedule, one) for run, one in pending]
-    finite = [torch.isfinite(one.weights).all().double() for _, one in pending]
-    chosen = [(i, run.schedule, one.weights) for i, (run, one) in enumerate(pending) if one.evaluate]
-    test = _evaluate([(i, schedule.test, weights) for i, schedule, weights in chosen], trainer)
-    train = _evaluate([(i, schedule.train_subset, weights) for i, schedule, weights in chosen], trainer)
-    none = torch.full((2,), math.nan, dtype=torch.float64, device=finite[0].device)
-    rows = [torch.stack([seen, *test.get(i, none).unbind(), train.get(i, none)[0]]) for i, seen in enumerate(finite)]
+    rows = _evaluated(pending, trainer)
     host = torch.empty((len(rows), 4), dtype=torch.float64, pin_memory=True)
-    host.copy_(torch.stack(rows), non_blocking=True)
+    host.copy_(rows, non_blocking=True)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()
 
@@ -164,6 +165,21 @@ def _start_evaluation(pending: PendingEvals, trainer: Trainer) -> Callable[[], l
     return results
 
 
+def _evaluated(pending: PendingEvals, trainer: Trainer) -> Tensor:
+    """Return for every version whether it is finite, its loss, its metric and its training loss; NaN for none."""
+    # A norm is finite if and only if all values are; one call computes the norms of all versions.
+    norms = torch.stack(list(torch._foreach_norm([one.weights for _, one in pending], math.inf)))
+    rows = torch.full((len(pending), 4), math.nan, dtype=torch.float64, device=norms.device)
+    rows[:, 0] = norms.isfinite()
+    chosen = [(i, run.schedule, one.weights) for i, (run, one) in enumerate(pending) if one.evaluate]
+    for i, figures in _evaluate([(i, schedule.test, weights) for i, schedule, weights in chosen], trainer).items():
+        rows[i, 1:3] = figures
+    subsets = [(i, schedule.train_subset, weights) for i, schedule, weights in chosen]
+    for i, figures in _evaluate(subsets, trainer).items():
+        rows[i, 3] = figures[0]
+    return rows
+
+
 def _evaluate(entries: Sequence[tuple[int, Data | None, Tensor]], trainer: Trainer) -> dict[int, Tensor]:
     """Return loss and accuracy by number of the entry; versions with the same data are evaluated together."""
     values: dict[int, Tensor] = {}
@@ -174,13 +190,37 @@ def _evaluate(entries: Sequence[tuple[int, Data | None, Tensor]], trainer: Train
 
 
 class _ActiveRuns:
-    """The runs in progress; starts queued runs when the active ones cannot fill a batch."""
+    """The runs in progress; starts queued runs when the active ones cannot fill a batch and memory allows it."""
 
     def __init__(self, trainer: Trainer, queued: Iterator[BatchedRun], resumed: Sequence[BatchedRun]) -> None:
         self._trainer = trainer
+        self.runs: list[BatchedRun] = []
+        new = next((i for i, run in enumerate(resumed) if not self._resume(run)), len(resumed))
+        self._waiting = deque(resumed[new:])  # for memory
         self._queued = queued
-        self.runs = list(resumed)
         self._started = _version_0(self.runs)
+
+    def _resume(self, run: BatchedRun) -> bool:
+        """Continue a run; one that was waiting for memory when it was checkpointed waits again."""
+        resumed = run.schedule.started or self._fits(run)
+        if resumed:
+            self._add(run)
+        return resumed
+
+    def _fits(self, run: BatchedRun, *, stuck: bool = False) -> bool:
+        """Return whether the state vectors of a run fit beside those of the others, or it must start in any case."""
+        used, need, memory = sum(other.state_need for other in self.runs), run.state_need, self._trainer.state_memory
+        return not need or not used or stuck or used + need <= memory.reserved
+
+    def _add(self, run: BatchedRun) -> None:
+        self.runs.append(run)
+        memory = self._trainer.state_memory
+        if run.state_need:
+            keeping = [other for other in self.runs if other.state_need]
+            owner = run.reference.state.layout.owner
+            who = owner if len(keeping) == 1 else f"{owner}, with the {len(keeping) - 1} runs that wait for it,"
+            memory.check(who, sum(other.state_need for other in keeping))
+        run.reference.state.place(memory)
 
     def advance(self) -> PendingEvals:
         """Merge what can be merged, and return all new versions, those of started runs first."""
@@ -192,16 +232,25 @@ class _ActiveRuns:
         self.runs = [run for run in self.runs if run.running]
         self._started = []
         batch = _gather(self.runs, trainer.max_batch_jobs, trainer.max_pending_updates)
-        while len(batch) < trainer.max_batch_jobs and (run := next(self._queued, None)) is not None:
+        while len(batch) < trainer.max_batch_jobs and (run := self._next(stuck=not batch)) is not None:
             if not trainer.accepts(run.reference.module):
                 raise UserError(
                     "the model differs each time it is built; only its initial weights may differ, so build the same "
                     "layers and constants for every seed"
                 )
-            self.runs.append(run)
+            self._add(run)
             self._started += _version_0([run])
             batch += _gather([run], trainer.max_batch_jobs - len(batch), trainer.max_pending_updates)
         return batch
+
+    def _next(self, *, stuck: bool) -> BatchedRun | None:
+        """Return the next queued run, unless it must wait for memory; ``stuck``: no run in progress has a job."""
+        run = self._waiting.popleft() if self._waiting else next(self._queued, None)
+        stuck = stuck and all(other.held or other.ended for other in self.runs)
+        if run is None or self._fits(run, stuck=stuck):
+            return run
+        self._waiting.appendleft(run)
+        return None
 
 
 def _version_0(runs: Sequence[BatchedRun]) -> PendingEvals:

@@ -63,6 +63,11 @@ class BatchLimits:
     eval_samples: int  # samples of all versions together in one evaluation step
 
 
+def least_bytes(vector: int, step: int, more_vectors: int = 0) -> int:
+    """Return the bytes without which no client can be trained; see ``batch_limits``."""
+    return 2 * (step + (VECTORS + more_vectors) * vector)
+
+
 def batch_limits(
     vector: int, step: int, samples: int, max_batch_jobs: int, concurrent_jobs: int, allowed: int, more_vectors: int = 0
 ) -> BatchLimits:
@@ -71,7 +76,7 @@ def batch_limits(
     A job needs ``vector`` bytes for its parameters, and ``step`` bytes for the tensors of a step with ``samples``.
     ``more_vectors`` are its gradients and the state of its optimiser, while it is computed.
     """
-    one = step + (VECTORS + more_vectors) * vector
+    one = least_bytes(vector, step, more_vectors) // 2
     if allowed < 2 * one:
         raise UserError(
             f"training one client takes about {readable(2 * one)}, but only {readable(allowed)} may be used; "

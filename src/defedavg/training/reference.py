@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from ..algorithms.protocol import FROM_VERSION, Merge, Update
+from ..algorithms.protocol import FROM_VERSION, SERVER_OPTIMIZERS, Merge, Update
 from ..errors import UserError
 from ..planning.records import Record, Round
 from ..rng import extend, key
@@ -219,6 +219,10 @@ class Reference:
         """Which values a version contains."""
         return self._flat.layout
 
+    def state_need(self, rounds: int) -> int:
+        """Return the number of state vectors after that many rounds, at most."""
+        return self.state.layout.vectors(rounds) + SERVER_OPTIMIZERS[self.local_training.server.name]
+
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """Return a version as a state dict for ``load_state_dict``, on the CPU."""
         self._flat.load(weights)
@@ -243,6 +247,7 @@ class Reference:
         for version in record.freed:
             del self.versions[version]
             del self.version_seconds[version]
+        self.state.end_merge()
         return merged
 
     def _merged(self, merge: Merge, deltas: Mapping[Update, Tensor], global_rate: float) -> Tensor:

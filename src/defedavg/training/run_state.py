@@ -19,6 +19,7 @@ from ..planning.records import Record, Round
 from .batched import BatchedRun
 from .evaluation import EvalCounters, EvalSchedule
 from .reference import Reference
+from .state_vectors import own_memory
 from .stopping import Evaluation, RunProgress
 from .trainer import Trainer
 
@@ -59,6 +60,13 @@ class RunState:
         state = cls.of(run.reference, run.schedule, run.progress)
         kept = {} if trainer.batch_invariant_for(run.reference.local_training) else dict(run.deltas)
         return replace(state, waiting=tuple(run.deltas), deltas=kept)
+
+    def on_host(self) -> RunState:
+        """Return the same state in host memory that no later merge changes."""
+        versions = {version: weights.cpu() for version, weights in self.versions.items()}
+        deltas = {update: delta.cpu() for update, delta in self.deltas.items()}
+        state = {vector: own_memory(value.cpu()) for vector, value in self.state.items()}
+        return replace(self, versions=versions, deltas=deltas, state=state)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the tensors."""
@@ -111,7 +119,7 @@ class RunState:
             if weights.shape != initial.shape or weights.dtype != initial.dtype:
                 raise UserError("the checkpoint belongs to a different model; restore the program and the model")
         reference.versions = {version: weights.to(initial.device) for version, weights in self.versions.items()}
-        reference.state.restore({vector: value.to(initial.device) for vector, value in self.state.items()})
+        reference.state.restore(self.state)
         reference.updates_trained = self.updates_trained
         progress.rounds, progress.seconds = self.counters.newest
         progress.first_hit_seconds, progress.sustained_seconds = self.first_hit_seconds, self.sustained_seconds

@@ -18,12 +18,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..algorithms.protocol import StateVector
+from ..algorithms.protocol import SERVER_OPTIMIZERS, StateVector
 from .state_vectors import StateVectors
 
 FIRST, SECOND, LARGEST = (StateVector(f"optimizer.{name}") for name in ("first", "second", "largest"))
-VECTORS: Final = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 2, "adam": 2, "yogi": 2, "amsgrad": 3}
-"""The state vectors that each optimiser keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class ServerOptimizer:
     @property
     def vectors(self) -> tuple[StateVector, ...]:
         """The state vectors that every merge assigns."""
-        return (FIRST, SECOND, LARGEST)[: VECTORS[self.name]]
+        return (FIRST, SECOND, LARGEST)[: SERVER_OPTIMIZERS[self.name]]
 
     def step(self, gradient: Tensor, state: StateVectors) -> Tensor:
         """Return the step for a pseudo-gradient, and update the optimiser's state vectors."""

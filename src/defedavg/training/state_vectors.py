@@ -1,14 +1,15 @@
 """The vectors that a run keeps from merge to merge, and linear combinations of vectors.
 
 An executor knows of them what a plan declares: names, numbers and initial values. A vector that was never assigned has
-its initial value and takes no memory of its own. Tensors are never changed in place, so that a checkpoint can refer to
-them.
+its initial value and takes no memory of its own. Tensors on the device of the model are never changed in place, so that
+a checkpoint can refer to them. Vectors of clients that do not fit there are in host memory, which is used again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from ..algorithms.protocol import FROM_VERSION, VERSION, Assignment, StateSpec, 
 from ..planning.transforms import parse_transform
 from ..rng import key
 from . import tensor_rng
+from .state_memory import StateMemory
 
 Term = tuple[Tensor | None, float]
 """A vector, None for zero, and its coefficient."""
@@ -29,11 +31,13 @@ class StateLayout:
     specs: tuple[StateSpec, ...] = ()
     job_start: tuple[tuple[str, float], ...] = FROM_VERSION
     correction: tuple[tuple[str, float], ...] = ()
+    owner: str = "the plan"  # in messages
+    updates_per_merge: int = 0
 
-    @property
-    def vectors(self) -> int:
-        """The number of state vectors, at most."""
-        return sum(spec.count for spec in self.specs)
+    def vectors(self, rounds: int) -> int:
+        """Return the number of state vectors after that many rounds, at most: a merge has vectors of few clients."""
+        clients = rounds * self.updates_per_merge
+        return sum(min(spec.count, clients) if spec.per_client else spec.count for spec in self.specs)
 
 
 NO_STATE = StateLayout()
@@ -46,27 +50,77 @@ class StateVectors:
         self.layout = layout
         self._model = model
         self._initial = {spec.name: model for spec in layout.specs if spec.initial == "model"}
+        self._of_clients = {spec.name for spec in layout.specs if spec.per_client}
         self._values: dict[StateVector, Tensor] = {}
+        self._rows: dict[StateVector, Tensor] = {}  # in host memory
+        self._copies: dict[StateVector, Tensor] = {}  # of rows on the device, until the end of a merge
+        self._memory: StateMemory | None = None
+
+    def place(self, memory: StateMemory) -> None:
+        """Use this memory from now on."""
+        values = {vector: own_memory(value) for vector, value in self.assigned().items()}
+        self.clear()
+        self._memory = memory
+        for vector, value in values.items():
+            self[vector] = value.to(self._model.device)
+            self._copies.clear()
 
     def __getitem__(self, vector: StateVector) -> Tensor | None:
-        """Return the value of a vector, None if it is zero."""
-        return self._values.get(vector, self._initial.get(vector.name))
+        """Return the value of a vector on the device, None if it is zero."""
+        if vector in self._rows:
+            if vector not in self._copies:
+                self._copies[vector] = self._rows[vector].to(self._model.device, non_blocking=True, copy=True)
+            return self._copies[vector]
+        value = self._values.get(vector, self._initial.get(vector.name))
+        return None if value is None else value.to(self._model.device)
 
     def __setitem__(self, vector: StateVector, value: Tensor | None) -> None:
-        if value is not None:
-            self._values[vector] = own_memory(value)
-        elif vector.name in self._initial:
-            self._values[vector] = torch.zeros_like(self._model)
+        if value is None and vector.name in self._initial:
+            value = torch.zeros_like(self._model)
+        if value is None:
+            self._remove(vector)
+            return
+        memory = None if vector in self._values or vector in self._rows else self._memory
+        if memory is not None and not memory.take_on_device(always=vector.name not in self._of_clients):
+            self._rows[vector] = memory.take_row(value)
+        if vector in self._rows:
+            self._rows[vector].copy_(value, non_blocking=True)
+            self._copies[vector] = value
         else:
-            self._values.pop(vector, None)
+            self._values[vector] = own_memory(value)
+
+    def _remove(self, vector: StateVector) -> None:
+        self._copies.pop(vector, None)
+        row = self._rows.pop(vector, None)
+        value = self._values.pop(vector, None)
+        if self._memory is not None and row is not None:
+            self._memory.free_row(row)
+        elif self._memory is not None and value is not None:
+            self._memory.free_on_device()
+
+    def end_merge(self) -> None:
+        """Free the copies on the device that a merge used."""
+        self._copies.clear()
 
     def assigned(self) -> dict[StateVector, Tensor]:
-        """Return the vectors that were assigned: all that a checkpoint needs."""
-        return dict(self._values)
+        """Return the vectors that were assigned, all that a checkpoint needs; the next merge changes those in rows."""
+        if self._rows and self._model.is_cuda:
+            torch.cuda.current_stream(self._model.device).synchronize()  # the copies to host memory are complete
+        return {**self._values, **self._rows}
 
     def restore(self, values: Mapping[StateVector, Tensor]) -> None:
-        """Replace all assigned vectors."""
-        self._values = dict(values)
+        """Replace all assigned vectors; without a memory, they stay where they are until one is given."""
+        self.clear()
+        for vector, value in values.items():
+            if self._memory is None:
+                self._values[vector] = value
+            else:
+                self[vector] = value.to(self._model.device)
+
+    def clear(self) -> None:
+        """Give all vectors their initial values, and free their memory."""
+        for vector in [*self._values, *self._rows]:
+            self._remove(vector)
 
     def of_client(self, terms: Iterable[tuple[str, float]], client: int, version: Tensor) -> Tensor | None:
         """Return Σ c·x of a client, where x is its state vector of that name or, for ``VERSION``, the version."""
@@ -86,8 +140,9 @@ def combined(terms: Iterable[Term]) -> Tensor | None:
         return None
     if len(found) == 1 and found[0][1] == 1.0:
         return found[0][0]
-    total = torch.zeros_like(found[0][0])
-    for vector, c in found:
+    first, factor = found[0]
+    total = first * factor if factor != 1.0 else torch.add(first, found[1][0], alpha=found[1][1])
+    for vector, c in found[1 if factor != 1.0 else 2 :]:
         total.add_(vector, alpha=c)
     return total
 
@@ -97,28 +152,60 @@ def assign(
     deltas: Mapping[Update, Tensor], key_parts: tuple[int, int],
 ) -> None:  # fmt: skip
     """Carry out assignments in order; ``key_parts`` are the seed of the run and the version of the merge."""
-    for assignment in assignments:
-        value = combined(_terms(assignment, state, versions, deltas))
-        bits = parse_transform(assignment.transform)
-        target = assignment.target
-        if value is not None and bits is not None:
-            value = quantised(value, bits, key(key_parts[0], f"quantise {target.name}", target.index, key_parts[1]))
-        state[target] = value
+    for transform, group in groupby(assignments, key=lambda assignment: assignment.transform):
+        bits = parse_transform(transform)
+        if bits is None:
+            for assignment in group:
+                state[assignment.target] = combined(_terms(assignment, state, versions, deltas))
+        else:
+            _assign_quantised(state, list(group), versions, deltas, key_parts, bits)
+
+
+def _assign_quantised(
+    state: StateVectors, group: Sequence[Assignment], versions: Mapping[int, Tensor], deltas: Mapping[Update, Tensor],
+    key_parts: tuple[int, int], bits: int,
+) -> None:  # fmt: skip
+    """Quantise vectors together, which is faster, as far as none of them uses one that is assigned before it."""
+    targets: list[StateVector] = []
+    values: list[Tensor | None] = []
+    for assignment in group:
+        if not {vector for vector, _ in assignment.states}.isdisjoint(targets) or assignment.target in targets:
+            break
+        targets.append(assignment.target)
+        values.append(combined(_terms(assignment, state, versions, deltas)))
+    found = [(target, value) for target, value in zip(targets, values, strict=True) if value is not None]
+    for target in targets:
+        state[target] = None
+    if found:
+        seed, version = key_parts
+        keys = [key(seed, f"quantise {target.name}", target.index, version) for target, _ in found]
+        rounded = quantised(torch.stack([value for _, value in found]), bits, keys)
+        for (target, _), value in zip(found, rounded.unbind(), strict=True):
+            state[target] = value
+    if len(targets) < len(group):
+        _assign_quantised(state, group[len(targets) :], versions, deltas, key_parts, bits)
 
 
 def _terms(
     assignment: Assignment, state: StateVectors, versions: Mapping[int, Tensor], deltas: Mapping[Update, Tensor]
 ) -> Iterator[Term]:
-    yield from ((deltas.get(update), b) for update, b in assignment.updates)  # one without steps is zero
-    yield from ((state[vector], c) for vector, c in assignment.states)
+    # Vectors whose coefficient is often one are first: they need no product.
     yield from ((versions[version], a) for version, a in assignment.past)
+    yield from ((state[vector], c) for vector, c in assignment.states)
+    yield from ((deltas.get(update), b) for update, b in assignment.updates)  # one without steps is zero
 
 
-def quantised(values: Tensor, bits: int, start: int) -> Tensor:
-    """Round every value up or down at random to a multiple of the largest over 2^(bits − 1) − 1, without bias."""
+def quantised(values: Tensor, bits: int, keys: Sequence[int]) -> Tensor:
+    """Round vectors (V, values) at random up or down to multiples of the largest over 2^(bits − 1) − 1, without bias.
+
+    The draws of every vector depend on its key alone.
+    """
     levels = (1 << (bits - 1)) - 1
-    largest = values.abs().max()
+    largest = values.abs().amax(dim=1, keepdim=True)
     unit = torch.where(largest > 0, largest / levels, torch.ones_like(largest))
-    elements = torch.arange(values.numel(), device=values.device)
-    keys = tensor_rng.extend_all(torch.tensor(tensor_rng.signed(start), device=values.device), elements)
-    return torch.floor(values / unit + tensor_rng.uniform(keys).to(values.dtype)) * unit
+    starts = torch.tensor([tensor_rng.signed(start) for start in keys])
+    if values.is_cuda:  # neither the host nor the device waits
+        starts = starts.pin_memory()
+    elements = torch.arange(values.shape[1], device=values.device)
+    drawn = tensor_rng.extend_all(starts.to(values.device, non_blocking=True).unsqueeze(1), elements)
+    return torch.floor(values / unit + tensor_rng.uniform(drawn).to(values.dtype)) * unit

@@ -18,13 +18,14 @@ from .augmentation import augmentation_of
 from .kernels.cuda_graph import StepGraph
 from .kernels.plain import CpuLayerKernels, LayerKernels
 from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_minibatches
-from .memory import BatchLimits, allowed, batch_limits, step_bytes
+from .memory import BatchLimits, allowed, batch_limits, least_bytes, step_bytes
 from .module_state import VersionLayout, same_constants
 from .precision import DEFAULT, check_precision
 from .reference import hits, own_metric, sample_losses
 from .stacked_optimizer import LocalMethod, StackedOptimizer, numbers_of
 from .stacking.layer_registry import CHANNELS_LAST, StackedPass, StackingError, plugin_layers
 from .stacking.stacked_model import stack
+from .state_memory import NO_NEED, StateMemory, StateNeed
 from .tensor_rng import extend_all, signed
 from .threads import threads
 
@@ -40,12 +41,14 @@ class Trainer:
 
     The constructor raises ``StackingError`` for such a model. ``max_batch_jobs`` limits the jobs in a batch,
     ``max_pending_updates`` the trained updates that wait for their rounds. ``local_training`` is that of the first
-    jobs: what they need is checked at once, for others when they are trained.
+    jobs: what they need is checked at once, for others when they are trained. ``state`` is the number of state vectors
+    of the runs whose jobs are trained.
     """
 
     def __init__(
         self, task: Task, module: nn.Module, *, batch_size: int = 10, max_batch_jobs: int | None = None,
         memory: int | None = None, precision: str | None = None, local_training: LocalTraining | None = None,
+        state: StateNeed = NO_NEED,
     ) -> None:  # fmt: skip
         if max_batch_jobs is None:
             max_batch_jobs = DEFAULT_MAX_BATCH_JOBS[task.train.device.type]
@@ -72,7 +75,11 @@ class Trainer:
         self._step_bytes = step_bytes(partial(self._discarded_step, batch_size), self._device)
         self._batch_size, self._asked_jobs, self._allowed = batch_size, max_batch_jobs, allowed(memory, self._device)
         self._limits: dict[int, BatchLimits] = {}
-        self._set_limits(LocalMethod() if local_training is None else LocalMethod.of(local_training))
+        method = LocalMethod() if local_training is None else LocalMethod.of(local_training)
+        least = least_bytes(self._vector_bytes, self._step_bytes, method.vectors)
+        self.state_memory = StateMemory.within(self._device, self._vector_bytes, self._allowed, least, state)
+        self._allowed -= self.state_memory.device_bytes
+        self._set_limits(method)
         same_in_any_batch = self._kernels.skips_zero_rates and isinstance(module, nn.Sequential)
         fully_fused = self._stacked.self_updating >= set(self._trainable) and not self._layout.statistics
         invariant_on_device = not self.asynchronous or (same_in_any_batch and fully_fused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,11 @@ from helpers.flower_processes import Deployment
 def test_a_killed_server_with_state_vectors_is_resumed(tmp_path: Path) -> None:
     """Every client keeps its last update on the server, and the server has an optimiser."""
     rounds = 3
-    changes = {"training__server_optimizer": "amsgrad", "training__global_lr": 0.1, "training__local_steps": 4}
+    changes: dict[str, Any] = {
+        "training__server_optimizer": "amsgrad",
+        "training__global_lr": 0.1,
+        "training__local_steps": 4,
+    }
     with Deployment(
         tmp_path, algorithm="mifa", clients=2, training__updates_per_round=1, stop__max_rounds=rounds, **changes
     ) as run:

@@ -121,7 +121,7 @@ def plain(progress: Any) -> Any:
 
 
 def test_a_cluster_gives_the_numbers_of_the_other_executors(machines: Machines) -> None:
-    chosen = study(algorithms=["fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"], seeds=[0, 1])
+    chosen = study(algorithms=["fedavg", "fedbuff", "favano", "asysg", "defedavg-niid", "mifa"], seeds=[0, 1])
     found, sweep = computed(chosen, ComputeConfig("ray", ray_address=machines.address))
     assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
     reference, _ = computed(chosen, ComputeConfig("reference"))
@@ -175,13 +175,17 @@ class Strike:
 FOUR = {"seeds": [0, 1, 2, 3], "stop": {"max_rounds": 60, "eval_every_rounds": 2}}
 
 
-def test_a_worker_that_is_killed_changes_no_number(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("algorithm", ["defedavg-iid", "mifa"])
+def test_a_worker_that_is_killed_changes_no_number(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
     monkeypatch.setattr(scheduler, "STATE_SECONDS", 0.2)
     strike = Strike(lambda worker: os.kill(worker.pid, signal.SIGKILL), machines.second.node_id)
-    found, sweep = computed(study(**FOUR), ComputeConfig("ray", ray_address=machines.address), strike)
+    chosen = study(**FOUR, algorithms=[algorithm])
+    found, sweep = computed(chosen, ComputeConfig("ray", ray_address=machines.address), strike)
     assert sweep._scheduler is not None
     assert sweep._scheduler.lost == 1
-    assert_equal(found, computed(study(**FOUR), ComputeConfig("batched"))[0])
+    assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
 
 
 def test_a_node_that_is_killed_changes_no_number(machines: Machines) -> None:

@@ -16,6 +16,7 @@ from ...errors import UserError
 from ...plugins import loaded_sources
 from ...tasks import Data, Task
 from ...training import CheckpointHook, EvalCounters, RunProgress, RunState, Status
+from ...training.state_memory import StateNeed
 from ..compute import ComputeConfig
 from ..run_events import Event, RunEvaluated, RunFinished, RunSpec
 from ..simulation import Simulation
@@ -91,11 +92,16 @@ class RayScheduler:
         started: Mapping[RunSpec, RunState],
         begin: Callable[[RunSpec], Simulation],
         group_of: Callable[[RunSpec], Hashable],
+        need_of: Callable[[Sequence[RunSpec]], StateNeed],
         checkpoint_hook: CheckpointHook,
     ) -> Iterator[Event]:
         """Compute all runs and yield their events; ``started`` are the states of resumed runs."""
         connect(self._compute.ray_address)
         self._begin, self._group_of = begin, group_of
+        groups: dict[Hashable, list[RunSpec]] = {}
+        for spec in specs:
+            groups.setdefault(group_of(spec), []).append(spec)
+        self._needs = {group: need_of(members) for group, members in groups.items()}
         self._specs = dict(enumerate(specs))
         self._numbers = {spec: number for number, spec in self._specs.items()}
         self._waiting = deque([*started, *(spec for spec in specs if spec not in started)])
@@ -238,7 +244,9 @@ class RayScheduler:
         task = self._put_task(remote.run.task)
         group = self._group_of(spec)
         worker.actor.assign.remote(
-            RunAssignment(remote.number, group, spec.settings, spec.seed, task, state, known, remote.passed)
+            RunAssignment(
+                remote.number, group, spec.settings, spec.seed, task, state, known, remote.passed, self._needs[group]
+            )
         )
 
     def _put_task(self, task: Task) -> Any:

@@ -26,6 +26,7 @@ from ...tasks import Data, Task
 from ...training import BatchedRun, Evaluation, Reference, RunState, StackingError, Status, run_batched
 from ...training.local_training import TrainingJob
 from ...training.precision import computing_in
+from ...training.state_memory import StateNeed
 from ..run_events import completed_share
 from ..simulation import Simulation
 from .connection import versions
@@ -63,6 +64,7 @@ class RunAssignment:
     state: RunState | None
     evaluations: tuple[Evaluation, ...]  # until that state
     passed: int  # pauses before that state
+    need: StateNeed  # of the group
 
 
 @dataclass(slots=True)
@@ -194,6 +196,7 @@ class RayWorker:
                 memory=config.memory,
                 precision=config.precision,
                 local_training=training,
+                state=assignment.need,
             )
         trainer = self._trainers[assignment.group]
         trainer.assignments[id(self._task(assignment.task))] = assignment
@@ -261,9 +264,7 @@ class RayWorker:
         self._report("evaluated", active.assignment.number, evaluation, hits)
 
     def _report_state(self, active: ActiveRun, state: RunState) -> None:
-        versions = {version: weights.cpu() for version, weights in state.versions.items()}
-        deltas = {update: delta.cpu() for update, delta in state.deltas.items()}
-        self._report("state", active.assignment.number, replace(state, versions=versions, deltas=deltas))
+        self._report("state", active.assignment.number, state.on_host())
 
     def _report_end(self, active: ActiveRun) -> None:
         final = replace(active.run.progress, evaluations=[])
