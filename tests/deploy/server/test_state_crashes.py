@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from defedavg.errors import UserError
 from defedavg.runstore import writer
 from defedavg.runstore.layout import EVENT_LOG as LOG
 from defedavg.training import Status
-from helpers.background_clients import RealClock
+from helpers.background_clients import RealClock, real
 from helpers.deployments import World, agrees, checked, tiny_task
 from helpers.state_algorithms import MergesOneByOne, OwnModels, registered
 
@@ -119,11 +118,11 @@ def recorded_script(folder: Path, changes: dict[str, Any]) -> tuple[dict[str, An
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "save_update", save_update)
         patch.setattr(Session, "handle", handled)
-        make: Callable[..., World] = World
+        make = lambda folder, changes: World(folder, **changes)  # noqa: E731
         if changes["algorithm"] == "quafl":  # its clients train in threads
             patch.setattr("helpers.deployments.Clock", RealClock)
-            make = partial(World, deploy__patience_seconds=0.05, deploy__poll_seconds=0.001)
-        world = make(folder, clients__num_clients=4, stop__max_rounds=5, **changes)
+            make = real
+        world = make(folder, {**changes, "clients__num_clients": 4, "stop__max_rounds": 5})
         world.until(lambda: world.session.progress.status is not Status.RUNNING)
     return world.flat, script
 
