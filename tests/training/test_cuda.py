@@ -117,7 +117,8 @@ def test_options_are_bit_identical_in_every_batch(model: str, option: str) -> No
 @pytest.mark.parametrize("option", ["nesterov", "adam", "clipped", "together"])
 @pytest.mark.parametrize("model", ["cnn", "mlp", "transformer"])
 def test_options_in_single_precision_stay_within_the_tolerance(model: str, option: str) -> None:
-    given = {**OPTIONS[option], "local_lr": 0.001, "epsilon": 1e-3}
+    # Clipped gradients are small: with a small rate, rounding of the weights would be all that the comparison sees.
+    given = {**OPTIONS[option], "local_lr": 0.05 if option == "clipped" else 0.001, "epsilon": 1e-3}
     task, chosen = images(model), how("defedavg-iid", **given)
     start = make_executor(chosen, 0, task).versions[0]
     expected = reference(chosen, task, MERGES)
