@@ -118,11 +118,12 @@ def recorded_script(folder: Path, changes: dict[str, Any]) -> tuple[dict[str, An
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "save_update", save_update)
         patch.setattr(Session, "handle", handled)
-        make = lambda folder, changes: World(folder, **changes)  # noqa: E731
+        short: dict[str, Any] = {**changes, "clients__num_clients": 4, "stop__max_rounds": 5}
         if changes["algorithm"] == "quafl":  # its clients train in threads
             patch.setattr("helpers.deployments.Clock", RealClock)
-            make = real
-        world = make(folder, {**changes, "clients__num_clients": 4, "stop__max_rounds": 5})
+            world = real(folder, short)
+        else:
+            world = World(folder, **short)
         world.until(lambda: world.session.progress.status is not Status.RUNNING)
     return world.flat, script
 
