@@ -118,7 +118,7 @@ def test_options_are_bit_identical_in_every_batch(model: str, option: str) -> No
 @pytest.mark.parametrize("model", ["cnn", "mlp", "transformer"])
 def test_options_in_single_precision_stay_within_the_tolerance(model: str, option: str) -> None:
     # Clipped gradients are small: with a small rate, rounding of the weights would be all that the comparison sees.
-    given = {**OPTIONS[option], "local_lr": 0.05 if option == "clipped" else 0.001, "epsilon": 1e-3}
+    given = {**OPTIONS[option], "local_lr": 0.5 if option == "clipped" else 0.001, "epsilon": 1e-3}
     task, chosen = images(model), how("defedavg-iid", **given)
     start = make_executor(chosen, 0, task).versions[0]
     expected = reference(chosen, task, MERGES)
@@ -305,7 +305,7 @@ def test_state_vectors_in_host_memory_change_no_bit() -> None:
     expected, none = run_with(None)
     assert none == 0
     found, most = run_with(StateMemory(8, 1000, 1000, on_device=2))
-    assert most == 4  # of six clients
+    assert most == 5  # of six clients: the sum and one of them are on the device
     assert torch.equal(found, expected)
 
 
