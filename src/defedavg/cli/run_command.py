@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..config.doubtful_settings import doubtful_settings
 from ..report import tables
 from . import options as opt
 from .data_command import DataDir
@@ -41,6 +42,7 @@ def run(
     from .progress_table import progress_and_logs
 
     study = opt.load_study(file, overrides, plugin)
+    opt.print_notes([f"defedavg: {line}" for line in doubtful_settings(study)])
     target = folder / study.name
     with opt.working("preparing …"):
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)

@@ -23,6 +23,18 @@ _LOOKS: dict[str, tuple[str, Any, str]] = {
     "asysg": ("#E69F00", (0, (1.4, 1.1)), "D"),
     "defedavg-iid": ("#0072B2", "-", "o"),
     "defedavg-niid": ("#D55E00", "-", "X"),
+    # Paul Tol's muted colours; lines and markers tell apart what is close in colour.
+    "fedasync": ("#332288", "-", "P"),
+    "delay-adaptive-sgd": ("#999933", (0, (5, 1.6)), "<"),
+    "ringmaster": ("#661100", (0, (3, 1.2)), ">"),
+    "mifa": ("#44AA99", (0, (5, 1.6)), "p"),
+    "ca2fl": ("#117733", "-", "h"),
+    "ace": ("#AA4499", "-", "*"),
+    "area": ("#6699CC", (0, (5, 1.4, 1.2, 1.4)), "d"),
+    "quafl": ("#CC6677", (0, (1.4, 1.1)), "s"),
+    "asofed": ("#7A6C5D", "-", "^"),
+    "fadas": ("#888888", (0, (3, 1.2)), "o"),
+    "fedfa": ("#B58900", (0, (5, 1.4, 1.2, 1.4)), "D"),
 }
 _OTHER_COLOURS = ("#56B4E9", "#8C6D31", "#882255")
 _OTHER_MARKERS = ("P", "<", ">", "p", "h", "*", "d")
