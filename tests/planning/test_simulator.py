@@ -239,7 +239,9 @@ def test_one_client_gives_sequential_sgd(name: str) -> None:
         for t, record in enumerate(plan.rounds):
             merge = record.merge
             ((update, weight),) = merge.updates
-            assert (merge.version, merge.past, weight) == (t + 1, ((t, 1.0),), -1.0)
+            assert (merge.version, merge.past) == (t + 1, ((t, 1.0),))
+            # An update that enters through state vectors alone has no coefficient; oracles compare its effect.
+            assert weight == -1.0 or (weight == 0.0 and update in merge.assigned)
             assert (update.client, update.version) == (0, t)
 
 

@@ -107,7 +107,10 @@ def test_omitting_unused_jobs_changes_no_round_if_all_times_tie(name: str) -> No
 def test_fifty_thousand_clients(name: str) -> None:
     """``auto`` omits unused jobs at this size: the plan is valid, and unneeded clients are not created."""
     n = ALGORITHMS[name].updates_per_merge(40)
-    cases_ = [case(name, 50_000, 40, steps=50, settings=settings) for settings in variants(ALGORITHMS[name])]
+    choices = variants(ALGORITHMS[name])
+    if name == "ringmaster":  # with a small threshold every client would have to answer twice
+        choices = [settings for settings in choices if settings.threshold == 0]
+    cases_ = [case(name, 50_000, 40, steps=50, settings=settings) for settings in choices]
     for found in [found for found in cases_ if can_omit_jobs(found)][:2]:
         simulator = make_simulator_for(found.server(), found.fleet, "auto")
         assert isinstance(simulator, SparseSimulator)
