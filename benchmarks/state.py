@@ -15,6 +15,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -33,12 +34,12 @@ from defedavg.training.state_memory import StateNeed
 BASE, SYNCHRONOUS, CLASSES, IMAGE = "fedbuff", "fedavg", 10, (1, 28, 28)
 
 
-def settings_of(name: str, given: argparse.Namespace) -> Settings:
-    """Return the settings of the paper (n = 10, K = 50, batch 10) for one algorithm."""
+def settings_of(name: str, given: argparse.Namespace, training: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings of the paper (n = 10, K = 50, batch 10) for one algorithm; ``training`` changes some."""
     tables = {
         "algorithms": [name],
         "clients": {"num_clients": given.clients, "plan_detail": "all"},
-        "training": {"local_steps": given.local_steps},
+        "training": {"local_steps": given.local_steps, **(training or {})},
         "stop": {"max_rounds": 10**6},
     }
     return config.study(tables).points()[0].settings
@@ -71,8 +72,11 @@ def random_task(clients: int, device: str) -> Task:
 class Contestant:
     """One algorithm with a trainer of its own, which keeps its captured graphs from turn to turn."""
 
-    def __init__(self, name: str, given: argparse.Namespace, task: Task, compute: ComputeConfig) -> None:
-        self.settings, self.given, self.task = settings_of(name, given), given, task
+    def __init__(
+        self, name: str, given: argparse.Namespace, task: Task, compute: ComputeConfig,
+        training: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.settings, self.given, self.task = settings_of(name, given, training), given, task
         executor = make_executor(self.settings, 0, task)
         self.need = executor.state_need(self.rounds(given.updates))
         self.trainer = Trainer(

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from defedavg.algorithms import BUILT_IN
 from defedavg.config import study as config
 from defedavg.config.build import make_plan
 from defedavg.config.examples import FIRST
@@ -185,7 +186,8 @@ def test_algorithms_settings_split_and_help(tiny: Path) -> None:
     listed = call("algorithms", cwd=tiny.parent)
     assert "w[t+1] = w[t] − η/n Σ Δ" in listed.stdout
     names = [row["name"] for row in json.loads(call("algorithms", "--json", cwd=tiny.parent).stdout)]
-    assert names == ["fedavg", "fedbuff", "favano", "asysg", "defedavg-iid", "defedavg-niid"]
+    assert names == list(BUILT_IN)
+    assert len(names) == 17
     settings = call("settings", cwd=tiny.parent)
     (tiny.parent / "all.toml").write_text(settings.stdout)
     assert call("plan", "all.toml", "--rounds", "2", cwd=tiny.parent).returncode == 0

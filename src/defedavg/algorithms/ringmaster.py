@@ -38,7 +38,7 @@ class RingmasterSettings:
     def __post_init__(self) -> None:
         check_concurrency("ringmaster", self.concurrency)
         if self.threshold < 0:
-            raise UserError(f"ringmaster: threshold is {self.threshold}; give a staleness, or 0 for 2·concurrency")
+            raise UserError(f"ringmaster: threshold is {self.threshold}; give a number of merges, or 0: 2·concurrency")
 
 
 class Ringmaster(EveryArrival):
