@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from defedavg.algorithms import BUILT_IN
 from defedavg.config import study as config
 from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
@@ -132,6 +133,14 @@ def test_a_cluster_gives_the_numbers_of_the_other_executors(machines: Machines) 
     # One entry for each of the two tasks, and four for the arrays that they share.
     assert sweep._scheduler is not None
     assert len(sweep._scheduler._stored) == 2 + 4
+
+
+def test_every_algorithm_gives_the_same_numbers_on_a_cluster(machines: Machines) -> None:
+    rates = {name: {"global_lr": 0.05} for name in ("fadas", "ace", "ringmaster", "delay-adaptive-sgd")}
+    chosen = study(algorithms=list(BUILT_IN), stop={"max_rounds": 20, "eval_every_rounds": 10}, **rates)
+    found, _ = computed(chosen, ComputeConfig("ray", ray_address=machines.address))
+    assert len(found) == len(BUILT_IN)
+    assert_equal(found, computed(chosen, ComputeConfig("batched"))[0])
 
 
 def test_a_cluster_averages_running_statistics(machines: Machines, tmp_path: Path) -> None:
