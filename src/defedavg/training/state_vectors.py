@@ -1,8 +1,7 @@
 """The vectors that a run keeps from merge to merge, and linear combinations of vectors.
 
 An executor knows of them what a plan declares: names, numbers and initial values. A vector that was never assigned has
-its initial value and takes no memory of its own. Tensors on the device of the model are never changed in place, so that
-a checkpoint can refer to them. Vectors of clients that do not fit there are in host memory, which is used again.
+its initial value and takes no memory of its own. Vectors of clients that do not fit on the device are in host memory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from ..algorithms.protocol import FROM_VERSION, VERSION, Assignment, StateSpec, 
 from ..planning.transforms import parse_transform
 from ..rng import key
 from . import tensor_rng
-from .state_memory import StateMemory
+from .placed_vectors import PlacedVectors
+from .state_memory import VectorMemory
 
 Term = tuple[Tensor | None, float]
 """A vector, None for zero, and its coefficient."""
@@ -50,87 +50,46 @@ class StateVectors:
         self.layout = layout
         self._model = model
         self._initial = {spec.name: model for spec in layout.specs if spec.initial == "model"}
-        self._of_clients = {spec.name for spec in layout.specs if spec.per_client}
-        self._values: dict[StateVector, Tensor] = {}
-        self._rows: dict[StateVector, Tensor] = {}  # in host memory
-        self._copies: dict[StateVector, Tensor] = {}  # of rows on the device, until the end of a merge
-        self._memory: StateMemory | None = None
+        of_clients = {spec.name for spec in layout.specs if spec.per_client}
+        self._values = PlacedVectors[StateVector](model.device, lambda vector: vector.name not in of_clients)
 
-    def place(self, memory: StateMemory) -> None:
+    def place(self, memory: VectorMemory) -> None:
         """Use this memory from now on."""
-        values = {vector: own_memory(value) for vector, value in self.assigned().items()}
-        self.clear()
-        self._memory = memory
-        for vector, value in values.items():
-            self[vector] = value.to(self._model.device)
-            self._copies.clear()
+        self._values.place(memory)
+
+    def release(self) -> None:
+        """Free the copies on the device of vectors in host memory."""
+        self._values.release()
 
     def __getitem__(self, vector: StateVector) -> Tensor | None:
         """Return the value of a vector on the device, None if it is zero."""
-        if vector in self._rows:
-            if vector not in self._copies:
-                self._copies[vector] = self._rows[vector].to(self._model.device, non_blocking=True, copy=True)
-            return self._copies[vector]
-        value = self._values.get(vector, self._initial.get(vector.name))
-        return None if value is None else value.to(self._model.device)
+        value = self._values.get(vector)
+        return self._initial.get(vector.name) if value is None else value
 
     def __setitem__(self, vector: StateVector, value: Tensor | None) -> None:
         if value is None and vector.name in self._initial:
             value = torch.zeros_like(self._model)
         if value is None:
-            self._remove(vector)
-            return
-        memory = None if vector in self._values or vector in self._rows else self._memory
-        if memory is not None and not memory.take_on_device(always=vector.name not in self._of_clients):
-            self._rows[vector] = memory.take_row(value)
-        if vector in self._rows:
-            self._rows[vector].copy_(value, non_blocking=True)
-            self._copies[vector] = value
+            self._values.remove(vector)
         else:
-            self._values[vector] = own_memory(value)
-
-    def _remove(self, vector: StateVector) -> None:
-        self._copies.pop(vector, None)
-        row = self._rows.pop(vector, None)
-        value = self._values.pop(vector, None)
-        if self._memory is not None and row is not None:
-            self._memory.free_row(row)
-        elif self._memory is not None and value is not None:
-            self._memory.free_on_device()
-
-    def end_merge(self) -> None:
-        """Free the copies on the device that a merge used."""
-        self._copies.clear()
+            self._values.put(vector, value)
 
     def assigned(self) -> dict[StateVector, Tensor]:
         """Return the vectors that were assigned, all that a checkpoint needs; the next merge changes those in rows."""
-        if self._rows and self._model.is_cuda:
-            torch.cuda.current_stream(self._model.device).synchronize()  # the copies to host memory are complete
-        return {**self._values, **self._rows}
+        return self._values.stored()
 
     def restore(self, values: Mapping[StateVector, Tensor]) -> None:
         """Replace all assigned vectors; without a memory, they stay where they are until one is given."""
-        self.clear()
-        for vector, value in values.items():
-            if self._memory is None:
-                self._values[vector] = value
-            else:
-                self[vector] = value.to(self._model.device)
+        self._values.restore(values)
 
     def clear(self) -> None:
         """Give all vectors their initial values, and free their memory."""
-        for vector in [*self._values, *self._rows]:
-            self._remove(vector)
+        self._values.clear()
 
     def of_client(self, terms: Iterable[tuple[str, float]], client: int, version: Tensor) -> Tensor | None:
         """Return Σ c·x of a client, where x is its state vector of that name or, for ``VERSION``, the version."""
         vectors = ((version if name == VERSION else self[StateVector(name, client)], c) for name, c in terms)
         return combined(vectors)
-
-
-def own_memory(value: Tensor) -> Tensor:
-    """Return the value in memory of its own: a view would keep the memory of a whole batch."""
-    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
 
 
 def combined(terms: Iterable[Term]) -> Tensor | None:
