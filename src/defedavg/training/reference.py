@@ -34,7 +34,7 @@ from .local_optimizers import LocalOptimizer
 from .local_training import LocalTraining
 from .module_state import VersionLayout, keyed_copy, updated_buffers, weighted_mean
 from .placed_vectors import Versions
-from .state_vectors import NO_STATE, StateLayout, StateVectors, assign
+from .state_vectors import NO_STATE, StateLayout, StateVectors, assign, weighted_sum
 from .stopping import Evaluation, StoppingRule
 from .tensor_rng import signed
 
@@ -267,15 +267,16 @@ class Reference:
         optimizer, rate = self.local_training.server, global_rate * merge.rate_scale
         plain = optimizer.name == "sgd"
         scale = rate if plain else 1.0
-        merged = torch.zeros_like(self._flat.vector)
-        for update, weight in merge.updates:
-            if update.steps and weight != 0.0:  # an update without steps is zero
-                merged.add_(deltas[update], alpha=weight * scale)
-        for vector, weight in merge.states:
-            if (value := self.state[vector]) is not None:
-                merged.add_(value, alpha=weight * scale)
-        for version, weight in merge.past:
-            merged.add_(self.versions[version], alpha=weight)
+        # An update without steps is zero.
+        terms = [(deltas[update], b * scale) for update, b in merge.updates if update.steps and b != 0.0]
+        past = [(self.versions[version], a) for version, a in merge.past]
+        if merge.states:
+            states = ((self.state[vector], c * scale) for vector, c in merge.states)
+            # The newest version is first: its coefficient is often one.
+            terms = [*reversed(past), *((value, c) for value, c in states if value is not None), *terms]
+        else:
+            terms += past
+        merged = weighted_sum(terms)
         if plain:
             return merged
         newest = self.versions[merge.version - 1]

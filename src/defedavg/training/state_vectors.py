@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -19,6 +18,8 @@ from ..rng import key
 from . import tensor_rng
 from .placed_vectors import PlacedVectors
 from .state_memory import VectorMemory
+
+GROUP_SIZE = 64  # assignments that are computed together
 
 Term = tuple[Tensor | None, float]
 """A vector, None for zero, and its coefficient."""
@@ -92,18 +93,59 @@ class StateVectors:
         return combined(vectors)
 
 
-def combined(terms: Iterable[Term]) -> Tensor | None:
-    """Return Σ c·x, None if there is no vector other than zero; a single vector times one is returned itself."""
-    found = [(vector, c) for vector, c in terms if vector is not None and c != 0.0]
-    if not found:
-        return None
-    if len(found) == 1 and found[0][1] == 1.0:
-        return found[0][0]
-    first, factor = found[0]
-    total = first * factor if factor != 1.0 else torch.add(first, found[1][0], alpha=found[1][1])
-    for vector, c in found[1 if factor != 1.0 else 2 :]:
+def weighted_sum(terms: Sequence[tuple[Tensor, float]]) -> Tensor:
+    """Return Σ c·x in memory of its own, added in this order; a first coefficient of one needs no product."""
+    (first, factor), *others = terms
+    if factor != 1.0 or not others:
+        total = first * factor
+    else:
+        (second, c), *others = others
+        total = torch.add(first, second, alpha=c)
+    for vector, c in others:
         total.add_(vector, alpha=c)
     return total
+
+
+def combined(terms: Iterable[Term]) -> Tensor | None:
+    """Return Σ c·x, None if there is no vector other than zero; a single vector times one is returned itself."""
+    return _combined_together([_nonzero(terms)])[0]
+
+
+def _nonzero(terms: Iterable[Term]) -> list[tuple[Tensor, float]]:
+    return [(vector, c) for vector, c in terms if vector is not None and c != 0.0]
+
+
+def _combined_together(sums: Sequence[Sequence[tuple[Tensor, float]]]) -> list[Tensor | None]:
+    """Return every Σ c·x; those with the same coefficients are computed together, which takes fewer kernels."""
+    found: list[Tensor | None] = [None] * len(sums)
+    alike: dict[tuple[float, ...], list[int]] = {}
+    for number, terms in enumerate(sums):
+        alike.setdefault(tuple(c for _, c in terms), []).append(number)
+    for coefficients, numbers in alike.items():
+        if coefficients == (1.0,):
+            values = [sums[number][0][0] for number in numbers]
+        elif len(numbers) == 1 and coefficients:
+            values = [weighted_sum(sums[numbers[0]])]
+        elif coefficients:
+            columns = [list(column) for column in zip(*([x for x, _ in sums[n]] for n in numbers), strict=True)]
+            values = _weighted_sums(columns, coefficients)
+        else:
+            continue
+        for number, value in zip(numbers, values, strict=True):
+            found[number] = value
+    return found
+
+
+def _weighted_sums(columns: Sequence[list[Tensor]], coefficients: Sequence[float]) -> list[Tensor]:
+    """Return ``weighted_sum`` for many vectors at once: a column has the vectors of one coefficient."""
+    done = 1 if coefficients[0] != 1.0 or len(columns) == 1 else 2
+    if done == 1:
+        totals = list(torch._foreach_mul(columns[0], coefficients[0]))
+    else:
+        totals = list(torch._foreach_add(columns[0], columns[1], alpha=coefficients[1]))
+    for column, c in zip(columns[done:], coefficients[done:], strict=True):
+        torch._foreach_add_(totals, column, alpha=c)
+    return totals
 
 
 def assign(
@@ -111,38 +153,45 @@ def assign(
     deltas: Mapping[Update, Tensor], key_parts: tuple[int, int],
 ) -> None:  # fmt: skip
     """Carry out assignments in order; ``key_parts`` are the seed of the run and the version of the merge."""
-    for transform, group in groupby(assignments, key=lambda assignment: assignment.transform):
-        bits = parse_transform(transform)
-        if bits is None:
-            for assignment in group:
-                state[assignment.target] = combined(_terms(assignment, state, versions, deltas))
-        else:
-            _assign_quantised(state, list(group), versions, deltas, key_parts, bits)
+    for group in _independent(assignments):
+        values = _combined_together([_nonzero(_terms(each, state, versions, deltas)) for each in group])
+        bits = parse_transform(group[0].transform)
+        if bits is not None:
+            values = _quantised_together([each.target for each in group], values, key_parts, bits)
+        for assignment, value in zip(group, values, strict=True):
+            state[assignment.target] = value
 
 
-def _assign_quantised(
-    state: StateVectors, group: Sequence[Assignment], versions: Mapping[int, Tensor], deltas: Mapping[Update, Tensor],
-    key_parts: tuple[int, int], bits: int,
-) -> None:  # fmt: skip
-    """Quantise vectors together, which is faster, as far as none of them uses one that is assigned before it."""
-    targets: list[StateVector] = []
-    values: list[Tensor | None] = []
-    for assignment in group:
-        if not {vector for vector, _ in assignment.states}.isdisjoint(targets) or assignment.target in targets:
-            break
-        targets.append(assignment.target)
-        values.append(combined(_terms(assignment, state, versions, deltas)))
-    found = [(target, value) for target, value in zip(targets, values, strict=True) if value is not None]
-    for target in targets:
-        state[target] = None
+def _independent(assignments: Iterable[Assignment]) -> Iterator[list[Assignment]]:
+    """Yield groups of assignments with one transform, none of which uses or assigns a target of its group again."""
+    group: list[Assignment] = []
+    targets: set[StateVector] = set()
+    for assignment in assignments:
+        again = assignment.target in targets or any(vector in targets for vector, _ in assignment.states)
+        if group and (again or assignment.transform != group[0].transform or len(group) == GROUP_SIZE):
+            yield group
+            group, targets = [], set()
+        group.append(assignment)
+        targets.add(assignment.target)
+    if group:
+        yield group
+
+
+def _quantised_together(
+    targets: Sequence[StateVector], values: Sequence[Tensor | None], key_parts: tuple[int, int], bits: int
+) -> list[Tensor | None]:
+    """Return the vectors quantised, each in memory of its own."""
+    (seed, version), quantised_values = key_parts, list(values)
+    found = [number for number, value in enumerate(values) if value is not None]
     if found:
-        seed, version = key_parts
-        keys = [key(seed, f"quantise {target.name}", target.index, version) for target, _ in found]
-        rounded = quantised(torch.stack([value for _, value in found]), bits, keys)
-        for (target, _), value in zip(found, rounded.unbind(), strict=True):
-            state[target] = value
-    if len(targets) < len(group):
-        _assign_quantised(state, group[len(targets) :], versions, deltas, key_parts, bits)
+        chosen = [targets[number] for number in found]
+        keys = [key(seed, f"quantise {target.name}", target.index, version) for target in chosen]
+        rounded = quantised(torch.stack([value for value in values if value is not None]), bits, keys).unbind()
+        own = [torch.empty_like(value) for value in rounded]
+        torch._foreach_copy_(own, list(rounded))
+        for number, value in zip(found, own, strict=True):
+            quantised_values[number] = value
+    return quantised_values
 
 
 def _terms(
