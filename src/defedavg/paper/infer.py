@@ -70,8 +70,8 @@ STAGES: Final = (
         ),
     ),
     Stage(
-        "regularisation",
-        ("weight_decay", "augment"),
+        "local training",
+        ("weight_decay", "augment", "sampling"),
         _cells(("cifar10", "iid", "fedavg"), ("cifar10", "iid", "defedavg-iid"), ("fashionmnist", "iid", "fedavg")),
     ),
 )
