@@ -65,7 +65,7 @@ TimeLimitFactor = Annotated[
 ]
 MeasureSeconds = Annotated[float, typer.Option(help="Simulated seconds between evaluations.")]
 TrainSamples = Annotated[int, typer.Option(help="Samples on which the training loss is evaluated; 0: none.")]
-Normalise = Annotated[str, typer.Option(help="Normalisation of inputs: standard or unit.")]
+Normalise = Annotated[str, typer.Option(help="Normalisation of inputs: standard, unit or symmetric.")]
 Sampling = Annotated[str, typer.Option(help="Sampling of mini-batches: replacement or shuffle.")]
 Show = Annotated[bool, typer.Option("--show", help="Compute no runs; show the stored results.")]
 Folder = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder of the results.")]
