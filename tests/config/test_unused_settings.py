@@ -64,6 +64,12 @@ def lines(**found: Any) -> list[str]:
             ["task.classes_per_client has no effect: split = sampled does not use it"],
         ),
         ({"task": {"classes_per_client": 3, "split": "classes"}}, []),
+        ({"task": {"classes_per_client": 3, "split": "random-classes"}}, []),
+        (
+            {"task": {"samples_per_client": 600, "split": "random-classes"}},
+            ["task.samples_per_client has no effect: split = random-classes does not use it"],
+        ),
+        ({"task": {"samples_per_client": 600, "split": "sampled-classes"}}, []),
         ({"task": {"alpha": 0.5}}, []),
         ({"clients": {"return_seconds": 9.0}}, ["clients.return_seconds has no effect: clients.failure_rate is 0"]),
         ({"clients": {"return_seconds": 9.0, "failure_rate": [0.0, 0.1]}}, []),

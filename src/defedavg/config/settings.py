@@ -83,16 +83,20 @@ class TaskSettings:
 
     data: str = _setting("mnist5k", "mnist5k, fashionmnist, cifar10, one of a plugin, or hf:NAME from Hugging Face")
     model: str = _setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
-    split: str = _setting("iid", "iid, classes, dirichlet, shards, sampled, sampled-classes, or one of a plugin")
+    split: str = _setting(
+        "iid", "iid, classes, random-classes, dirichlet, shards, sampled, sampled-classes, or one of a plugin"
+    )
     classes_per_client: int = _setting(
-        2, "classes of each client, for split = classes or sampled-classes", most=MAX_CLIENTS
+        2, "classes of each client, for split = classes, random-classes or sampled-classes", most=MAX_CLIENTS
     )
     alpha: float = _setting(0.5, "Dirichlet parameter, for split = dirichlet: smaller is less even")
     shards_per_client: int = _setting(2, "shards of each client, for split = shards", most=MAX_CLIENTS)
     samples_per_client: int = _setting(
         100, "samples of each client, for split = sampled or sampled-classes", most=MAX_CLIENTS
     )
-    normalise: str = _setting("standard", "pixel values: standard (mean 0, deviation 1) or unit (0 to 1)")
+    normalise: str = _setting(
+        "standard", "pixel values: standard (mean 0, deviation 1), unit (0 to 1) or symmetric (-1 to 1)"
+    )
     module: str = _setting("", "a task of your own instead: my_task.py:make, a function (config, client) -> Task")
 
     def __post_init__(self) -> None:
