@@ -23,6 +23,7 @@ from defedavg.planning.simulator import Simulator
 SLOWNESS_TEXTS = (
     "equal",
     "uniform(1, 5)",
+    "inverse-uniform(1, 5)",
     "lognormal(1)",
     "exponential(2)",
     "two-speed(0.5, 10)",
@@ -31,6 +32,7 @@ SLOWNESS_TEXTS = (
 
 
 CHOICES: dict[tuple[str, str], list[Any]] = {
+    ("asysg", "concurrency"): [0, 1],
     ("fadas", "delay_threshold"): [0, 1],
     ("fedfa", "window"): [5, 2],
     ("quafl", "bits"): [8, 32],
