@@ -172,7 +172,7 @@ def test_the_report_names_the_best_the_next_and_the_unexplained(computed: list[s
     found = report(SMALL, ranked)
     assert found["readings"] == asdict(replace(Readings(), normalise="symmetric", asysg_concurrency="n"))
     assert len(found["stages"][1]["combinations"]) == 4
-    assert [row["error"] for row in found["cells"]] == pytest.approx([math.log(1.05), math.log(1.1)])
+    assert [row["error"] for row in found["cells"]] == pytest.approx([math.log(1.1), math.log(1.05)])
     text = to_markdown(found)
     assert "| normalise | symmetric |" in text
     assert "within a factor of 1.25" in text
@@ -209,7 +209,9 @@ def test_the_commands_list_infer_and_refuse(tmp_path: Path) -> None:
     assert old.returncode == 0
     assert "--reading normalise=VALUE" in old.stderr
     assert "--reading sampling=VALUE" in old.stderr
-    refuse(call("paper", "table1", "--show", "--normalise", "units", cwd=tmp_path), "normalise=unit")
+    wrong = call("paper", "table1", "--show", "--normalise", "units", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "use one of normalise=standard" in wrong.stderr
 
 
 def test_a_candidate_is_ranked_by_the_better_kind_of_time() -> None:
@@ -217,3 +219,24 @@ def test_a_candidate_is_ranked_by_the_better_kind_of_time() -> None:
     assert seconds is not None
     times = {FASHION_FEDAVG: {"first_hit_seconds": seconds / 2, "sustained_seconds": seconds}}
     assert Candidate(Readings(), times).best == 0.0
+
+
+def test_the_scatter_has_a_point_for_every_cell(tmp_path: Path) -> None:
+    from matplotlib.collections import PathCollection
+
+    from defedavg.paper.scatter import scatter
+
+    rows = [
+        {**asdict(cell), "paper": cell.seconds, "first_hit": cell.seconds, "reached": 1, "seeds": 1} for cell in cells()
+    ]
+    missed = [{**row, "first_hit": None, "reached": 0} for row in rows]
+    left, right = scatter({"before": missed, "after": rows}).axes
+    assert [axes.get_title() for axes in (left, right)] == ["before", "after"]
+    for axes, expected in ((left, "all at the top"), (right, "on the diagonal")):
+        points = [c.get_offsets()[0] for c in axes.collections if isinstance(c, PathCollection)]
+        assert len(points) == 64
+        timed = [(x, y) for x, y in points if x == y]
+        assert len(timed) == (0 if expected == "all at the top" else 61)  # the paper has no time in three cells
+    shown = call("paper", "scatter", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "no results are stored yet" in shown.stderr

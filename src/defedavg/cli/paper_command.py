@@ -192,7 +192,7 @@ def _figure(number: int, request: PaperRequest, as_json: bool) -> bool:
     from ..paper.figures import curves
 
     for figure, name in zip(curves(results, number), ("accuracy", "loss"), strict=True):
-        _save_figure(figure, request.folder, f"figure{number}{request.suffix}-{name}", as_json)
+        save_figure(figure, request.folder, f"figure{number}{request.suffix}-{name}", as_json)
     _write_page(request, store, results, as_json, f"Figure {number}")
     return finished
 
@@ -210,7 +210,8 @@ def _write_page(
         close_with_records(run_records(results), page, as_json, heading, last_session(store.folder))
 
 
-def _save_figure(figure: Any, folder: Path, name: str, as_json: bool) -> None:
+def save_figure(figure: Any, folder: Path, name: str, as_json: bool) -> None:
+    """Write a figure into the folder of figures, and print where."""
     from ..fileio import writing
     from ..report.plots import save
 
@@ -229,7 +230,7 @@ def figure1(
     """Draw the activity of three clients under FedAvg, DeFedAvg-nIID and DeFedAvg-IID, n = 2. Needs no data."""
     from ..paper.figures import figure1 as draw_figure1
 
-    _save_figure(draw_figure1(seed), folder, "figure1", as_json=False)
+    save_figure(draw_figure1(seed), folder, "figure1", as_json=False)
 
 
 def stopped() -> NoReturn:

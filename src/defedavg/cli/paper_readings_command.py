@@ -1,4 +1,4 @@
-"""``defedavg paper readings`` and ``paper infer``: readings of the paper, and the search for those that fit it."""
+"""``defedavg paper readings``, ``infer`` and ``scatter``: readings of the paper, and how well they fit it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 
 from ..paper.published import cells
 from ..paper.readings import FIRST, READINGS, Readings
+from ..paper.run_grid import Choices
 from .consoles import print_text
 from .data_command import DataDir
 from .options import (
@@ -23,7 +24,7 @@ from .options import (
     print_json,
     print_note,
 )
-from .paper_command import OUT, Folder, Show, app, stopped
+from .paper_command import OUT, Folder, Show, app, save_figure, stopped
 
 __all__ = ["app"]
 
@@ -49,6 +50,28 @@ def readings_(as_json: Json = False) -> None:
         return
     rows = [[str(row["reading"]), str(row["inferred"]), ", ".join(row["values"]), str(row["paper"])] for row in listed]
     out.print(tables.make("Readings of the paper", ["reading", "inferred", "values", "what the paper says"], rows))
+
+
+@app.command("scatter")
+def scatter(folder: Folder = OUT) -> None:
+    """Draw our seconds against the paper's: the first results, and the present ones as far as they are computed."""
+    from ..paper.paper_tables import rows
+    from ..paper.run_request import PaperRequest
+    from ..paper.scatter import scatter as draw_scatter
+
+    first = PaperRequest(
+        folder / "first-reading", tuple(cells()), range(3), "stated", Choices(readings=FIRST), show_only=True
+    )
+    present = PaperRequest(folder, tuple(cells()), range(3), show_only=True)
+    panels = {}
+    for title, request in (("first readings", first), ("inferred readings", present)):
+        runs, store, _ = request.table_runs()
+        if table := rows(store.results(runs, request.seeds)):
+            panels[f"{title}, {len(table)} of {len(runs)} cells"] = table
+    if not panels:
+        print_note("no results are stored yet")
+        return
+    save_figure(draw_scatter(panels), folder, "scatter", as_json=False)
 
 
 @app.command("infer")
