@@ -53,6 +53,27 @@ def lines(**found: Any) -> list[str]:
             ["favano.global_lr has no effect: favano does not use it"],
         ),
         (
+            {"algorithms": ["fedavg", "defedavg-niid"], "clients": {"upload": "blocking"}},
+            [
+                "clients.upload has no effect: clients of fedavg and defedavg-niid receive no version while they send "
+                "an update unrequested"
+            ],
+        ),
+        ({"algorithms": ["fedavg", "defedavg-iid"], "clients": {"upload": "blocking"}}, []),
+        ({"algorithms": ["fedavg"], "clients": {"upload": "auto"}}, []),
+        (
+            {"algorithms": ["asysg"], "clients": {"upload": "blocking"}, "asysg": {"concurrency": 3}},
+            ["clients.upload has no effect: clients of asysg receive no version while they send an update unrequested"],
+        ),
+        ({"algorithms": ["asysg"], "clients": {"upload": "blocking"}, "asysg": {"concurrency": [0, 3]}}, []),
+        (
+            {"algorithms": ["fedbuff", "asysg"], "clients": {"upload": ["blocking", "background"]}},
+            [
+                "clients.upload has no effect on fedbuff: its clients receive no version while they send an update "
+                "unrequested; its 2 values give equal runs"
+            ],
+        ),
+        (
             {"algorithms": ["fedavg"], "fedbuff": {"concurrency": 3}},
             ["[fedbuff] has no effect: fedbuff is not in algorithms"],
         ),

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
+from defedavg.algorithms.protocol import UPLOADS
 from defedavg.planning.devices import Fleet, Slowness, Trace, Windows
 from defedavg.planning.plan import Plan
 from defedavg.planning.records import Record, Round
@@ -181,6 +182,7 @@ def fleets(draw: st.DrawFn, clients: int, *, lossy: bool = False, windows: bool 
         failure_rate=failure_rate,
         return_seconds=draw(st.sampled_from([0.0, 0.1, 1.0, 2.0, math.inf])) if lossy else 1.0,
         trace=draw(st.none() | traces(clients, leave=lossy)),
+        upload=draw(st.sampled_from(UPLOADS)),
     )
 
 
