@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS
@@ -55,6 +55,7 @@ def run_checked(folder: Path, *words: str | Path) -> subprocess.CompletedProcess
     """Run a command; assert that it succeeds, or fails with one line and exit code 2."""
     result = call(*words, cwd=folder, seconds=SECONDS, megabytes=MEGABYTES)
     shown = f"{[str(word) for word in words]}: exit code {result.returncode}\n{result.stderr[-3000:]}"
+    event(f"{words[0]}: exit code {result.returncode}")  # `pytest --hypothesis-show-statistics` counts them
     assert result.returncode in (0, 2), shown
     assert "Traceback" not in result.stderr, shown
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", result.stdout + result.stderr), shown
