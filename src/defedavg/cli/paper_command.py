@@ -29,6 +29,7 @@ from .options import (
     print_line,
     print_note,
 )
+from .stop_signals import stopped_by, stopped_code
 
 if TYPE_CHECKING:
     from ..paper.result_files import Result, ResultFiles
@@ -266,8 +267,8 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool
             watching=partial(watching, err),
         )
         if not action(request, as_json):
-            print_note("stopped by Ctrl-C; the results of finished runs are stored, run the command again to continue")
-            raise typer.Exit(130)
+            print_note(f"{stopped_by()}; the results of finished runs are stored, run the command again to continue")
+            raise typer.Exit(stopped_code())
 
     app.command(name, cls=CommandWithOldNames, help=help_)(command)
 
