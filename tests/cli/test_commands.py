@@ -226,6 +226,13 @@ def test_algorithms_settings_split_and_help(tiny: Path) -> None:
     assert len(split) == 20
     assert len(samples) == len(set(samples)) == 4000
     assert (tiny.parent / "s.pdf").exists()
+    drawn = json.loads(call("split", tiny, "--json", "--set", "task.split=random-classes", cwd=tiny.parent).stdout)
+    taken = [s for client in drawn for s in client["samples"]]
+    assert len(drawn) == 20
+    assert len(taken) == len(set(taken))
+    assert (
+        len({len(client["samples"]) for client in drawn}) > 2
+    )  # the classes of clients have different numbers of holders
     assert "Plan without training" in call("plan", "--help", cwd=tiny.parent).stdout
 
 

@@ -33,7 +33,7 @@ from .demo_command import demo
 from .deploy_command import app as deploy_app
 from .deploy_command import replay
 from .options import CommandWithOldNames, err, out, print_note
-from .paper_command import app as paper_app
+from .paper_readings_command import app as paper_app
 from .plan_command import plan
 from .report_command import report
 from .run_command import run

@@ -85,6 +85,11 @@ def read_deploy_config(flat: Mapping[str, Any], *, stored: bool = False) -> Depl
         raise UserError("a deployment runs one setting; give single values instead of lists")
     settings = points[0].settings
     check_deployable(kind, settings.algorithm_settings)
+    if settings.clients.upload == "background" and kind.overlaps_uploads(settings.algorithm_settings):
+        raise UserError(
+            "clients.upload is 'background', but in a deployment a client is occupied until its reply has arrived; "
+            "remove it, or set it to 'blocking'"
+        )
     deploy, total = DeploySettings(**deploy_values), settings.clients.num_clients
     if deploy.min_clients > total:
         raise UserError(f"deploy.min_clients is {deploy.min_clients}, but there are only {total} clients")
