@@ -305,6 +305,33 @@ def test_a_deployment_that_never_started_is_replaced_and_removed_like_any_run(
     assert not (tmp_path / "runs" / "deployment").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("deploy", "local", "--force"), "wait for it"),
+        (("deploy", "local", "--resume"), "wait for it"),
+        (("runs", "remove", "deployment", "--yes"), "stop it before you remove the run"),
+    ],
+)
+def test_a_local_deployment_locks_its_folder_until_it_ends(
+    words: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs") / "deployment"
+
+    def other_command(*_: Any, **more: Any) -> None:
+        monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", lambda *_, **more: None)
+        found = refused(*words)
+        assert found.startswith(f"{folder} is in use by another process; ")
+        assert line in found
+        FolderLock(folder, launched=True).release()  # the server of this deployment may write
+        raise UserError("enough")
+
+    monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", other_command)
+    assert refused("deploy", "local") == "enough"
+    assert not list(folder.glob(".*lock"))
+
+
 def test_settings_of_an_app_can_be_changed_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_app(tmp_path / "own", default_settings(clients=3))

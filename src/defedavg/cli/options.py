@@ -20,6 +20,7 @@ from ..errors import UNSAFE
 from ..fileio import is_standard_output
 from ..jsonio import finite
 from .consoles import SafeConsole, print_text
+from .stop_signals import stopped_by, stopped_code
 
 out = SafeConsole(width_of_files=160)
 err = SafeConsole(stderr=True)
@@ -59,16 +60,16 @@ def working(message: str) -> AbstractContextManager[object]:
 
 
 def exit_if_stopped(finished: bool, advice: str = "") -> None:
-    """Exit with code 130, after one line of explanation, unless the command finished."""
+    """Exit after one line of explanation, unless the command finished."""
     if not finished:
-        print_note("stopped by Ctrl-C; every evaluation so far is kept" + (f"; {advice}" if advice else ""))
-        raise typer.Exit(130)
+        print_note(f"{stopped_by()}; every evaluation so far is kept" + (f"; {advice}" if advice else ""))
+        raise typer.Exit(stopped_code())
 
 
 def exit_unchanged() -> NoReturn:
     """Exit after Ctrl-C before a run had results: a run that it would have replaced is as it was."""
-    print_note("stopped by Ctrl-C before the first round; no run was replaced")
-    raise typer.Exit(130)
+    print_note(f"{stopped_by()} before the first round; no run was replaced")
+    raise typer.Exit(stopped_code())
 
 
 def load_study(file: Path, overrides: Sequence[str] | None, plugins: Sequence[Path] | None) -> Study:

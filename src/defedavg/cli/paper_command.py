@@ -30,6 +30,7 @@ from .options import (
     print_line,
     print_note,
 )
+from .stop_signals import stopped_by, stopped_code
 
 if TYPE_CHECKING:
     from ..paper.result_files import Result, ResultFiles
@@ -234,9 +235,9 @@ def figure1(
 
 
 def stopped() -> NoReturn:
-    """Tell the user that Ctrl-C stopped the command, and exit."""
-    print_note("stopped by Ctrl-C; the results of finished runs are stored, run the command again to continue")
-    raise typer.Exit(130)
+    """Tell the user that Ctrl-C or another signal stopped the command, and exit."""
+    print_note(f"{stopped_by()}; the results of finished runs are stored, run the command again to continue")
+    raise typer.Exit(stopped_code())
 
 
 def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool]) -> None:
