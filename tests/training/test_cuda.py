@@ -317,7 +317,7 @@ def test_a_snapshot_of_host_memory_is_complete_and_stays() -> None:
     for turn in range(3):
         for client in range(64):
             state[StateVector("last", client)] = torch.full_like(model, 100.0 * turn + client)
-        state.end_merge()
+        state.release()
         values = {vector.index: value.clone() for vector, value in state.assigned().items()}
         for client, value in values.items():
             assert bool((value == 100.0 * turn + client).all())
@@ -325,4 +325,4 @@ def test_a_snapshot_of_host_memory_is_complete_and_stays() -> None:
             found = state[StateVector("last", client)]
             assert found is not None
             assert bool((found == 100.0 * turn + client).all())
-        state.end_merge()
+        state.release()

@@ -111,8 +111,11 @@ def client_model(executor: Reference, update: Update, task: Any, training: Local
 
 
 def convex(merge: Merge, finals: dict[Update, dict[str, Tensor]], before: dict[str, Tensor], name: str) -> Tensor:
-    """Return Σ |b|·s / Σ |b| over the updates with steps."""
+    """Return Σ |b|·s / Σ |b| over the updates with steps; they count equally where all of them enter through state."""
     weights = {update: abs(b) for update, b in merge.updates if update.steps and b}
+    if not weights:
+        used = {update for assignment in (*merge.before, *merge.after) for update, _ in assignment.updates}
+        weights = {update: 1.0 for update, _ in merge.updates if update.steps and update in used}
     if not weights:
         return before[name]
     return torch.stack([b * finals[u][name] for u, b in weights.items()]).sum(0) / sum(weights.values())

@@ -189,7 +189,7 @@ def test_rows_are_used_again_and_shared_vectors_stay_on_the_device(monkeypatch: 
         for client in range(5):
             state[StateVector("last", client)] = torch.full((4,), 10.0 * turn + client)
         state[StateVector("sum")] = torch.full((4,), -1.0)
-        state.end_merge()
+        state.release()
     assert len(rows) == 3  # clients 2, 3 and 4; an assignment uses the row that the vector has
     for client in range(5):
         value = state[StateVector("last", client)]
@@ -208,9 +208,9 @@ def test_rows_are_used_again_and_shared_vectors_stay_on_the_device(monkeypatch: 
 def test_a_value_that_was_read_does_not_change_when_its_row_is_used_again() -> None:
     state = vectors(StateMemory(16, 100, 10, on_device=0))
     state[StateVector("last", 3)] = torch.ones(4)
-    state.end_merge()
+    state.release()
     before = state[StateVector("last", 3)]
-    state.end_merge()
+    state.release()
     state[StateVector("last", 3)] = torch.full((4,), 2.0)
     assert before is not None
     assert before.tolist() == [1.0] * 4

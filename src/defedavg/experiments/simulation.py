@@ -85,6 +85,8 @@ class Simulation:
         place = StateMemory.within(first.device, size, usable, least_bytes(size, 0), StateNeed(need, need))
         place.check(self.settings.algorithm, need)
         executor.state.place(place)
+        limit = (usable - place.device_bytes) // (2 * size) if first.is_cuda else None
+        executor.versions.place(place.for_versions(limit))
         records, counters = self._remaining()
         rule = make_stopping_rule(self.settings)
         self.schedule = EvalSchedule(self.task, rule, self.progress, counters)

@@ -176,7 +176,7 @@ class Sweep:
 
     def _finish(self, spec: RunSpec) -> RunFinished:
         run, began = self._in_progress.pop(spec)
-        run.executor.state.clear()
+        run.executor.finish()
         self._batched.pop(spec, None)
         return RunFinished(spec, run, time.perf_counter() - began)
 

@@ -29,7 +29,7 @@ from .trainer import Trainer
 
 LOOK_AHEAD = 256  # rounds read ahead at most
 MAX_ROUNDS_WITHOUT_READY_JOBS = 32  # in a row; later rounds are not searched
-MAX_PENDING_EVALS = 64  # of one run
+MIN_NEW_VERSIONS = 64  # of one run before they are evaluated, if memory allows; more for larger batches
 
 
 @dataclass(eq=False)
@@ -80,9 +80,9 @@ class BatchedRun:
             jobs.extend(more[: limit - len(jobs)])
         return jobs
 
-    def advance(self) -> Iterator[PendingEval]:
-        """Merge every round whose jobs are trained, and yield the new versions."""
-        for _ in range(MAX_PENDING_EVALS):
+    def advance(self, limit: int) -> Iterator[PendingEval]:
+        """Merge every round whose jobs are trained, at most ``limit`` rounds, and yield the new versions."""
+        for _ in range(limit):
             if self.ended or self.held or not (self.rounds or self._read()):
                 break
             if any(update.steps and update not in self.deltas for update, _ in self.rounds[0].merge.updates):
@@ -109,7 +109,7 @@ class BatchedRun:
         evaluation = self.schedule.record(pending, result)
         if not self.running:
             self.reference.state.clear()
-            self.reference.versions = {pending.round: pending.weights}
+            self.reference.versions.replace({pending.round: pending.weights})
             self.newest = pending.round
             self.deltas.clear()
         return evaluation
@@ -221,10 +221,14 @@ class _ActiveRuns:
             who = owner if len(keeping) == 1 else f"{owner}, with the {len(keeping) - 1} runs that wait for it,"
             memory.check(who, sum(other.state_need for other in keeping))
         run.reference.state.place(memory)
+        run.reference.versions.place(self._trainer.version_memory)
 
     def advance(self) -> PendingEvals:
         """Merge what can be merged, and return all new versions, those of started runs first."""
-        return self._started + [(run, pending) for run in self.runs if run.running for pending in run.advance()]
+        # A merge needs at least one trained job. Fewer merges than jobs in a batch would leave the next batch unfilled.
+        most = max(MIN_NEW_VERSIONS, self._trainer.max_batch_jobs)
+        limit = max(1, min(most, self._trainer.max_new_versions // max(1, len(self.runs))))
+        return self._started + [(run, pending) for run in self.runs if run.running for pending in run.advance(limit)]
 
     def next_batch(self) -> Batch:
         """Return the jobs to train next; drops ended runs, and starts queued ones while the batch has free slots."""
@@ -287,6 +291,8 @@ def run_batched(
         for (run, update), delta in zip(batch, deltas, strict=True):
             run.deltas[update] = delta
             run.reference.updates_trained += 1
+        for run in active.runs:
+            run.reference.release()
         yield from _record(pending, results())
 
 

@@ -61,6 +61,8 @@ class BatchLimits:
     max_pending_updates: int  # trained updates that may wait for their rounds
     concurrent_jobs: int  # jobs of a batch that are computed at the same moment
     eval_samples: int  # samples of all versions together in one evaluation step
+    used_versions: int  # that jobs or merges still use
+    new_versions: int  # that are made and evaluated together
 
 
 def least_bytes(vector: int, step: int, more_vectors: int = 0) -> int:
@@ -72,6 +74,8 @@ def batch_limits(
     vector: int, step: int, samples: int, max_batch_jobs: int, concurrent_jobs: int, allowed: int, more_vectors: int = 0
 ) -> BatchLimits:
     """Return the largest limits up to those given; half of ``allowed`` is for versions and pending updates.
+
+    Of this half, one half is for pending updates, a quarter for versions that are in use, and a quarter for new ones.
 
     A job needs ``vector`` bytes for its parameters, and ``step`` bytes for the tensors of a step with ``samples``.
     ``more_vectors`` are its gradients and the state of its optimiser, while it is computed.
@@ -90,6 +94,8 @@ def batch_limits(
         max_pending_updates=max(1, min(MAX_PENDING_UPDATES, half // (2 * vector))),
         concurrent_jobs=concurrent_jobs,
         eval_samples=max(1, half // 4 * samples // max(1, step)),
+        used_versions=half // (4 * vector),
+        new_versions=max(1, half // (4 * vector)),
     )
 
 

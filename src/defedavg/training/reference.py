@@ -33,7 +33,8 @@ from .evaluation import EvalResult, EvalSchedule, PendingEval
 from .local_optimizers import LocalOptimizer
 from .local_training import LocalTraining
 from .module_state import VersionLayout, keyed_copy, updated_buffers, weighted_mean
-from .state_vectors import NO_STATE, StateLayout, StateVectors, assign
+from .placed_vectors import Versions
+from .state_vectors import NO_STATE, StateLayout, StateVectors, assign, weighted_sum
 from .stopping import Evaluation, StoppingRule
 from .tensor_rng import signed
 
@@ -179,7 +180,7 @@ class Reference:
         batch = task.train[torch.from_numpy(np.resize(task.clients[0], local_training.batch_size))]
         with _fitting("trained on these data with this loss", batch.inputs, len(batch)):
             self._flat = FlatModel(module, updated_buffers(module, batch.inputs).statistics)
-            self.versions: dict[int, Tensor] = {0: self._flat.vector.clone()}
+            self.versions = Versions(self._flat.vector.clone())
             self.state = StateVectors(state, self.versions[0])
             if self.layout.statistics and state.job_start != FROM_VERSION:
                 raise UserError(
@@ -223,6 +224,17 @@ class Reference:
         """Return the number of state vectors after that many rounds, at most."""
         return self.state.layout.vectors(rounds) + SERVER_OPTIMIZERS[self.local_training.server.name]
 
+    def release(self) -> None:
+        """Free the copies on the device of vectors in host memory."""
+        self.versions.release()
+        self.state.release()
+
+    def finish(self) -> None:
+        """Keep only the newest version."""
+        self.state.clear()
+        newest = max(self.versions)
+        self.versions.replace({newest: self.versions[newest]})
+
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """Return a version as a state dict for ``load_state_dict``, on the CPU."""
         self._flat.load(weights)
@@ -247,22 +259,24 @@ class Reference:
         for version in record.freed:
             del self.versions[version]
             del self.version_seconds[version]
-        self.state.end_merge()
+        self.versions.end_merge(merge.version)
+        self.state.release()
         return merged
 
     def _merged(self, merge: Merge, deltas: Mapping[Update, Tensor], global_rate: float) -> Tensor:
         optimizer, rate = self.local_training.server, global_rate * merge.rate_scale
         plain = optimizer.name == "sgd"
         scale = rate if plain else 1.0
-        merged = torch.zeros_like(self._flat.vector)
-        for update, weight in merge.updates:
-            if update.steps and weight != 0.0:  # an update without steps is zero
-                merged.add_(deltas[update], alpha=weight * scale)
-        for vector, weight in merge.states:
-            if (value := self.state[vector]) is not None:
-                merged.add_(value, alpha=weight * scale)
-        for version, weight in merge.past:
-            merged.add_(self.versions[version], alpha=weight)
+        # An update without steps is zero.
+        terms = [(deltas[update], b * scale) for update, b in merge.updates if update.steps and b != 0.0]
+        past = [(self.versions[version], a) for version, a in merge.past]
+        if merge.states:
+            states = ((self.state[vector], c * scale) for vector, c in merge.states)
+            # The newest version is first: its coefficient is often one.
+            terms = [*reversed(past), *((value, c) for value, c in states if value is not None), *terms]
+        else:
+            terms += past
+        merged = weighted_sum(terms)
         if plain:
             return merged
         newest = self.versions[merge.version - 1]

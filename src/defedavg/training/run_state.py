@@ -18,8 +18,8 @@ from ..errors import UserError
 from ..planning.records import Record, Round
 from .batched import BatchedRun
 from .evaluation import EvalCounters, EvalSchedule
+from .placed_vectors import own_memory
 from .reference import Reference
-from .state_vectors import own_memory
 from .stopping import Evaluation, RunProgress
 from .trainer import Trainer
 
@@ -52,7 +52,7 @@ class RunState:
         counters = replace(schedule.counters, staleness=staleness, wall_seconds=schedule.wall_seconds)
         hits = progress.first_hit_seconds, progress.sustained_seconds
         state = reference.state.assigned()
-        return cls(counters, reference.updates_trained, *hits, dict(reference.versions), state=state)
+        return cls(counters, reference.updates_trained, *hits, reference.versions.stored(), state=state)
 
     @classmethod
     def of_batched_run(cls, run: BatchedRun, trainer: Trainer) -> RunState:
@@ -63,7 +63,7 @@ class RunState:
 
     def on_host(self) -> RunState:
         """Return the same state in host memory that no later merge changes."""
-        versions = {version: weights.cpu() for version, weights in self.versions.items()}
+        versions = {version: own_memory(weights.cpu()) for version, weights in self.versions.items()}
         deltas = {update: delta.cpu() for update, delta in self.deltas.items()}
         state = {vector: own_memory(value.cpu()) for vector, value in self.state.items()}
         return replace(self, versions=versions, deltas=deltas, state=state)
@@ -118,7 +118,7 @@ class RunState:
         for weights in (*self.versions.values(), *self.state.values()):
             if weights.shape != initial.shape or weights.dtype != initial.dtype:
                 raise UserError("the checkpoint belongs to a different model; restore the program and the model")
-        reference.versions = {version: weights.to(initial.device) for version, weights in self.versions.items()}
+        reference.versions.replace(self.versions)
         reference.state.restore(self.state)
         reference.updates_trained = self.updates_trained
         progress.rounds, progress.seconds = self.counters.newest
@@ -129,7 +129,10 @@ class RunState:
         """Give a restored run the updates that wait for their round; train again those that were not stored."""
         device = run.reference.versions[run.newest].device
         missing = [update for update in self.waiting if update not in self.deltas]
-        retrained = dict(zip(missing, trainer.train([run.job(update) for update in missing]), strict=True))
+        retrained: dict[Update, Tensor] = {}
+        for begin in range(0, len(missing), trainer.max_batch_jobs):  # few starts are on the device together
+            batch = missing[begin : begin + trainer.max_batch_jobs]
+            retrained.update(zip(batch, trainer.train([run.job(update) for update in batch]), strict=True))
         run.deltas = {u: self.deltas[u].to(device) if u in self.deltas else retrained[u] for u in self.waiting}
 
     def skip(self, records: Iterator[Record], reference: Reference) -> Iterator[Record]:

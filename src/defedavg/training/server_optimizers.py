@@ -50,7 +50,7 @@ class ServerOptimizer:
         fresh = gradient * (1.0 - self.momentum)
         first = fresh if first is None else fresh.add_(first, alpha=self.momentum)
         state[FIRST] = first
-        second = self._second(gradient.square(), state[SECOND])
+        second = self._second(gradient, state[SECOND])
         state[SECOND] = second
         if self.name == "amsgrad":
             largest = state[LARGEST]
@@ -58,13 +58,14 @@ class ServerOptimizer:
             state[LARGEST] = second
         return first / (second.sqrt() + self.epsilon)
 
-    def _second(self, square: Tensor, second: Tensor | None) -> Tensor:
-        before = torch.zeros_like(square) if second is None else second
+    def _second(self, gradient: Tensor, second: Tensor | None) -> Tensor:
+        before = torch.zeros_like(gradient) if second is None else second
         if self.name == "adagrad":
-            return before + square
+            return before.addcmul(gradient, gradient)
         if self.name == "yogi":
-            return before - (1.0 - self.beta2) * square * torch.sign(before - square)
-        return self.beta2 * before + (1.0 - self.beta2) * square
+            square = gradient.square()
+            return before.addcmul(square, torch.sign(before - square), value=self.beta2 - 1.0)
+        return (self.beta2 * before).addcmul_(gradient, gradient, value=1.0 - self.beta2)
 
 
 SGD: Final = ServerOptimizer()

@@ -1,4 +1,4 @@
-"""Memory for the state vectors of runs: on the device of the model, and above a number of vectors in host memory.
+"""Memory for the state vectors and versions of runs: on the device, and above a number of vectors in host memory.
 
 Host memory is pinned, in a few large chunks whose rows are used again, because pinning is slow. All copies are made on
 the current stream, in order, so the host never waits for one. On the CPU there is no other memory to use.
@@ -29,17 +29,55 @@ class StateNeed:
 NO_NEED = StateNeed()
 
 
-class StateMemory:
+class VectorMemory:
+    """Memory for vectors of one size: ``on_device`` of them at most on the device (None: all), the others in rows.
+
+    Memories can share ``rows``, the free rows of host memory.
+    """
+
+    def __init__(self, on_device: int | None = None, rows: list[Tensor] | None = None) -> None:
+        self.on_device = on_device
+        self.rows: list[Tensor] = [] if rows is None else rows
+        self.used_on_device = 0
+
+    def take_on_device(self, *, always: bool = False) -> bool:
+        """Return whether one more vector may be on the device."""
+        taken = always or self.on_device is None or self.used_on_device < self.on_device
+        self.used_on_device += taken
+        return taken
+
+    def free_on_device(self) -> None:
+        """Give back the place of a vector on the device."""
+        self.used_on_device -= 1
+
+    def take_row(self, like: Tensor) -> Tensor:
+        """Return host memory for a vector; its contents are undefined."""
+        if not self.rows:
+            count = max(2, min(CHUNK_ROWS, CHUNK_BYTES // like.nbytes))  # never one: a row is part of a larger tensor
+            try:
+                chunk = torch.empty((count, like.numel()), dtype=like.dtype, pin_memory=like.device.type == "cuda")
+            except RuntimeError as error:
+                raise UserError(
+                    "the host has not enough memory for the state vectors and versions of the runs; use fewer clients, "
+                    "a lower concurrency or a smaller model"
+                ) from error
+            self.rows.extend(chunk.unbind())
+        return self.rows.pop()
+
+    def free_row(self, row: Tensor) -> None:
+        """Give back a row."""
+        self.rows.append(row)
+
+
+class StateMemory(VectorMemory):
     """The memory for the state vectors of the runs of one trainer, as numbers of vectors of one size.
 
-    ``capacity`` vectors can be stored, ``reserved`` of them are expected, and ``on_device`` limits those on the device
-    (None: all).
+    ``capacity`` vectors can be stored, and ``reserved`` of them are expected.
     """
 
     def __init__(self, vector_bytes: int, capacity: int, reserved: int = 0, on_device: int | None = None) -> None:
-        self.vector_bytes, self.capacity, self.reserved, self.on_device = vector_bytes, capacity, reserved, on_device
-        self._used_on_device = 0
-        self._rows: list[Tensor] = []  # free ones
+        super().__init__(on_device)
+        self.vector_bytes, self.capacity, self.reserved = vector_bytes, capacity, reserved
 
     @classmethod
     def within(
@@ -56,6 +94,10 @@ class StateMemory:
             return cls(vector_bytes, capacity, reserved, min(reserved, spare // 2))
         return cls(vector_bytes, spare, min(need.all_runs, max(need.together, spare // 2), spare))
 
+    def for_versions(self, on_device: int | None) -> VectorMemory:
+        """Return a memory for versions with a limit of its own and the same rows."""
+        return VectorMemory(on_device, self.rows)
+
     @property
     def device_bytes(self) -> int:
         """The bytes of the device that state vectors are expected to take."""
@@ -69,31 +111,3 @@ class StateMemory:
                 f"{who} keeps {vectors:,} state vectors of {sizes[0]}: {sizes[1]}; only {sizes[2]} may be used for "
                 "them; give more with --memory, or use fewer clients or a smaller model"
             )
-
-    def take_on_device(self, *, always: bool = False) -> bool:
-        """Return whether one more vector may be on the device."""
-        taken = always or self.on_device is None or self._used_on_device < self.on_device
-        self._used_on_device += taken
-        return taken
-
-    def free_on_device(self) -> None:
-        """Give back the place of a vector on the device."""
-        self._used_on_device -= 1
-
-    def take_row(self, like: Tensor) -> Tensor:
-        """Return host memory for a vector; its contents are undefined."""
-        if not self._rows:
-            count = max(2, min(CHUNK_ROWS, CHUNK_BYTES // like.nbytes))  # never one: a row is part of a larger tensor
-            try:
-                chunk = torch.empty((count, like.numel()), dtype=like.dtype, pin_memory=like.device.type == "cuda")
-            except RuntimeError as error:
-                raise UserError(
-                    "the host has not enough memory for the state vectors of the runs; use fewer clients or a smaller "
-                    "model"
-                ) from error
-            self._rows.extend(chunk.unbind())
-        return self._rows.pop()
-
-    def free_row(self, row: Tensor) -> None:
-        """Give back a row."""
-        self._rows.append(row)

@@ -1,15 +1,13 @@
 """The vectors that a run keeps from merge to merge, and linear combinations of vectors.
 
 An executor knows of them what a plan declares: names, numbers and initial values. A vector that was never assigned has
-its initial value and takes no memory of its own. Tensors on the device of the model are never changed in place, so that
-a checkpoint can refer to them. Vectors of clients that do not fit there are in host memory, which is used again.
+its initial value and takes no memory of its own. Vectors of clients that do not fit on the device are in host memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -18,7 +16,10 @@ from ..algorithms.protocol import FROM_VERSION, VERSION, Assignment, StateSpec, 
 from ..planning.transforms import parse_transform
 from ..rng import key
 from . import tensor_rng
-from .state_memory import StateMemory
+from .placed_vectors import PlacedVectors
+from .state_memory import VectorMemory
+
+GROUP_SIZE = 64  # assignments that are computed together
 
 Term = tuple[Tensor | None, float]
 """A vector, None for zero, and its coefficient."""
@@ -50,77 +51,41 @@ class StateVectors:
         self.layout = layout
         self._model = model
         self._initial = {spec.name: model for spec in layout.specs if spec.initial == "model"}
-        self._of_clients = {spec.name for spec in layout.specs if spec.per_client}
-        self._values: dict[StateVector, Tensor] = {}
-        self._rows: dict[StateVector, Tensor] = {}  # in host memory
-        self._copies: dict[StateVector, Tensor] = {}  # of rows on the device, until the end of a merge
-        self._memory: StateMemory | None = None
+        of_clients = {spec.name for spec in layout.specs if spec.per_client}
+        self._values = PlacedVectors[StateVector](model.device, lambda vector: vector.name not in of_clients)
 
-    def place(self, memory: StateMemory) -> None:
+    def place(self, memory: VectorMemory) -> None:
         """Use this memory from now on."""
-        values = {vector: own_memory(value) for vector, value in self.assigned().items()}
-        self.clear()
-        self._memory = memory
-        for vector, value in values.items():
-            self[vector] = value.to(self._model.device)
-            self._copies.clear()
+        self._values.place(memory)
+
+    def release(self) -> None:
+        """Free the copies on the device of vectors in host memory."""
+        self._values.release()
 
     def __getitem__(self, vector: StateVector) -> Tensor | None:
         """Return the value of a vector on the device, None if it is zero."""
-        if vector in self._rows:
-            if vector not in self._copies:
-                self._copies[vector] = self._rows[vector].to(self._model.device, non_blocking=True, copy=True)
-            return self._copies[vector]
-        value = self._values.get(vector, self._initial.get(vector.name))
-        return None if value is None else value.to(self._model.device)
+        value = self._values.get(vector)
+        return self._initial.get(vector.name) if value is None else value
 
     def __setitem__(self, vector: StateVector, value: Tensor | None) -> None:
         if value is None and vector.name in self._initial:
             value = torch.zeros_like(self._model)
         if value is None:
-            self._remove(vector)
-            return
-        memory = None if vector in self._values or vector in self._rows else self._memory
-        if memory is not None and not memory.take_on_device(always=vector.name not in self._of_clients):
-            self._rows[vector] = memory.take_row(value)
-        if vector in self._rows:
-            self._rows[vector].copy_(value, non_blocking=True)
-            self._copies[vector] = value
+            self._values.remove(vector)
         else:
-            self._values[vector] = own_memory(value)
-
-    def _remove(self, vector: StateVector) -> None:
-        self._copies.pop(vector, None)
-        row = self._rows.pop(vector, None)
-        value = self._values.pop(vector, None)
-        if self._memory is not None and row is not None:
-            self._memory.free_row(row)
-        elif self._memory is not None and value is not None:
-            self._memory.free_on_device()
-
-    def end_merge(self) -> None:
-        """Free the copies on the device that a merge used."""
-        self._copies.clear()
+            self._values.put(vector, value)
 
     def assigned(self) -> dict[StateVector, Tensor]:
         """Return the vectors that were assigned, all that a checkpoint needs; the next merge changes those in rows."""
-        if self._rows and self._model.is_cuda:
-            torch.cuda.current_stream(self._model.device).synchronize()  # the copies to host memory are complete
-        return {**self._values, **self._rows}
+        return self._values.stored()
 
     def restore(self, values: Mapping[StateVector, Tensor]) -> None:
         """Replace all assigned vectors; without a memory, they stay where they are until one is given."""
-        self.clear()
-        for vector, value in values.items():
-            if self._memory is None:
-                self._values[vector] = value
-            else:
-                self[vector] = value.to(self._model.device)
+        self._values.restore(values)
 
     def clear(self) -> None:
         """Give all vectors their initial values, and free their memory."""
-        for vector in [*self._values, *self._rows]:
-            self._remove(vector)
+        self._values.clear()
 
     def of_client(self, terms: Iterable[tuple[str, float]], client: int, version: Tensor) -> Tensor | None:
         """Return Σ c·x of a client, where x is its state vector of that name or, for ``VERSION``, the version."""
@@ -128,23 +93,59 @@ class StateVectors:
         return combined(vectors)
 
 
-def own_memory(value: Tensor) -> Tensor:
-    """Return the value in memory of its own: a view would keep the memory of a whole batch."""
-    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+def weighted_sum(terms: Sequence[tuple[Tensor, float]]) -> Tensor:
+    """Return Σ c·x in memory of its own, added in this order; a first coefficient of one needs no product."""
+    (first, factor), *others = terms
+    if factor != 1.0 or not others:
+        total = first * factor
+    else:
+        (second, c), *others = others
+        total = torch.add(first, second, alpha=c)
+    for vector, c in others:
+        total.add_(vector, alpha=c)
+    return total
 
 
 def combined(terms: Iterable[Term]) -> Tensor | None:
     """Return Σ c·x, None if there is no vector other than zero; a single vector times one is returned itself."""
-    found = [(vector, c) for vector, c in terms if vector is not None and c != 0.0]
-    if not found:
-        return None
-    if len(found) == 1 and found[0][1] == 1.0:
-        return found[0][0]
-    first, factor = found[0]
-    total = first * factor if factor != 1.0 else torch.add(first, found[1][0], alpha=found[1][1])
-    for vector, c in found[1 if factor != 1.0 else 2 :]:
-        total.add_(vector, alpha=c)
-    return total
+    return _combined_together([_nonzero(terms)])[0]
+
+
+def _nonzero(terms: Iterable[Term]) -> list[tuple[Tensor, float]]:
+    return [(vector, c) for vector, c in terms if vector is not None and c != 0.0]
+
+
+def _combined_together(sums: Sequence[Sequence[tuple[Tensor, float]]]) -> list[Tensor | None]:
+    """Return every Σ c·x; those with the same coefficients are computed together, which takes fewer kernels."""
+    found: list[Tensor | None] = [None] * len(sums)
+    alike: dict[tuple[float, ...], list[int]] = {}
+    for number, terms in enumerate(sums):
+        alike.setdefault(tuple(c for _, c in terms), []).append(number)
+    for coefficients, numbers in alike.items():
+        if coefficients == (1.0,):
+            values = [sums[number][0][0] for number in numbers]
+        elif len(numbers) == 1 and coefficients:
+            values = [weighted_sum(sums[numbers[0]])]
+        elif coefficients:
+            columns = [list(column) for column in zip(*([x for x, _ in sums[n]] for n in numbers), strict=True)]
+            values = _weighted_sums(columns, coefficients)
+        else:
+            continue
+        for number, value in zip(numbers, values, strict=True):
+            found[number] = value
+    return found
+
+
+def _weighted_sums(columns: Sequence[list[Tensor]], coefficients: Sequence[float]) -> list[Tensor]:
+    """Return ``weighted_sum`` for many vectors at once: a column has the vectors of one coefficient."""
+    done = 1 if coefficients[0] != 1.0 or len(columns) == 1 else 2
+    if done == 1:
+        totals = list(torch._foreach_mul(columns[0], coefficients[0]))
+    else:
+        totals = list(torch._foreach_add(columns[0], columns[1], alpha=coefficients[1]))
+    for column, c in zip(columns[done:], coefficients[done:], strict=True):
+        torch._foreach_add_(totals, column, alpha=c)
+    return totals
 
 
 def assign(
@@ -152,38 +153,45 @@ def assign(
     deltas: Mapping[Update, Tensor], key_parts: tuple[int, int],
 ) -> None:  # fmt: skip
     """Carry out assignments in order; ``key_parts`` are the seed of the run and the version of the merge."""
-    for transform, group in groupby(assignments, key=lambda assignment: assignment.transform):
-        bits = parse_transform(transform)
-        if bits is None:
-            for assignment in group:
-                state[assignment.target] = combined(_terms(assignment, state, versions, deltas))
-        else:
-            _assign_quantised(state, list(group), versions, deltas, key_parts, bits)
+    for group in _independent(assignments):
+        values = _combined_together([_nonzero(_terms(each, state, versions, deltas)) for each in group])
+        bits = parse_transform(group[0].transform)
+        if bits is not None:
+            values = _quantised_together([each.target for each in group], values, key_parts, bits)
+        for assignment, value in zip(group, values, strict=True):
+            state[assignment.target] = value
 
 
-def _assign_quantised(
-    state: StateVectors, group: Sequence[Assignment], versions: Mapping[int, Tensor], deltas: Mapping[Update, Tensor],
-    key_parts: tuple[int, int], bits: int,
-) -> None:  # fmt: skip
-    """Quantise vectors together, which is faster, as far as none of them uses one that is assigned before it."""
-    targets: list[StateVector] = []
-    values: list[Tensor | None] = []
-    for assignment in group:
-        if not {vector for vector, _ in assignment.states}.isdisjoint(targets) or assignment.target in targets:
-            break
-        targets.append(assignment.target)
-        values.append(combined(_terms(assignment, state, versions, deltas)))
-    found = [(target, value) for target, value in zip(targets, values, strict=True) if value is not None]
-    for target in targets:
-        state[target] = None
+def _independent(assignments: Iterable[Assignment]) -> Iterator[list[Assignment]]:
+    """Yield groups of assignments with one transform, none of which uses or assigns a target of its group again."""
+    group: list[Assignment] = []
+    targets: set[StateVector] = set()
+    for assignment in assignments:
+        again = assignment.target in targets or any(vector in targets for vector, _ in assignment.states)
+        if group and (again or assignment.transform != group[0].transform or len(group) == GROUP_SIZE):
+            yield group
+            group, targets = [], set()
+        group.append(assignment)
+        targets.add(assignment.target)
+    if group:
+        yield group
+
+
+def _quantised_together(
+    targets: Sequence[StateVector], values: Sequence[Tensor | None], key_parts: tuple[int, int], bits: int
+) -> list[Tensor | None]:
+    """Return the vectors quantised, each in memory of its own."""
+    (seed, version), quantised_values = key_parts, list(values)
+    found = [number for number, value in enumerate(values) if value is not None]
     if found:
-        seed, version = key_parts
-        keys = [key(seed, f"quantise {target.name}", target.index, version) for target, _ in found]
-        rounded = quantised(torch.stack([value for _, value in found]), bits, keys)
-        for (target, _), value in zip(found, rounded.unbind(), strict=True):
-            state[target] = value
-    if len(targets) < len(group):
-        _assign_quantised(state, group[len(targets) :], versions, deltas, key_parts, bits)
+        chosen = [targets[number] for number in found]
+        keys = [key(seed, f"quantise {target.name}", target.index, version) for target in chosen]
+        rounded = quantised(torch.stack([value for value in values if value is not None]), bits, keys).unbind()
+        own = [torch.empty_like(value) for value in rounded]
+        torch._foreach_copy_(own, list(rounded))
+        for number, value in zip(found, own, strict=True):
+            quantised_values[number] = value
+    return quantised_values
 
 
 def _terms(

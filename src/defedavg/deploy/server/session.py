@@ -229,7 +229,7 @@ class Session:
                 del times[version]
             self._assigned_by |= self._assigned(record)
         self.executor.version_seconds = times
-        self.executor.versions = {version: self.store.version(version) for version in times}
+        self.executor.versions.replace({version: self.store.version(version) for version in times})
         values = {vector: self.store.vector(vector, version) for vector, version in self._assigned_by.items()}
         self.executor.state.restore({vector: value for vector, value in values.items() if value is not None})
 

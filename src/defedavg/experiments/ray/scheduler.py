@@ -301,7 +301,7 @@ class RayScheduler:
             (state,) = content
             self.states[spec] = state
             newest = state.counters.newest[0]
-            executor.versions = {newest: state.versions[newest]}
+            executor.versions.replace({newest: state.versions[newest]})
         elif kind == "evaluated":
             evaluation, (progress.first_hit_seconds, progress.sustained_seconds) = content
             dropped = progress.status is Status.DROPPED  # the worker may not know it yet
@@ -313,7 +313,7 @@ class RayScheduler:
             final, executor.updates_trained, wall_seconds, weights = content
             final.evaluations = progress.evaluations
             remote.run.progress = final = progress if progress.status is Status.DROPPED else final
-            executor.versions = {final.rounds: weights}
+            executor.versions.replace({final.rounds: weights})
             del worker.runs[spec], self._remote[spec], self.states[spec]
             yield RunFinished(spec, remote.run, wall_seconds)
 
