@@ -17,7 +17,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from ..algorithms import ALGORITHMS
+from ..algorithms import ALGORITHMS, BUILT_IN
 from ..compat import make_callable
 from ..errors import UserError, first_line, unknown
 from ..fileio import read_input
@@ -210,7 +210,8 @@ def stored_study(found: Mapping[str, Any], *, folder: Path | None = None, fallba
 def _with_old_uploads(found: dict[str, Any]) -> dict[str, Any]:
     """Return a stored configuration with ``clients.upload``: before it existed, all uploads were blocking."""
     clients, names = found.get("clients"), found.get("algorithms")
-    known = [ALGORITHMS[name] for name in names if name in ALGORITHMS] if isinstance(names, list) else []
+    named = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    known = [ALGORITHMS[name] for name in named if name in BUILT_IN]
     changed = any(kind.client_policy(kind.settings_type()).background_upload for kind in known)
     if not changed or not isinstance(clients, dict) or "upload" in clients:
         return found
