@@ -12,6 +12,7 @@ from defedavg.algorithms import ALGORITHMS
 from defedavg.algorithms.protocol import SERVER_OPTIMIZERS, WEIGHTINGS
 from defedavg.config.settings import OPTIMIZERS, SCHEDULE_BY, TABLES
 from helpers.corruption import scalars
+from helpers.strategies import variants
 
 SMALL: dict[str, Any] = {
     "algorithms": ["fedavg", "defedavg-niid"],
@@ -128,10 +129,12 @@ def _combine(draw: st.DrawFn, study: dict[str, Any]) -> None:
 
 
 def _configure(draw: st.DrawFn, study: dict[str, Any]) -> None:
-    """Set every setting of the tables of the algorithms that are run to a value that it may accept."""
+    """Fill the tables of the algorithms that are run with valid values; sometimes one of them may be invalid."""
     for name in study["algorithms"]:
-        for item in dataclasses.fields(ALGORITHMS[name].settings_type):
-            _put(study, name, item.name, draw(st.sampled_from(_choices(item))))
+        own = draw(st.sampled_from(variants(ALGORITHMS[name])))
+        for item in dataclasses.fields(own):
+            valid = draw(st.integers(0, 7)) != 5
+            _put(study, name, item.name, getattr(own, item.name) if valid else draw(st.sampled_from(_choices(item))))
 
 
 @st.composite
@@ -145,7 +148,7 @@ def studies(draw: st.DrawFn, *, trained: bool) -> dict[str, Any]:
         _combine(draw, study)
     if draw(st.booleans()):
         _configure(draw, study)
-    for _ in range(draw(st.sampled_from([0, 0, 1, 2, 4]))):
+    for _ in range(draw(st.sampled_from([0, 0, 1, 2, 4, 0, 0]))):
         table, item = draw(st.sampled_from(KEYS))
         if item.name in TASK_KEYS:
             continue
@@ -153,13 +156,13 @@ def studies(draw: st.DrawFn, *, trained: bool) -> dict[str, Any]:
         if trained and (item.name in ("max_rounds", "max_seconds") or not _affordable(value)):
             continue
         _put(study, table, item.name, value)
-    match draw(st.integers(0, 15)):
-        case 0:
+    match draw(st.integers(0, 20)):  # values near the ends are drawn more often
+        case 7:
             study[draw(st.sampled_from(sorted(study)) | st.text(max_size=6))] = draw(scalars())
-        case 1:
+        case 9:
             study["seeds"] = draw(st.lists(scalars(), max_size=3) | st.just([2**70, -5]))
-        case 2:
+        case 11:
             study["name"] = draw(scalars())
-        case 3:
+        case 13:
             _put(study, draw(st.sampled_from(sorted(KINDS))), draw(st.text(max_size=6)), 1)
     return study

@@ -70,13 +70,11 @@ def plan(
     """
     short = {"clients.num_clients": num_clients, "training.updates_per_round": updates_per_round}
     settings = (*(overrides or ()), *(f"{name}={value}" for name, value in short.items() if value is not None))
-    if rounds is not None and rounds > MAX_ROUNDS:
-        raise UserError(f"--rounds is {rounds}; at most {MAX_ROUNDS:,} can be planned")
     study = _study(file, example, settings, plugin)
     points = study.points()
     if gantt and len(points) > MAX_GANTT_PLANS:
         raise UserError(f"a chart of {len(points)} settings is not readable; plan at most {MAX_GANTT_PLANS}")
-    rounds = rounds or _default_rounds(points)
+    rounds = _rounds(rounds, points)
     stats, kept = _make_plans(study, rounds, save, keep=gantt is not None)
     if gantt:
         _draw(kept, until, gantt)
@@ -101,8 +99,12 @@ def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], p
     return load_study(file, overrides, plugins)
 
 
-def _default_rounds(points: Sequence[SweepPoint]) -> int:
-    """Return the number of rounds of the study; if they are too many to plan without a request, say so."""
+def _rounds(given: int | None, points: Sequence[SweepPoint]) -> int:
+    """Return the rounds given, or else those of the study; if they are too many to plan without a request, say so."""
+    if given is not None:
+        if given > MAX_ROUNDS:
+            raise UserError(f"--rounds is {given}; at most {MAX_ROUNDS:,} can be planned")
+        return given
     most = max(point.settings.stop.max_rounds for point in points)
     if most > DEFAULT_ROUNDS:
         print_note(f"planning {DEFAULT_ROUNDS} of the {most:,} rounds of stop.max_rounds; --rounds N plans more")
