@@ -42,9 +42,10 @@ tests: .venv/dev
 fuzz: .venv/dev
 	DEFEDAVG_FUZZ=400 $(BIN)/python -m pytest tests/cli/test_fuzz.py
 
-# Real SuperLink and SuperNode processes: minutes, mostly spent waiting, so three tests at a time share two cores.
+# Real SuperLink and SuperNode processes: minutes, half of them spent waiting, so three tests at a time share two cores.
+DEPLOYMENTS := 3
 test-deploy: .venv/dev
-	$(BIN)/python -m pytest -n 3 -m deploy --durations=0
+	$(BIN)/python -m pytest -n $(DEPLOYMENTS) -m deploy --durations=0
 
 # The wheel in an empty environment, away from the source tree: a minute or two, mostly spent installing PyTorch.
 test-wheel: .venv/dev

@@ -25,6 +25,8 @@ from filelock import FileLock, Timeout
 from .errors import UserError, first_line
 
 LOCK_FILE = ".lock"
+LAUNCH_FILE = ".launch.lock"
+LOCK_FILES = (LOCK_FILE, LAUNCH_FILE)
 MAX_INPUT = 64 << 20  # bytes of a configuration or a Python file, from a device or a pipe above all
 # Opening a pipe does not wait for its writer. Windows has no such pipes.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -176,19 +178,26 @@ class InUseError(UserError):
 class FolderLock:
     """A folder, created if needed, that only this process writes to until the lock is released or the process ends.
 
-    If another process holds the lock, wait up to ``seconds`` for it.
+    If another process holds the lock, wait up to ``seconds`` for it. A process that starts others which write to the
+    folder holds a ``launch_lock`` meanwhile: only they, with ``launched``, get the lock then.
     """
 
-    def __init__(self, folder: Path, seconds: float = 0.0) -> None:
+    def __init__(self, folder: Path, seconds: float = 0.0, *, launched: bool = False, name: str = LOCK_FILE) -> None:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(folder / LOCK_FILE, thread_local=False)
+            self._lock = FileLock(folder / name, thread_local=False)
             try:
                 self._lock.acquire(timeout=seconds, poll_interval=0.2)
             except Timeout:
                 raise InUseError(f"{folder} is in use by another process; wait for it, or use another name") from None
             except NotImplementedError:
                 pass  # a file system without locks
+        if name == LOCK_FILE and not launched and (folder / LAUNCH_FILE).exists():
+            try:
+                launch_lock(folder).release()  # left by a killed process, unless this raises
+            except BaseException:
+                self.release()
+                raise
 
     def release(self) -> None:
         """Release the lock and remove its file; calling it again does nothing."""
@@ -202,6 +211,11 @@ class FolderLock:
 
     def __exit__(self, *raised: object) -> None:
         self.release()
+
+
+def launch_lock(folder: Path) -> FolderLock:
+    """Return a lock of a folder for a process that lets others, which it starts, write there."""
+    return FolderLock(folder, name=LAUNCH_FILE)
 
 
 def file_name(label: str, seed: int) -> str:

@@ -113,6 +113,11 @@ def test_its_client_policy_is_consistent(name: str) -> None:
         policy = kind.client_policy(settings)
         assert isinstance(policy, ClientPolicy)
         assert policy.hold_until_requested or not (policy.pause_when_full or policy.interruptible)
+        assert kind.overlaps_uploads(settings) or not policy.background_upload
+        server = kind(Setup(4, 2, 3), settings)
+        assert server.policy_with("auto") == policy
+        assert not server.policy_with("blocking").background_upload
+        assert server.policy_with("background").background_upload == kind.overlaps_uploads(settings)
         assert 1 <= kind.steps_per_job(7) <= 7
 
 

@@ -22,6 +22,7 @@ from helpers.strategies import bounded
 
 POLICIES = {
     "at-once": ClientPolicy(),
+    "background": ClientPolicy(background_upload=True),
     "eager": ClientPolicy(hold_until_requested=True),
     "thrifty": ClientPolicy(hold_until_requested=True, pause_when_full=True),
     "interruptible": ClientPolicy(hold_until_requested=True, pause_when_full=True, interruptible=True),
@@ -88,12 +89,12 @@ def test_the_table_has_every_phase_and_event() -> None:
     assert {phase for phase, _ in LEGAL} == {phase.value for phase in Phase}
 
 
-# A client that holds its updates is never occupied by sending.
+# A client that holds its updates, or sends them in the background, is never occupied by sending.
 TABLE = [
     (name, *pair)
     for name, policy in POLICIES.items()
     for pair in LEGAL
-    if pair[0] != "sending" or not policy.hold_until_requested
+    if pair[0] != "sending" or not (policy.hold_until_requested or policy.background_upload)
 ]
 
 
@@ -149,6 +150,19 @@ def test_an_upload_occupies_a_client_that_sends_at_once() -> None:
     assert client.go() == ()
     client.sent()
     assert client.go() == (Start(1, 1),)
+
+
+def test_a_background_upload_does_not_occupy_its_client() -> None:
+    client = ClientMachine(0, POLICIES["background"])
+    for version in range(3):
+        client.model(version)
+        assert client.go() == (Start(version, version),)
+        assert client.ended() == (Upload(version),)
+        assert client.phase is Phase.IDLE
+        assert client.go() == ()  # it has trained from this version
+    client.model(3)
+    client.go()
+    assert client.died() == (Drop(3),)  # the uploads are under way
 
 
 def test_an_eager_client_drops_the_update_that_it_overwrites() -> None:
@@ -311,7 +325,7 @@ class ClientWalk(RuleBasedStateMachine):
         drops = tuple(Drop(i) for i in sorted(old))
         if not self.policy.hold_until_requested:
             assert actions == (Upload(index),)
-            self.sending = index
+            self.sending = None if self.policy.background_upload else index
         elif requested:
             assert actions == (*drops, Upload(index))
             self.requested = False

@@ -118,7 +118,8 @@ def test_force_keeps_a_folder_that_is_not_a_run(tiny: Path) -> None:
     assert (folder / "plans").read_text() == "mine"
 
 
-def test_ctrl_c_keeps_every_evaluation(tiny: Path) -> None:
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_a_stop_signal_keeps_every_evaluation(tiny: Path, number: signal.Signals, name: str) -> None:
     words = ["run", str(tiny), "--set", "stop.max_rounds=100000", "--set", "training.local_steps=20"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -132,10 +133,10 @@ def test_ctrl_c_keeps_every_evaluation(tiny: Path) -> None:
     limit = time.monotonic() + 120
     while time.monotonic() < limit and (not metrics.exists() or metrics.read_bytes().count(b"\n") < 5):
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert b"kept" in errors
+    assert process.returncode == 128 + number
+    assert f"stopped by {name}; every evaluation so far is kept; continue with --resume" in errors.decode()
     assert b"Traceback" not in errors
     summary = json.loads((metrics.parent / "summary.json").read_text())
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -174,6 +175,30 @@ def test_plan_as_table_and_json(tiny: Path) -> None:
     assert all(entry["rounds"] == 20 and entry["jobs_merged"] <= entry["jobs_started"] for entry in plans)
 
 
+@pytest.mark.parametrize(("most", "rounds", "notes"), [(7, 7, 0), (400, 400, 0), (1000, 400, 1)])
+def test_plan_without_rounds_plans_those_of_the_study(tiny: Path, most: int, rounds: int, notes: int) -> None:
+    words = ("--set", f"stop.max_rounds={most}", "--set", "algorithms=['asysg']", "--json")
+    result = call("plan", tiny, *words, cwd=tiny.parent)
+    assert {plan["rounds"] for plan in json.loads(result.stdout)} == {rounds}
+    assert result.stderr.count("planning 400 of the 1,000 rounds of stop.max_rounds; --rounds N plans more") == notes
+
+
+def test_a_command_that_a_signal_stops_says_so_in_one_line(tiny: Path) -> None:
+    words = ["plan", str(tiny), "--rounds", "1000000000"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import defedavg.cli.main as m; print('up', flush=True); m.main()", *words],
+        cwd=tiny.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    time.sleep(1.0)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (143, b"stopped by SIGTERM\n")
+
+
 def test_plan_of_the_example_draws_a_gantt_chart_and_saves(tmp_path: Path) -> None:
     result = call("plan", "--example", "figure1", "--gantt", "f.png", "--save", "plans", "--rounds", "20", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -201,6 +226,13 @@ def test_algorithms_settings_split_and_help(tiny: Path) -> None:
     assert len(split) == 20
     assert len(samples) == len(set(samples)) == 4000
     assert (tiny.parent / "s.pdf").exists()
+    drawn = json.loads(call("split", tiny, "--json", "--set", "task.split=random-classes", cwd=tiny.parent).stdout)
+    taken = [s for client in drawn for s in client["samples"]]
+    assert len(drawn) == 20
+    assert len(taken) == len(set(taken))
+    assert (
+        len({len(client["samples"]) for client in drawn}) > 2
+    )  # the classes of clients have different numbers of holders
     assert "Plan without training" in call("plan", "--help", cwd=tiny.parent).stdout
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gzip
 import json
 import os
@@ -20,11 +19,10 @@ from typing import Any
 
 import pytest
 import tomli_w
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS
-from defedavg.config.settings import TABLES
 from defedavg.errors import UserError
 from defedavg.planning.plan import Plan
 from defedavg.planning.plan_checks import PlanError
@@ -32,6 +30,7 @@ from helpers.command_line import call
 from helpers.corruption import changed_bytes, changed_json, changed_json_lines, scalars
 from helpers.deployments import World
 from helpers.run_folders import make_folder
+from helpers.study_strategies import SMALL, studies
 
 EXAMPLES = int(os.environ.get("DEFEDAVG_FUZZ", "12"))
 SECONDS = 40  # of computing; a command that takes longer hangs: each needs a few seconds
@@ -56,6 +55,7 @@ def run_checked(folder: Path, *words: str | Path) -> subprocess.CompletedProcess
     """Run a command; assert that it succeeds, or fails with one line and exit code 2."""
     result = call(*words, cwd=folder, seconds=SECONDS, megabytes=MEGABYTES)
     shown = f"{[str(word) for word in words]}: exit code {result.returncode}\n{result.stderr[-3000:]}"
+    event(f"{words[0]}: exit code {result.returncode}")  # `pytest --hypothesis-show-statistics` counts them
     assert result.returncode in (0, 2), shown
     assert "Traceback" not in result.stderr, shown
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", result.stdout + result.stderr), shown
@@ -68,75 +68,13 @@ def run_checked(folder: Path, *words: str | Path) -> subprocess.CompletedProcess
 
 # Settings.
 
-SMALL: dict[str, Any] = {
-    "algorithms": ["fedavg", "defedavg-niid"],
-    "seeds": [0],
-    "task": {"model": "softmax"},
-    "clients": {"num_clients": 6},
-    "training": {"updates_per_round": 2, "local_steps": 2, "batch_size": 2},
-    "stop": {"max_rounds": 3},
-}
-KINDS = {**TABLES, **{name: kind.settings_type for name, kind in ALGORITHMS.items()}}
-KEYS = [(table, item) for table, kind in KINDS.items() for item in dataclasses.fields(kind)]
-TASK_KEYS = {"data", "module", "trace"}  # they name files: tested on their own
-FUNCTIONS = [
-    "windows(1, 2)",
-    "windows(0, 0)",
-    "lognormal(1)",
-    "uniform(5, 1)",
-    "pareto(0)",
-    "two-speed(2, -1)",
-    "equal(",
-    "cosine(2)",
-    "step(1, 0.5)",
-    "inverse-sqrt(0)",
-    "flip+crop(2)",
-    "crop(99)",
+READERS = [
+    ["plan", "study.toml", "--rounds", "3"],
+    ["plan", "study.toml", "--rounds", "3"],
+    ["split", "study.toml"],
+    ["theory", "--config", "study.toml", "--rounds", "3", "--points", "1", "--samples", "2"],
 ]
-
-
-def _valid(item: dataclasses.Field[Any]) -> list[Any]:
-    """Return values that the setting may accept: its default, and the words of its help text."""
-    if isinstance(item.default, bool):
-        return [True, False]
-    if isinstance(item.default, str):
-        return [item.default, *re.findall(r"[a-z-]+", item.metadata.get("help", "")), *FUNCTIONS]
-    return [item.default, 1, 2, 3, 0.5]
-
-
-def _affordable(value: Any) -> bool:
-    """Whether training with this size would end soon, or must be refused."""
-    numbers = value if isinstance(value, list) else [value]
-    return all(not isinstance(n, int | float) or not 4 < n < 1e15 for n in numbers)
-
-
-@st.composite
-def studies(draw: st.DrawFn, *, trained: bool) -> dict[str, Any]:
-    """Return a small study with changed, unknown and misplaced keys."""
-    study: dict[str, Any] = {
-        name: dict(value) if isinstance(value, dict) else list(value) for name, value in SMALL.items()
-    }
-    study["algorithms"] = draw(st.lists(st.sampled_from(sorted(ALGORITHMS)), min_size=1, max_size=2, unique=True))
-    for _ in range(draw(st.integers(1, 4))):
-        table, item = draw(st.sampled_from(KEYS))
-        if item.name in TASK_KEYS:
-            continue
-        value = draw(st.sampled_from(_valid(item)) | scalars() | st.lists(scalars(), max_size=3))
-        if trained and (item.name in ("max_rounds", "max_seconds") or not _affordable(value)):
-            continue
-        holder = study.setdefault(table, {})
-        if isinstance(holder, dict):
-            holder[item.name] = value
-    match draw(st.integers(0, 11)):
-        case 0:
-            study[draw(st.sampled_from(sorted(study)) | st.text(max_size=6))] = draw(scalars())
-        case 1:
-            study["seeds"] = draw(st.lists(scalars(), max_size=3) | st.just([2**70, -5]))
-        case 2:
-            study["name"] = draw(scalars())
-        case 3:
-            study.setdefault(draw(st.sampled_from(sorted(KINDS))), {}).update({draw(st.text(max_size=6)): 1})
-    return study
+"""Commands that read settings and train nothing."""
 
 
 @fuzzed
@@ -147,7 +85,7 @@ def test_any_settings_are_planned_or_refused(data: st.DataObject) -> None:
         text = data.draw(changed_bytes(text))
     with empty_folder() as folder:
         (folder / "study.toml").write_bytes(text)
-        result = run_checked(folder, "plan", "study.toml", "--rounds", "3", "--json")
+        result = run_checked(folder, *data.draw(st.sampled_from(READERS)), "--json")
         if result.returncode == 0:
             assert json.loads(result.stdout)
 

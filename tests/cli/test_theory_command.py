@@ -44,7 +44,7 @@ def test_both_theorems_apply_to_identical_clients(split: str, tmp_path: Path) ->
     assert line == "defedavg: fedavg: no theorem is about this algorithm; use defedavg-iid or defedavg-niid"
 
 
-@pytest.mark.parametrize("split", ["classes", "dirichlet", "shards", "sampled-classes"])
+@pytest.mark.parametrize("split", ["classes", "random-classes", "dirichlet", "shards", "sampled-classes"])
 def test_the_iid_theorem_is_not_applied_to_different_clients(split: str, tmp_path: Path) -> None:
     reports = theory(tmp_path, split)
     assert [report["theorem"] for report in reports] == [1]

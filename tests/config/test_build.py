@@ -13,7 +13,7 @@ from defedavg.algorithms import ALGORITHMS, BufferedRound, Setup, register
 from defedavg.algorithms.base import Actions
 from defedavg.algorithms.protocol import Broadcast, ClientPolicy
 from defedavg.config.build import make_server, make_simulator
-from defedavg.config.settings import Settings, TrainingSettings
+from defedavg.config.settings import ClientSettings, Settings, TrainingSettings
 
 
 class Own(BufferedRound):
@@ -49,9 +49,11 @@ def test_another_algorithm_is_rehearsed_once_per_settings(rehearsed: list[Any]) 
     for seed in (0, 1):
         assert isinstance(make_server(settings, seed, None), Own)
     make_simulator(settings, 0)
-    assert rehearsed == [(Own, Setup(100, 3, 2), settings.algorithm_settings)]
+    assert rehearsed == [(Own, Setup(100, 3, 2), settings.algorithm_settings, "auto")]
     make_server(Settings("own-test"), 0, None)
     assert len(rehearsed) == 2
+    make_server(Settings("own-test", clients=ClientSettings(upload="background")), 0, None)
+    assert rehearsed[2][3] == "background"
 
 
 def test_built_in_algorithms_are_not_rehearsed(rehearsed: list[Any]) -> None:

@@ -53,6 +53,27 @@ def lines(**found: Any) -> list[str]:
             ["favano.global_lr has no effect: favano does not use it"],
         ),
         (
+            {"algorithms": ["fedavg", "defedavg-niid"], "clients": {"upload": "blocking"}},
+            [
+                "clients.upload has no effect: clients of fedavg and defedavg-niid receive no version while they send "
+                "an update unrequested"
+            ],
+        ),
+        ({"algorithms": ["fedavg", "defedavg-iid"], "clients": {"upload": "blocking"}}, []),
+        ({"algorithms": ["fedavg"], "clients": {"upload": "auto"}}, []),
+        (
+            {"algorithms": ["asysg"], "clients": {"upload": "blocking"}, "asysg": {"concurrency": 3}},
+            ["clients.upload has no effect: clients of asysg receive no version while they send an update unrequested"],
+        ),
+        ({"algorithms": ["asysg"], "clients": {"upload": "blocking"}, "asysg": {"concurrency": [0, 3]}}, []),
+        (
+            {"algorithms": ["fedbuff", "asysg"], "clients": {"upload": ["blocking", "background"]}},
+            [
+                "clients.upload has no effect on fedbuff: its clients receive no version while they send an update "
+                "unrequested; its 2 values give equal runs"
+            ],
+        ),
+        (
             {"algorithms": ["fedavg"], "fedbuff": {"concurrency": 3}},
             ["[fedbuff] has no effect: fedbuff is not in algorithms"],
         ),
@@ -64,6 +85,12 @@ def lines(**found: Any) -> list[str]:
             ["task.classes_per_client has no effect: split = sampled does not use it"],
         ),
         ({"task": {"classes_per_client": 3, "split": "classes"}}, []),
+        ({"task": {"classes_per_client": 3, "split": "random-classes"}}, []),
+        (
+            {"task": {"samples_per_client": 600, "split": "random-classes"}},
+            ["task.samples_per_client has no effect: split = random-classes does not use it"],
+        ),
+        ({"task": {"samples_per_client": 600, "split": "sampled-classes"}}, []),
         ({"task": {"alpha": 0.5}}, []),
         ({"clients": {"return_seconds": 9.0}}, ["clients.return_seconds has no effect: clients.failure_rate is 0"]),
         ({"clients": {"return_seconds": 9.0, "failure_rate": [0.0, 0.1]}}, []),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cryptography import x509
 from typer.testing import CliRunner
 
@@ -32,6 +33,7 @@ from defedavg.deploy.server import deployment_folder as runfolder
 from defedavg.errors import UserError
 from defedavg.fileio import FolderLock
 from defedavg.runstore.reader import read_run
+from defedavg.tasks import load, sampled_classes
 from defedavg.training import Reference
 from helpers.deployments import Clock, World, tiny_task
 
@@ -83,6 +85,26 @@ def test_the_apps_of_an_init_can_be_loaded(tmp_path: Path, monkeypatch: pytest.M
     assert isinstance(importlib.import_module("loaded_app.client").app, ClientApp)
     task = importlib.import_module("loaded_app.task").make(default_settings(), 2)
     assert task.num_clients == 6
+
+
+def test_clients_and_server_of_an_app_normalise_and_split_as_a_simulation_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {"task.model": "softmax", "task.split": "sampled-classes", "task.samples_per_client": 40}
+    settings = default_settings() | chosen | {"task.normalise": "symmetric", "seed": 3}
+    write_app(tmp_path / "symmetric_app", settings)
+    monkeypatch.syspath_prepend(str(tmp_path / "symmetric_app"))
+    app_config = _app_settings(tmp_path / "symmetric_app")
+    make = importlib.import_module("symmetric_app.task").make
+    train, test, _ = load("mnist5k", "unit")
+    labels = train.targets.numpy()
+    for client in (None, 0, 5):
+        task = make(app_config, client)
+        assert torch.equal(task.train.inputs, 2 * train.inputs - 1)
+        assert torch.equal(task.test.inputs, 2 * test.inputs - 1)
+        assert [part.tolist() for part in task.clients] == [
+            part.tolist() for part in sampled_classes(labels, 6, 3, 40, 2)
+        ]
 
 
 def test_the_entry_points_are_functions_in_any_order_of_imports(tmp_path: Path) -> None:
@@ -281,6 +303,33 @@ def test_a_deployment_that_never_started_is_replaced_and_removed_like_any_run(
     result = CliRunner().invoke(app, ["runs", "remove", "deployment", "--yes"])
     assert result.exit_code == 0, result.output
     assert not (tmp_path / "runs" / "deployment").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("deploy", "local", "--force"), "wait for it"),
+        (("deploy", "local", "--resume"), "wait for it"),
+        (("runs", "remove", "deployment", "--yes"), "stop it before you remove the run"),
+    ],
+)
+def test_a_local_deployment_locks_its_folder_until_it_ends(
+    words: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs") / "deployment"
+
+    def other_command(*_: Any, **more: Any) -> None:
+        monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", lambda *_, **more: None)
+        found = refused(*words)
+        assert found.startswith(f"{folder} is in use by another process; ")
+        assert line in found
+        FolderLock(folder, launched=True).release()  # the server of this deployment may write
+        raise UserError("enough")
+
+    monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", other_command)
+    assert refused("deploy", "local") == "enough"
+    assert not list(folder.glob(".*lock"))
 
 
 def test_settings_of_an_app_can_be_changed_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

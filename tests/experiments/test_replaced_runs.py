@@ -89,7 +89,7 @@ def test_ctrl_c_before_the_first_round_keeps_the_old_run(place: Path) -> None:
     old = contents(folder)
     with running(place) as child:
         child.send_signal(signal.SIGINT)
-        assert child.wait(60) == 130
+        assert child.wait(300) == 130  # seconds, also on a busy machine
     assert contents(folder) == old
 
 

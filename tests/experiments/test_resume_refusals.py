@@ -321,6 +321,7 @@ def test_a_loss_whose_sums_overflow_is_unknown_in_a_resumed_study(tmp_path: Path
         ("label", None),
         ("seed", 1),
         ("seed", "0"),
+        ("status", None),
         ("metric", "../../outside"),
     ],
 )

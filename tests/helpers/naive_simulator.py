@@ -40,7 +40,7 @@ class NaiveSimulator:
 
     def __init__(self, server: ServerMachine, fleet: Fleet) -> None:
         self.server, self.fleet = server, fleet
-        self.policy = server.client_policy(server.settings)
+        self.policy = server.policy_with(fleet.upload)
         self.steps = server.steps_per_job(server.setup.local_steps)
         self.clients = [ClientMachine(i, self.policy) for i in range(fleet.num_clients)]
         self.now = 0.0

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
+from defedavg.algorithms.protocol import UPLOADS
 from defedavg.planning.devices import Fleet, Slowness, Trace, Windows
 from defedavg.planning.plan import Plan
 from defedavg.planning.records import Record, Round
@@ -23,6 +24,7 @@ from defedavg.planning.simulator import Simulator
 SLOWNESS_TEXTS = (
     "equal",
     "uniform(1, 5)",
+    "inverse-uniform(1, 5)",
     "lognormal(1)",
     "exponential(2)",
     "two-speed(0.5, 10)",
@@ -31,6 +33,7 @@ SLOWNESS_TEXTS = (
 
 
 CHOICES: dict[tuple[str, str], list[Any]] = {
+    ("asysg", "concurrency"): [0, 1],
     ("fadas", "delay_threshold"): [0, 1],
     ("fedfa", "window"): [5, 2],
     ("quafl", "bits"): [8, 32],
@@ -179,6 +182,7 @@ def fleets(draw: st.DrawFn, clients: int, *, lossy: bool = False, windows: bool 
         failure_rate=failure_rate,
         return_seconds=draw(st.sampled_from([0.0, 0.1, 1.0, 2.0, math.inf])) if lossy else 1.0,
         trace=draw(st.none() | traces(clients, leave=lossy)),
+        upload=draw(st.sampled_from(UPLOADS)),
     )
 
 

@@ -23,7 +23,7 @@ from defedavg.paper.paper_tables import (
     rows,
 )
 from defedavg.paper.published import FIGURE6_SIZES
-from defedavg.paper.result_files import ResultFiles, compute_runs, last_session
+from defedavg.paper.result_files import ResultFiles, StoredRun, compute_runs, last_session
 from defedavg.paper.run_grid import Choices, PaperRun
 from defedavg.paper.run_request import PaperRequest, select_cells
 from defedavg.paper.tuned_rates import TunedRates
@@ -63,32 +63,36 @@ def small_runs(*algorithms: str) -> list[PaperRun]:
     return [PaperRun(cell, cell.rates) for cell in select_cells(["fashionmnist"], ["iid"], [10], algorithms or None)]
 
 
+def stored(store: ResultFiles, runs: list[tuple[PaperRun, int]]) -> list[tuple[StoredRun, int]]:
+    return [(StoredRun(store, run), seed) for run, seed in runs]
+
+
 def test_a_table_is_computed_in_several_sessions(small: None, tmp_path: Path) -> None:
     wanted, seeds = small_runs(), [0, 1]
     store = ResultFiles(tmp_path, Choices())
     assert [seed for _, seed in store.missing(wanted, seeds)] == [0] * 4 + [1] * 4
-    assert compute_runs(store, store.missing(wanted, seeds)[:3], ComputeConfig(), quiet) is True
+    assert compute_runs(stored(store, store.missing(wanted, seeds)[:3]), ComputeConfig(), quiet) is True
     assert len(store.missing(wanted, seeds)) == 5
 
     def stop(event: RunEvaluated | RunFinished) -> None:
         if isinstance(event, RunFinished):
             raise KeyboardInterrupt
 
-    assert compute_runs(store, store.missing(wanted, seeds), ComputeConfig(), stop) is False
+    assert compute_runs(stored(store, store.missing(wanted, seeds)), ComputeConfig(), stop) is False
     assert 0 < len(store.missing(wanted, seeds)) < 5
-    assert compute_runs(store, store.missing(wanted, seeds), ComputeConfig(), quiet) is True
+    assert compute_runs(stored(store, store.missing(wanted, seeds)), ComputeConfig(), quiet) is True
     table = rows(store.results(wanted, seeds))
     assert [row["algorithm"] for row in table] == ["fedavg", "favano", "asysg", "defedavg-iid"]
     assert all(row["seeds"] == 2 for row in table)
     whole = ResultFiles(tmp_path / "whole", Choices())
-    compute_runs(whole, whole.missing(wanted, seeds), ComputeConfig(), quiet)
+    compute_runs(stored(whole, whole.missing(wanted, seeds)), ComputeConfig(), quiet)
     assert rows(whole.results(wanted, seeds)) == table
 
 
 def test_results_of_other_choices_are_not_mixed(small: None, tmp_path: Path) -> None:
     (run,) = small_runs("fedavg")
     store = ResultFiles(tmp_path, Choices())
-    compute_runs(store, [(run, 0)], ComputeConfig(), quiet)
+    compute_runs(stored(store, [(run, 0)]), ComputeConfig(), quiet)
     for choices, other in ((Choices(measure_seconds=1.0), run), (Choices(), replace(run, rates=(0.5, 0.5)))):
         with pytest.raises(UserError, match="another --out"):
             ResultFiles(tmp_path, choices).results([other], [0])
@@ -105,7 +109,7 @@ def test_a_run_with_a_shorter_time_limit_is_computed_again(small: None, tmp_path
     (fast,) = small_runs("defedavg-iid")
     short, longer = Choices(max_seconds=1.0), Choices(max_seconds=2.0)
     store = ResultFiles(tmp_path, short)
-    compute_runs(store, [(slow, 0), (fast, 0)], ComputeConfig(), quiet)
+    compute_runs(stored(store, [(slow, 0), (fast, 0)]), ComputeConfig(), quiet)
     status = {result["piece"]["cell"]["algorithm"]: result["status"] for result in store.results([slow, fast], [0])}
     assert status == {"favano": "max_seconds", "defedavg-iid": "target"}
     assert store.missing([slow, fast], [0]) == []

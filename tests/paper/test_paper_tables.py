@@ -18,12 +18,15 @@ from defedavg.paper.paper_tables import (
     to_markdown,
 )
 from defedavg.paper.published import COMPARED, Cell, cells
+from defedavg.paper.readings import FIRST, Readings
 from defedavg.paper.result_files import ResultFiles
 from defedavg.paper.run_grid import Choices, PaperRun
 from defedavg.paper.run_request import PaperRequest, select_cells
 from defedavg.paper.tuned_rates import TunedRates
 
 CELLS = cells()
+ROOT = Path(__file__).parents[2]
+FIRST_READING = ROOT / "results" / "paper" / "first-reading"
 
 
 def test_every_cell_is_listed_once() -> None:
@@ -31,7 +34,12 @@ def test_every_cell_is_listed_once() -> None:
     assert sum(cell.seconds is None for cell in CELLS) == 3  # printed as ">880" and ">1400"
     assert Cell("fashionmnist", "iid", "defedavg-iid", 10).seconds == 26.39
     assert Cell("cifar10", "non-iid", "favano", 80).seconds == 4751.8
-    assert Cell("cifar10", "iid", "defedavg-iid", 10).rates == (1.0, 0.05)
+    assert Cell("cifar10", "iid", "defedavg-iid", 10).stated_rates == (1.0, 0.05)
+    assert Cell("cifar10", "iid", "defedavg-iid", 10).rates == (0.1, 0.05)  # Table 2 contradicts Table 1 there
+    assert Cell("cifar10", "iid", "defedavg-iid", 5).rates == (0.1, 0.05)  # of figure 6, in Table 2
+    corrected = [cell.label for cell in CELLS if cell.correction]
+    assert corrected == [f"cifar10 iid defedavg-iid n={n}" for n in (10, 20)]
+    assert all(cell.rates == cell.stated_rates for cell in CELLS if not cell.correction)
     assert Cell("fashionmnist", "non-iid", "fedbuff", 10).rates == (0.1, 0.005)
 
 
@@ -46,7 +54,8 @@ def test_every_cell_is_a_valid_run_with_the_rates_its_algorithm_has(cell: Cell) 
     assert settings.clients.step_seconds == {"fashionmnist": 0.0017, "cifar10": 0.00314}[cell.dataset]
     assert settings.stop.target_accuracy == cell.target
     assert settings.stop.consecutive_hits == 5
-    assert settings.task.split == ("iid" if cell.setting == "iid" else "classes")
+    assert settings.task.split == ("iid" if cell.setting == "iid" else Readings().split)
+    assert Choices(readings=FIRST).settings(PaperRun(cell, cell.rates)).task.normalise == "standard"
     if cell.rates[0] is not None:
         assert settings.training.global_lr == cell.rates[0]
 
@@ -73,6 +82,8 @@ def test_the_time_limit_follows_the_papers_seconds() -> None:
     )  # FedAvg needs 51.89
     assert limit(Choices(), "cifar10", "iid", "defedavg-iid", 10) == 302.12
     assert limit(Choices(), "cifar10", "non-iid", "favano", 80) == 2500.0
+    searched = Choices(time_limit_factor=2.0, as_long_as_fedavg=False)
+    assert limit(searched, "cifar10", "iid", "defedavg-iid", 10) == 2 * 54.41
     assert {Choices(max_seconds=7.0).limit(PaperRun(cell, cell.rates)) for cell in CELLS} == {7.0}
 
 
@@ -148,20 +159,21 @@ def test_ranking_counts_a_failed_seed_as_infinite_and_names_undecided_algorithms
 
 
 def test_stored_results_are_recognised_and_not_computed_again() -> None:
-    folder = Path(__file__).parents[2] / "results" / "paper"
-    request = PaperRequest(folder=folder, cells=tuple(CELLS), choices=Choices(max_seconds=1.0), show_only=True)
-    for rates, count in (("paper", 64), ("tuned", 32)):
+    choices = Choices(max_seconds=1.0, readings=FIRST)
+    request = PaperRequest(folder=FIRST_READING, cells=tuple(CELLS), choices=choices, show_only=True)
+    for rates, count in (("stated", 64), ("tuned", 32)):
         runs, store, _ = replace(request, rates=rates).table_runs()
         assert len(runs) == count
         assert store.missing(runs, [0]) == []
 
 
 def test_results_in_the_repository_match_their_tables() -> None:
-    folder = Path(__file__).parents[2] / "results" / "paper"
-    for name in ("table1", "table1-tuned"):
-        store = ResultFiles(folder / name, Choices())
-        tuned = TunedRates(store, ResultFiles(folder / "table1", Choices()))
-        rates = {cell: cell.rates for cell in CELLS} if name == "table1" else tuned.known(CELLS, any_limit=True)
+    folder, choices = FIRST_READING, Choices(readings=FIRST)
+    for name in ("table1-stated", "table1-tuned"):
+        store = ResultFiles(folder / name, choices)
+        tuned = TunedRates(store, ResultFiles(folder / "table1-stated", choices))
+        stated = {cell: cell.stated_rates for cell in CELLS}
+        rates = stated if name == "table1-stated" else tuned.known(CELLS, any_limit=True)
         results = store.results([PaperRun(cell, pair) for cell, pair in rates.items()], range(3))
         assert (folder / name / "table1.md").read_text(encoding="utf-8") == to_markdown(rows(results))
         assert (folder / name / "table1.csv").read_text(encoding="utf-8") == to_csv(rows(results))
@@ -169,8 +181,7 @@ def test_results_in_the_repository_match_their_tables() -> None:
 
 
 def test_the_documentation_has_the_tables_of_the_results() -> None:
-    root = Path(__file__).parents[2]
-    text = (root / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    tables = [f"{kind}/{name}.md" for kind in ("table1", "table1-tuned") for name in ("table1", "ranking")]
+    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    tables = [f"{kind}/{name}.md" for kind in ("table1-stated", "table1-tuned") for name in ("table1", "ranking")]
     for name in (*tables, "table1-tuned/table2.md"):
-        assert (root / "results" / "paper" / name).read_text(encoding="utf-8") in text
+        assert (FIRST_READING / name).read_text(encoding="utf-8") in text

@@ -30,6 +30,9 @@ CLOSED_FORMS = [
     ("lognormal(0.5)", math.exp(0.125), 0.01, 0.0, math.inf),
     ("lognormal(0)", 1.0, 0.0, 1.0, 1.0),
     ("exponential(2)", 3.0, 0.03, 1.0, math.inf),
+    ("inverse-uniform(1, 5)", 5.0 * math.log(5.0) / 4.0, 0.02, 1.0, 5.0),
+    ("inverse-uniform(2, 3)", 3.0 * math.log(1.5), 0.005, 1.0, 1.5),
+    ("inverse-uniform(7, 7)", 1.0, 0.0, 1.0, 1.0),
     ("exponential(0)", 1.0, 0.0, 1.0, 1.0),
     ("two-speed(0.25, 9)", 3.0, 0.04, 1.0, 9.0),
     ("two-speed(0, 9)", 1.0, 0.0, 1.0, 1.0),
@@ -52,6 +55,8 @@ def test_slowness_has_the_right_range_and_mean(
 
 QUANTILES: list[tuple[str, Callable[[float], float]]] = [
     ("uniform(1, 5)", lambda q: 1.0 + 4.0 * q),
+    ("inverse-uniform(1, 5)", lambda q: 5.0 / (5.0 - 4.0 * q)),
+    ("inverse-uniform(2, 3)", lambda q: 3.0 / (3.0 - q)),
     ("exponential(2)", lambda q: 1.0 - 2.0 * math.log(1.0 - q)),
     ("pareto(4)", lambda q: (1.0 - q) ** -0.25),
     ("lognormal(1)", lambda q: {0.1: 0.2776, 0.5: 1.0, 0.9: 3.6022}[q]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ REGENERATE = "if the change is intended, run: python tests/planning/test_golden_
 
 
 def golden_cases() -> dict[str, Case]:
-    """Return by file name every algorithm with each of its choices.
+    """Return by file name every algorithm with each of its choices, and with both kinds of uploads.
 
     Uniform slowness without jitter needs no exp or log, so the numbers are the same on every machine.
     """
@@ -35,8 +36,12 @@ def golden_cases() -> dict[str, Case]:
                 for f in dataclasses.fields(settings)
                 if getattr(settings, f.name) != f.default
             ]
-            n = 3 if ALGORITHMS[name].broadcasts else 2
-            found["-".join([name, *words])] = case(name, 5, n, steps=4, seed=11, settings=settings, step_seconds=0.02)
+            n = 3 if kind.broadcasts else 2
+            arguments: dict[str, Any] = {"steps": 4, "seed": 11, "settings": settings, "step_seconds": 0.02}
+            found["-".join([name, *words])] = case(name, 5, n, **arguments)
+            if kind.overlaps_uploads(settings):  # the upload that the algorithm itself does not choose
+                upload = "blocking" if kind.client_policy(settings).background_upload else "background"
+                found["-".join([name, *words, f"upload={upload}"])] = case(name, 5, n, upload=upload, **arguments)
     return found
 
 

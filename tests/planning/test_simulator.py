@@ -346,7 +346,7 @@ def test_the_papers_round_times() -> None:
         "fedbuff": (0.033, 9.9),
     }
     for name, (seconds, staleness) in table.items():
-        plan = case(name, 100, 10, steps=50).plan(300)
+        plan = case(name, 100, 10, steps=50, upload="blocking").plan(300)
         assert plan.seconds / 300 == pytest.approx(seconds, rel=0.12), name
         delays = [delay for record in plan.rounds for delay in record.merge.staleness]
         assert float(np.mean(delays)) == pytest.approx(staleness, rel=0.12, abs=0.01), name

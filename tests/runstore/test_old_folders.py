@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from defedavg.config import study as config
+from defedavg.config.build import make_plan
+from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.study_run import StudyRun
 from defedavg.planning.plan import Plan
@@ -26,7 +28,7 @@ STUDY: dict[str, Any] = {
     "algorithms": ["fedavg", "defedavg-iid"],
     "seeds": [0],
     "task": {"model": "softmax"},
-    "clients": {"num_clients": 4, "plan_detail": "all"},
+    "clients": {"num_clients": 4, "plan_detail": "all", "upload": "blocking"},
     "training": {"updates_per_round": 2, "local_steps": 2},
     "stop": {
         "max_rounds": 8,
@@ -69,6 +71,19 @@ def test_a_finished_folder_is_reported(folders: Path) -> None:
     page = page_data(build([folders / "finished"]))
     (group,) = page["groups"]
     assert {series["algorithm"] for series in group["series"]} == {"fedavg", "defedavg-iid"}
+
+
+def test_uploads_of_an_old_folder_are_blocking(folders: Path) -> None:
+    """It has no setting for uploads; resumed with another meaning, its checkpoints would not fit its plan."""
+    run = read_run(folders / "finished")
+    settings = run.settings("defedavg-iid")
+    assert settings is not None
+    assert settings.clients.upload == "blocking"
+    entry = next(entry for entry in run.runs if entry.algorithm == "defedavg-iid")
+    assert make_plan(settings, 0, int(entry.trail.rounds[-1])).hash() == entry.plan
+    study = {**STUDY, "clients": {**STUDY["clients"], "upload": "auto"}}
+    with pytest.raises(UserError, match=r"clients.upload: blocking → auto"):
+        StudyRun(config.study(study), folders / "interrupted", compute=ComputeConfig("reference"), resume=True)
 
 
 def test_an_interrupted_folder_is_resumed(folders: Path) -> None:

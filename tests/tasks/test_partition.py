@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,18 @@ from numpy.typing import NDArray
 
 from defedavg import rng as keyed
 from defedavg.errors import UserError
-from defedavg.tasks import PARTITIONS, by_classes, by_shards, class_counts, dirichlet, iid, split
+from defedavg.tasks import (
+    PARTITIONS,
+    by_classes,
+    by_shards,
+    class_counts,
+    dirichlet,
+    iid,
+    random_classes,
+    sampled_classes,
+    split,
+)
+from defedavg.tasks.partition import is_identical
 from defedavg.tasks.task import Clients
 
 Labels = NDArray[np.int64]
@@ -75,6 +88,71 @@ def test_classes_gives_exactly_c_classes_evenly(labels: Labels, num_clients: int
         assert shares.sum() == np.count_nonzero(labels == k)  # a class that is held is used up
 
 
+@given(labels=labels_of(least=20), num_clients=st.integers(1, 20), c=st.integers(1, 8), seed=SEEDS)
+@settings(deadline=None)
+def test_random_classes_are_c_per_client_and_shared_by_their_holders(
+    labels: Labels, num_clients: int, c: int, seed: int
+) -> None:
+    classes = int(labels.max()) + 1
+    assume(c <= classes)
+    clients = random_classes(labels, num_clients, seed, c)
+    check(clients, num_clients, len(labels))
+    counts = class_counts(clients, labels, classes)
+    assert np.all((counts > 0).sum(axis=1) == c)
+    for k in range(classes):
+        shares = counts[counts[:, k] > 0, k]
+        assert shares.sum() == (np.count_nonzero(labels == k) if len(shares) else 0)
+        assert len(shares) == 0 or shares.max() - shares.min() <= 1
+
+
+@given(
+    labels=labels_of(least=20), clients=st.tuples(st.integers(1, 20), st.integers(1, 20)), seed=SEEDS, data=st.data()
+)
+@settings(deadline=None)
+def test_the_random_classes_of_a_client_depend_on_its_key_alone(
+    labels: Labels, clients: tuple[int, int], seed: int, data: st.DataObject
+) -> None:
+    c = data.draw(st.integers(1, int(labels.max()) + 1))
+    one, other = (held(random_classes(labels, number, seed, c), labels) for number in clients)
+    assert all(a == b for a, b in zip(one, other, strict=False))
+    size = data.draw(st.integers(c, len(labels)))
+    drawn = sampled_classes(labels, clients[0], seed, size, c)
+    assert held(drawn, labels) == one  # the two partitions differ in the samples alone
+    for part in drawn:
+        for label in np.unique(labels[part]):
+            share, available = (int(np.count_nonzero(some == label)) for some in (labels[part], labels))
+            assert min(size // c, available) <= share <= min(-(-size // c), available)
+
+
+def held(clients: Iterable[NDArray[np.int64]], labels: Labels) -> list[tuple[int, ...]]:
+    """Return the classes of every client."""
+    return [tuple(np.unique(labels[part]).tolist()) for part in clients]
+
+
+TEN = np.repeat(np.arange(10), 1000)
+
+
+@pytest.mark.parametrize("kind", ["random-classes", "sampled-classes"])
+def test_pairs_of_random_classes_are_uniform_and_independent(kind: str) -> None:
+    chains = [held(split(kind, TEN, 500, seed, samples_per_client=2), TEN) for seed in range(20)]
+    position: dict[tuple[int, ...], int] = {pair: i for i, pair in enumerate(combinations(range(10), 2))}
+    counts = np.bincount([position[pair] for chain in chains for pair in chain], minlength=45)
+    assert chi_square(counts, np.full(45, 1 / 45)) < 78.7  # the quantile 0.999 for 44 degrees of freedom
+    common = np.bincount([len({*a} & {*b}) for chain in chains for a, b in pairwise(chain)], minlength=3)
+    assert chi_square(common, np.array([28, 16, 1]) / 45) < 13.8  # hypergeometric; 2 degrees of freedom
+
+
+def test_holders_of_a_random_class_are_binomial() -> None:
+    holders = np.array([(class_counts(random_classes(TEN, 100, seed), TEN, 10) > 0).sum(axis=0) for seed in range(300)])
+    assert np.all(holders.sum(axis=1) == 200)
+    assert holders.var() == pytest.approx(100 * 0.2 * 0.8, rel=0.1)  # deviation of the estimate: 3 %
+
+
+def chi_square(counts: NDArray[np.int64], shares: NDArray[np.float64]) -> float:
+    expected = counts.sum() * shares
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
 @given(labels=labels_of(least=8), num_clients=st.integers(1, 6), alpha=st.floats(0.3, 1e3), seed=SEEDS)
 @settings(deadline=None)
 def test_dirichlet_uses_everything(labels: Labels, num_clients: int, alpha: float, seed: int) -> None:
@@ -124,11 +202,24 @@ def test_split_passes_each_option_to_its_split() -> None:
     assert same(split("dirichlet", EIGHTY, 6, 1, **options), dirichlet(EIGHTY, 6, 1, 5.0))
     assert same(split("shards", EIGHTY, 6, 1, **options), by_shards(EIGHTY, 6, 1, 4))
     assert same(split("iid", EIGHTY, 6, 1, **options), iid(EIGHTY, 6, 1))
+    assert same(split("random-classes", EIGHTY, 6, 1, **options), random_classes(EIGHTY, 6, 1, 3))
+
+
+def test_only_partitions_without_class_structure_are_declared_identical() -> None:
+    assert {kind for kind in PARTITIONS if is_identical(kind)} == {"iid", "sampled"}
 
 
 def test_classes_may_be_any_integers() -> None:
     labels = np.where(EIGHTY % 2 == 0, -7, 1000)
     assert [len(np.unique(labels[part])) for part in by_classes(labels, 4, 0, 1)] == [1, 1, 1, 1]
+
+
+def test_a_random_class_without_holder_stays_unused() -> None:
+    for seed in range(20):
+        clients = random_classes(EIGHTY, 2, seed, 2)
+        classes = {c for classes in held(clients, EIGHTY) for c in classes}
+        assert 2 <= len(classes) <= 4
+        assert np.concatenate(clients).size == 10 * len(classes)
 
 
 def test_classes_with_few_clients_leaves_the_other_classes_unused() -> None:
@@ -196,6 +287,9 @@ DISJOINT = [kind for kind in PARTITIONS if not kind.startswith("sampled")]  # th
         ("classes", EIGHTY, 4, {"classes_per_client": 9}, "classes_per_client is 9, but the data has 8"),
         ("classes", EIGHTY, 4, {"classes_per_client": 0}, "classes_per_client is 0; give every client at least 1"),
         ("classes", THREE, 2, {"classes_per_client": 2}, "class 1 has 1 samples for 2 clients; use fewer clients"),
+        ("random-classes", EIGHTY, 4, {"classes_per_client": 9}, "classes_per_client is 9, but the data has 8"),
+        ("random-classes", EIGHTY, 4, {"classes_per_client": 0}, "classes_per_client is 0; give every client at least"),
+        ("random-classes", THREE, 2, {"classes_per_client": 2}, "class 1 has 1 samples for 2 clients; use fewer"),
         ("dirichlet", EIGHTY, 4, {"alpha": 0.0}, "alpha is 0.0; give a number above 0"),
         ("dirichlet", EIGHTY, 4, {"alpha": -1.0}, "alpha is -1.0"),
         ("dirichlet", EIGHTY, 4, {"alpha": float("nan")}, "alpha is nan"),

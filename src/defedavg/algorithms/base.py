@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..compat import refuse_old_hooks
@@ -84,6 +85,18 @@ class ServerMachine:
     def client_policy(cls, settings: Any) -> ClientPolicy:  # noqa: ARG003 (a hook: subclasses use it)
         """Return how clients behave under these settings."""
         return cls.policy
+
+    @classmethod
+    def overlaps_uploads(cls, settings: Any) -> bool:
+        """Return whether a client may receive its next version before its update has arrived (hook)."""
+        return cls.broadcasts and not cls.client_policy(settings).hold_until_requested
+
+    def policy_with(self, upload: str) -> ClientPolicy:
+        """Return how clients behave; ``upload``, one of ``UPLOADS``, applies where training can overlap uploads."""
+        policy = self.client_policy(self.settings)
+        if upload == "auto" or not self.overlaps_uploads(self.settings):
+            return policy
+        return replace(policy, background_upload=upload == "background")
 
     @classmethod
     def unused_training(cls) -> tuple[str, ...]:

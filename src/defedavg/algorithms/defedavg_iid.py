@@ -4,7 +4,8 @@ Wang, Li, Jin, Zhang: Achieving Linear Speedup in Asynchronous Federated Learnin
 
     as soon as n updates have arrived:  w[t+1] = w[t] − η · (1/n) Σ Δ;  broadcast w[t+1] to all N
 
-Fast clients participate more often. That does no harm if all clients have the same data distribution.
+Fast clients participate more often. That does no harm if all clients have the same data distribution. The buffers of a
+client separate training from communication, so a client starts its next job while its update is being sent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class DeFedAvgIID(BufferedRound):
     summary = "asynchronous, for IID data: merges the first n updates; no client blocks another"
     citation = "Wang, Li, Jin, Zhang: DeFedAvg, Algorithm 2"
     equation = "w[t+1] = w[t] − η/n Σ_{first n} Δ"
-    policy = ClientPolicy()
+    policy = ClientPolicy(background_upload=True)
     broadcasts = True
 
     def check_setup(self) -> None:

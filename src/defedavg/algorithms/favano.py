@@ -3,12 +3,13 @@
 Leconte, Nguyen, Moulines: FAVAS: Federated AVeraging with ASynchronous clients (2023).
 
     after a fixed wait, draw s = n clients without replacement and interrupt them; client i, stopped after q ≤ K steps,
-    returns w_init − Δ/α_i;   w[t+1] = (w[t] + Σ returned) / (s + 1);   only drawn clients receive w[t+1]
+    returns w[τ_i] − Δ_i/α_i;   w[t+1] = (w[t] + Σ returned) / (s + 1);   only drawn clients receive w[t+1]
 
-A client whose answer arrives too late receives the newest version, even if it has already trained from it.
+This is anchor = "start", the paper's form: it averages models, so an old w[τ_i] pulls the new model back. The other
+form, anchor = "newest", adds the progress alone: w[t+1] = w[t] − Σ Δ_i/α_i / (s + 1). They are equal if all τ_i = t.
 
-α_i is E[q ∧ K] (deterministic) or P(q > 0)·(q ∧ K) (stochastic). Both expectations are running means over the
-answers of client i, the present one included.
+A client that answers too late receives the newest version, even if it has already trained from it. α_i is E[q ∧ K]
+(deterministic) or P(q > 0)·(q ∧ K) (stochastic), with running means over the answers of client i, this one included.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .setting_checks import check_wait
 from .setup import Setup
 
 REWEIGHT = ("stochastic", "deterministic")
+ANCHORS = ("start", "newest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,11 @@ class FavanoSettings:
 
     wait_seconds: float = field(default=0.1, metadata={"help": "seconds from a merge to the next draw"})
     reweight: str = field(default="stochastic", metadata={"help": "α: stochastic P(q>0)·q, or deterministic E[q]"})
+    anchor: str = field(default="start", metadata={"help": "Δ/α is subtracted from w[τ] (start) or w[t] (newest)"})
 
     def __post_init__(self) -> None:
+        if self.anchor not in ANCHORS:
+            raise unknown("anchor of favano", self.anchor, ANCHORS)
         if self.reweight not in REWEIGHT:
             raise unknown("reweighting of favano", self.reweight, REWEIGHT)
         check_wait("favano", self.wait_seconds)
@@ -103,7 +108,8 @@ class Favano(SampledRound):
         return steps / answers if self.settings.reweight == "deterministic" else busy / answers * update.steps
 
     def combine(self, received: list[tuple[Update, int]]) -> Merge:
-        """Average the server's model with the reweighted models of the clients."""
+        """Average the server's model with the reweighted models of the clients, or add their progress to it."""
         share = 1.0 / (1 + sum(count for _, count in received))
-        past = [(self.version, share), *((update.version, count * share) for update, count in received)]
+        models = [(self.version, share), *((update.version, count * share) for update, count in received)]
+        past = models if self.settings.anchor == "start" else None
         return self.merge([(update, -count * share / self.alpha(update)) for update, count in received], past)

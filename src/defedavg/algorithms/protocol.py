@@ -15,6 +15,8 @@ VERSION = "version"
 """In the start of jobs: the version that the client received."""
 FROM_VERSION = ((VERSION, 1.0),)
 WEIGHTINGS = ("uniform", "samples")
+UPLOADS = ("auto", "background", "blocking")
+"""How unrequested uploads affect clients: auto is the meaning of the algorithm, see ``ClientPolicy``."""
 SERVER_OPTIMIZERS = {"sgd": 0, "momentum": 1, "nesterov": 1, "adagrad": 2, "adam": 2, "amsgrad": 3, "yogi": 2}
 """The names of the server optimisers, with the number of vectors that each keeps."""
 
@@ -191,10 +193,12 @@ class ClientPolicy:
     """How clients behave under an algorithm.
 
     ``hold_until_requested``: a finished update stays in the send buffer until the server requests it; otherwise it is
-    sent at once, and the client is occupied until the upload ends. ``pause_when_full``: no new job while the send
-    buffer is full. ``interruptible``: a request stops a running job. ``allow_same_version``: a client may train again
-    from a version it has already trained from. ``restart_on_model``: a newer version that arrives stops the running
-    job, which is lost, and the client trains from that version.
+    sent at once, and the client is occupied until the upload ends. ``background_upload``: an update that is sent at
+    once does not occupy the client, which may start its next job; several of its uploads may be in flight, and they
+    arrive even if the client fails. ``pause_when_full``: no new job while the send buffer is full. ``interruptible``: a
+    request stops a running job. ``allow_same_version``: a client may train again from a version it has already trained
+    from. ``restart_on_model``: a newer version that arrives stops the running job, which is lost, and the client trains
+    from that version.
     """
 
     hold_until_requested: bool = False
@@ -202,6 +206,7 @@ class ClientPolicy:
     interruptible: bool = False
     allow_same_version: bool = False
     restart_on_model: bool = False
+    background_upload: bool = False
 
 
 class Phase(Enum):
@@ -277,7 +282,7 @@ class ClientMachine:
         self._check("ended")
         index = self.jobs - 1
         if not self.policy.hold_until_requested:
-            self.phase = Phase.SENDING
+            self.phase = Phase.IDLE if self.policy.background_upload else Phase.SENDING
             return (Upload(index),)
         self.phase = Phase.IDLE
         replaced: tuple[ClientAction, ...] = () if self.send_buffer is None else (Drop(self.send_buffer),)

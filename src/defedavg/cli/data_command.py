@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from .consoles import SafeConsole
 from .options import Json, err, print_json, print_line, print_note
+from .stop_signals import stopped_by, stopped_code
 
 app = typer.Typer(help="List the data sets, and download those that are missing.", no_args_is_help=True)
 
@@ -89,6 +90,6 @@ def fetch(
 
             folder = download(name, data_dir(), url=url, watch=watch)
     except KeyboardInterrupt:
-        print_note("stopped by Ctrl-C; the same command resumes the download")
-        raise typer.Exit(130) from None
+        print_note(f"{stopped_by()}; the same command resumes the download")
+        raise typer.Exit(stopped_code()) from None
     print_line(f"{name}: {folder}")

@@ -7,7 +7,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..config.task_module import absolute_spec
 from ..errors import UserError, unknown
-from ..fileio import read_regular, read_text, write_whole
+from ..fileio import launch_lock, read_regular, read_text, write_whole
 from ..report import tables
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
@@ -34,6 +34,7 @@ from .options import (
     print_note,
     print_notes,
 )
+from .stop_signals import stopped_by, stopped_code
 
 if TYPE_CHECKING:
     from ..deploy.deploy_config import DeployConfig
@@ -145,17 +146,23 @@ def local(
     if resume:
         if given or algorithm is not None or clients is not None or force:
             raise UserError("--resume keeps the settings of the run; omit --set, --algorithm, --clients and --force")
-        flat, app_folder = _interrupted_run(files, app_folder)
+        if not run_folder.is_dir():
+            raise UserError(f"there is no run to resume in {run_folder}")
     else:
         flat = _with_user_code(_new_settings(app_folder, name, algorithm, clients, given), plugin)
-    run_config = read_deploy_config({**flat, "deploy.resume": resume})
+        run_config = read_deploy_config({**flat, "deploy.resume": False})
     if port is not None:
         check_port(port)
-    with nullcontext() if resume else new_run_folder(run_config, run_folder, force=force):
-        if app_folder is None:
-            write_app(files.app, flat)
-        elif not resume:
-            write_whole(files.app_path, os.fsencode(f"{app_folder.absolute()}\n"))
+    with launch_lock(run_folder), ExitStack() as created:
+        if resume:
+            flat, app_folder = _interrupted_run(files, app_folder)
+            run_config = read_deploy_config({**flat, "deploy.resume": True})
+        else:
+            created.enter_context(new_run_folder(run_config, run_folder, force=force))
+            if app_folder is None:
+                write_app(files.app, flat)
+            else:
+                write_whole(files.app_path, os.fsencode(f"{app_folder.absolute()}\n"))
         _run(app_folder or files.app, run_config, flat, files, port, warm=not no_warm_workers)
     entries = json.loads(read_text(files.summary))["runs"]
     if as_json:
@@ -203,8 +210,8 @@ def _run(
         command += f" --out {run_folder.parent}" if run_folder.parent != Path("runs") else ""
         begun = files.event_log.exists()
         then = f"continue with: {command} --resume" if begun else "it had not started; start it again with --force"
-        print_note(f"stopped by Ctrl-C; {then}")
-        raise typer.Exit(130) from None
+        print_note(f"{stopped_by()}; {then}")
+        raise typer.Exit(stopped_code()) from None
 
 
 def _interrupted_run(files: RunFiles, app_folder: Path | None) -> tuple[dict[str, Any], Path]:

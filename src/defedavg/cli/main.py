@@ -2,8 +2,8 @@
 
 Commands are thin: each calls a function that Python code can call as well. Results go to standard output; progress,
 notes and errors go to standard error. An error that the user can fix is one line and exit code 2; one that was not
-foreseen is one line and exit code 1, and its details are in a file. Ctrl-C is exit code 130, and everything evaluated
-so far is kept.
+foreseen is one line and exit code 1, and its details are in a file. Ctrl-C is exit code 130, SIGTERM 143, and
+everything evaluated so far is kept.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from .demo_command import demo
 from .deploy_command import app as deploy_app
 from .deploy_command import replay
 from .options import CommandWithOldNames, err, out, print_note
-from .paper_command import app as paper_app
+from .paper_readings_command import app as paper_app
 from .plan_command import plan
 from .report_command import report
 from .run_command import run
 from .runs_command import app as runs_app
 from .settings_command import settings
 from .split_command import split
+from .stop_signals import stop_on_signals, stopped_by, stopped_code
 from .theory_command import app as theory_app
 from .tune_command import tune
 from .view_command import view
@@ -76,7 +77,11 @@ class CommandsInOrder(TyperGroup):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         with _quoted_safely():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:  # Typer would end without a word
+                print_note(stopped_by())
+                raise typer.Exit(stopped_code()) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (the signature is Click's)
         """Return the names of the commands."""
@@ -139,6 +144,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Greek letters still prints its tables
     print_own_warnings()
+    stop_on_signals()
     try:
         try:
             app()
@@ -147,8 +153,8 @@ def main() -> None:
     except UserError as error:
         _exit(str(error), 2)
     except KeyboardInterrupt:
-        print_note("stopped by Ctrl-C")
-        sys.exit(130)
+        print_note(stopped_by())
+        sys.exit(stopped_code())
     except BrokenPipeError:
         discard_output()  # the reader of the pipe has closed it
         sys.exit(1)

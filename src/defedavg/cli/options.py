@@ -20,6 +20,7 @@ from ..errors import UNSAFE
 from ..fileio import is_standard_output
 from ..jsonio import finite
 from .consoles import SafeConsole, print_text
+from .stop_signals import stopped_by, stopped_code
 
 out = SafeConsole(width_of_files=160)
 err = SafeConsole(stderr=True)
@@ -59,16 +60,16 @@ def working(message: str) -> AbstractContextManager[object]:
 
 
 def exit_if_stopped(finished: bool, advice: str = "") -> None:
-    """Exit with code 130, after one line of explanation, unless the command finished."""
+    """Exit after one line of explanation, unless the command finished."""
     if not finished:
-        print_note("stopped by Ctrl-C; every evaluation so far is kept" + (f"; {advice}" if advice else ""))
-        raise typer.Exit(130)
+        print_note(f"{stopped_by()}; every evaluation so far is kept" + (f"; {advice}" if advice else ""))
+        raise typer.Exit(stopped_code())
 
 
 def exit_unchanged() -> NoReturn:
     """Exit after Ctrl-C before a run had results: a run that it would have replaced is as it was."""
-    print_note("stopped by Ctrl-C before the first round; no run was replaced")
-    raise typer.Exit(130)
+    print_note(f"{stopped_by()} before the first round; no run was replaced")
+    raise typer.Exit(stopped_code())
 
 
 def load_study(file: Path, overrides: Sequence[str] | None, plugins: Sequence[Path] | None) -> Study:
@@ -90,6 +91,25 @@ RENAMED_OPTIONS = {
     "--cold": "--no-warm-workers",
 }
 
+READING_OPTIONS = {"--normalise": "normalise", "--sampling": "sampling"}
+"""Former options of ``paper``, whose values are now readings."""
+
+
+def current_words(args: Sequence[str], options: Collection[str]) -> list[str]:
+    """Return the words of a command line with the present names of options; each former name prints a note."""
+    words = iter(current_name(word, options) for word in args)
+    current = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        reading = READING_OPTIONS.get(option) if "--reading" in options else None
+        if reading is None:
+            current.append(word)
+            continue
+        given = value if equals else next(words, "")
+        print_note(f"defedavg: {option} is now --reading {reading}=VALUE; the old name works in this version only")
+        current += ["--reading", f"{reading}={given}"]
+    return current
+
 
 def current_name(word: str, options: Collection[str]) -> str:
     """Return a word of the command line; replace the former name of one of the ``options``, with a note."""
@@ -107,7 +127,7 @@ class CommandWithOldNames(TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words of the command line, with the present names of options."""
         options = {name for parameter in self.params for name in parameter.opts}
-        return super().parse_args(ctx, [current_name(word, options) for word in args])
+        return super().parse_args(ctx, current_words(args, options))
 
 
 def _load_plugins(files: list[Path] | None) -> list[Path] | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from ..errors import UserError, unknown
 from ..paper.published import FIGURE6_SIZES, SIZE_OF, cells
+from ..paper.readings import Readings
 from ..paper.run_grid import Choices, PaperRun
 from .consoles import print_text
 from .data_command import DataDir
@@ -29,6 +30,7 @@ from .options import (
     print_line,
     print_note,
 )
+from .stop_signals import stopped_by, stopped_code
 
 if TYPE_CHECKING:
     from ..paper.result_files import Result, ResultFiles
@@ -53,7 +55,12 @@ Algorithms = Annotated[
 ]
 Seeds = Annotated[int, typer.Option(help="Number of seeds of each run: 0, 1, …")]
 RatesOption = Annotated[
-    str, typer.Option(metavar="paper|tuned", help="The paper's rates, or rates tuned on its grid for each cell.")
+    str,
+    typer.Option(
+        metavar="paper|stated|tuned",
+        help="The paper's rates (corrected where Table 2 contradicts Table 1), the rates that Table 2 states, or rates "
+        "tuned on its grid for each cell.",
+    ),
 ]
 MaxTime = Annotated[
     float | None,
@@ -65,13 +72,22 @@ TimeLimitFactor = Annotated[
 ]
 MeasureSeconds = Annotated[float, typer.Option(help="Simulated seconds between evaluations.")]
 TrainSamples = Annotated[int, typer.Option(help="Samples on which the training loss is evaluated; 0: none.")]
-Normalise = Annotated[str, typer.Option(help="Normalisation of inputs: standard or unit.")]
-Sampling = Annotated[str, typer.Option(help="Sampling of mini-batches: replacement or shuffle.")]
+ReadingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reading",
+        metavar="NAME=VALUE",
+        help="A reading of the paper other than the inferred one, such as upload=blocking; first: all readings of the "
+        "first results. `defedavg paper readings` lists them. Repeatable.",
+    ),
+]
 Show = Annotated[bool, typer.Option("--show", help="Compute no runs; show the stored results.")]
 Folder = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder of the results.")]
 
 OUT = Path("results/paper")
 _DEFAULTS = Choices()
+RATES = ("paper", "stated", "tuned")
+_RATES_TITLE = {"paper": "the paper's rates", "stated": "the rates of Table 2", "tuned": "tuned rates"}
 
 
 @app.callback()
@@ -176,9 +192,8 @@ def _figure(number: int, request: PaperRequest, as_json: bool) -> bool:
         return finished
     from ..paper.figures import curves
 
-    suffix = "-tuned" if request.rates == "tuned" else ""
     for figure, name in zip(curves(results, number), ("accuracy", "loss"), strict=True):
-        _save_figure(figure, request.folder, f"figure{number}{suffix}-{name}", as_json)
+        save_figure(figure, request.folder, f"figure{number}{request.suffix}-{name}", as_json)
     _write_page(request, store, results, as_json, f"Figure {number}")
     return finished
 
@@ -191,12 +206,13 @@ def _write_page(
     from .report_command import close_with_records
 
     if results:
-        rates = "the paper's rates" if request.rates == "paper" else "tuned rates"
+        heading = f"{title} at {_RATES_TITLE[request.rates]}"
         page = store.folder / f"{title.lower().replace(' ', '')}.html"
-        close_with_records(run_records(results), page, as_json, f"{title} at {rates}", last_session(store.folder))
+        close_with_records(run_records(results), page, as_json, heading, last_session(store.folder))
 
 
-def _save_figure(figure: Any, folder: Path, name: str, as_json: bool) -> None:
+def save_figure(figure: Any, folder: Path, name: str, as_json: bool) -> None:
+    """Write a figure into the folder of figures, and print where."""
     from ..fileio import writing
     from ..report.plots import save
 
@@ -215,7 +231,13 @@ def figure1(
     """Draw the activity of three clients under FedAvg, DeFedAvg-nIID and DeFedAvg-IID, n = 2. Needs no data."""
     from ..paper.figures import figure1 as draw_figure1
 
-    _save_figure(draw_figure1(seed), folder, "figure1", as_json=False)
+    save_figure(draw_figure1(seed), folder, "figure1", as_json=False)
+
+
+def stopped() -> NoReturn:
+    """Tell the user that Ctrl-C or another signal stopped the command, and exit."""
+    print_note(f"{stopped_by()}; the results of finished runs are stored, run the command again to continue")
+    raise typer.Exit(stopped_code())
 
 
 def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool]) -> None:
@@ -232,8 +254,7 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool
         time_limit_factor: TimeLimitFactor = _DEFAULTS.time_limit_factor,
         measure_seconds: MeasureSeconds = _DEFAULTS.measure_seconds,
         train_samples: TrainSamples = _DEFAULTS.train_samples,
-        normalise: Normalise = _DEFAULTS.normalise,
-        sampling: Sampling = _DEFAULTS.sampling,
+        reading: ReadingsOption = None,
         folder: Folder = OUT,
         executor: Executor = "batched",
         ray_address: RayAddress = None,
@@ -252,13 +273,14 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool
         selected = select_cells(datasets, settings, sizes, algorithms)
         if seeds < 1:
             raise UserError(f"--seeds is {seeds}; it must be at least 1")
-        if rates not in ("paper", "tuned"):
-            raise unknown("rates", rates, ("paper", "tuned"))
+        if rates not in RATES:
+            raise unknown("rates", rates, RATES)
+        readings = Readings.parse(reading or ())
         request = PaperRequest(
             cells=tuple(selected),
             seeds=range(seeds),
             rates=rates,
-            choices=Choices.checked(measure_seconds, normalise, sampling, train_samples, time_limit_factor, max_time),
+            choices=Choices.checked(measure_seconds, train_samples, time_limit_factor, max_time, readings),
             folder=folder,
             compute=ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address),
             show_only=show,
@@ -266,8 +288,7 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool
             watching=partial(watching, err),
         )
         if not action(request, as_json):
-            print_note("stopped by Ctrl-C; the results of finished runs are stored, run the command again to continue")
-            raise typer.Exit(130)
+            stopped()
 
     app.command(name, cls=CommandWithOldNames, help=help_)(command)
 

@@ -32,6 +32,7 @@ from .options import Json, Plugin, Set, err, load_study, out, print_json, print_
 QUIET_SECONDS = 10.0
 MAX_GANTT_PLANS = 8
 GANTT_ROUNDS = 6
+DEFAULT_ROUNDS = 400
 MAX_ROUNDS = 10**9
 
 Advance = Callable[[str, int], None]
@@ -43,7 +44,9 @@ def plan(
         Path | None,
         Argument(metavar="[CONFIG.toml]", help="The study to plan.", show_default="every algorithm, default settings"),
     ] = None,
-    rounds: Annotated[int, Option(min=1, help="Rounds to plan.")] = 400,
+    rounds: Annotated[
+        int | None, Option(min=1, help="Rounds to plan.", show_default=f"stop.max_rounds, at most {DEFAULT_ROUNDS}")
+    ] = None,
     num_clients: Annotated[int | None, Option(help="N, short for --set clients.num_clients=N; up to millions.")] = None,
     updates_per_round: Annotated[int | None, Option(help="n, short for --set training.updates_per_round=n.")] = None,
     overrides: Set = None,
@@ -67,12 +70,11 @@ def plan(
     """
     short = {"clients.num_clients": num_clients, "training.updates_per_round": updates_per_round}
     settings = (*(overrides or ()), *(f"{name}={value}" for name, value in short.items() if value is not None))
-    if rounds > MAX_ROUNDS:
-        raise UserError(f"--rounds is {rounds}; at most {MAX_ROUNDS:,} can be planned")
     study = _study(file, example, settings, plugin)
     points = study.points()
     if gantt and len(points) > MAX_GANTT_PLANS:
         raise UserError(f"a chart of {len(points)} settings is not readable; plan at most {MAX_GANTT_PLANS}")
+    rounds = _rounds(rounds, points)
     stats, kept = _make_plans(study, rounds, save, keep=gantt is not None)
     if gantt:
         _draw(kept, until, gantt)
@@ -95,6 +97,18 @@ def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], p
     if file is None:
         return reported(config.study(config.override({"name": "plan", "algorithms": list(ALGORITHMS)}, overrides)))
     return load_study(file, overrides, plugins)
+
+
+def _rounds(given: int | None, points: Sequence[SweepPoint]) -> int:
+    """Return the rounds given, or else those of the study; if they are too many to plan without a request, say so."""
+    if given is not None:
+        if given > MAX_ROUNDS:
+            raise UserError(f"--rounds is {given}; at most {MAX_ROUNDS:,} can be planned")
+        return given
+    most = max(point.settings.stop.max_rounds for point in points)
+    if most > DEFAULT_ROUNDS:
+        print_note(f"planning {DEFAULT_ROUNDS} of the {most:,} rounds of stop.max_rounds; --rounds N plans more")
+    return min(most, DEFAULT_ROUNDS)
 
 
 def _make_plans(study: Study, rounds: int, save: Path | None, *, keep: bool) -> tuple[list[PlanStats], dict[str, Plan]]:

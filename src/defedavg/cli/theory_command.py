@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..report.tables import make
 from ..theory.formulas import THEOREMS, Constants, probable_staleness, theorem, theorem_report
 from .options import Json, Set, out, print_json, print_note, print_notes, reported
+from .stop_signals import stopped_code
 
 if TYPE_CHECKING:
     from ..theory.estimates import Estimates
@@ -202,7 +203,7 @@ def speedup(
     finished, results = run_speedup_study(scope, folder, print_note, force=force, jobs=jobs)
     _print(results, as_json, _speedup_table)
     if not finished:
-        raise typer.Exit(130)
+        raise typer.Exit(stopped_code())
 
 
 def _words(option: str, text: str) -> list[str]:

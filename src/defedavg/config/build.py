@@ -74,16 +74,17 @@ def make_server(
 ) -> ServerMachine:
     """Return the server machine of a run; rehearse an algorithm that is not built in, once per settings."""
     kind, setup = algorithm(settings.algorithm), make_setup(settings, seed, timeout_seconds, shares)
-    tried = kind, replace(setup, seed=0), repr(settings.algorithm_settings)
+    upload = settings.clients.upload
+    tried = kind, replace(setup, seed=0), repr(settings.algorithm_settings), upload
     if kind.name not in BUILT_IN and tried not in _rehearsed:
         from ..planning.rehearsal import rehearse
 
-        rehearse(kind, setup, settings.algorithm_settings)
+        rehearse(kind, setup, settings.algorithm_settings, upload)
         _rehearsed.add(tried)
     return kind(setup, settings.algorithm_settings)
 
 
-_rehearsed: set[tuple[type[ServerMachine], Setup, str]] = set()
+_rehearsed: set[tuple[type[ServerMachine], Setup, str, str]] = set()
 
 
 def make_simulator(settings: Settings, seed: int) -> Simulator:

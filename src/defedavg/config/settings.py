@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..algorithms import ALGORITHMS, algorithm
-from ..algorithms.protocol import SERVER_OPTIMIZERS, WEIGHTINGS
+from ..algorithms.protocol import SERVER_OPTIMIZERS, UPLOADS, WEIGHTINGS
 from ..errors import UserError, unknown
 from ..planning.devices import MAX_CLIENTS, PAPER, Slowness, Windows
 from ..planning.rate_schedules import SCHEDULE_TEXT, Schedule
@@ -83,16 +83,20 @@ class TaskSettings:
 
     data: str = _setting("mnist5k", "mnist5k, fashionmnist, cifar10, one of a plugin, or hf:NAME from Hugging Face")
     model: str = _setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
-    split: str = _setting("iid", "iid, classes, dirichlet, shards, sampled, sampled-classes, or one of a plugin")
+    split: str = _setting(
+        "iid", "iid, classes, random-classes, dirichlet, shards, sampled, sampled-classes, or one of a plugin"
+    )
     classes_per_client: int = _setting(
-        2, "classes of each client, for split = classes or sampled-classes", most=MAX_CLIENTS
+        2, "classes of each client, for split = classes, random-classes or sampled-classes", most=MAX_CLIENTS
     )
     alpha: float = _setting(0.5, "Dirichlet parameter, for split = dirichlet: smaller is less even")
     shards_per_client: int = _setting(2, "shards of each client, for split = shards", most=MAX_CLIENTS)
     samples_per_client: int = _setting(
         100, "samples of each client, for split = sampled or sampled-classes", most=MAX_CLIENTS
     )
-    normalise: str = _setting("standard", "pixel values: standard (mean 0, deviation 1) or unit (0 to 1)")
+    normalise: str = _setting(
+        "standard", "pixel values: standard (mean 0, deviation 1), unit (0 to 1) or symmetric (-1 to 1)"
+    )
     module: str = _setting("", "a task of your own instead: my_task.py:make, a function (config, client) -> Task")
 
     def __post_init__(self) -> None:
@@ -118,14 +122,19 @@ class ClientSettings:
     )
     slowness: str = _setting(
         "uniform(1, 5)",
-        "slowdown of each client: equal, uniform(low, high), lognormal(sigma), exponential(mean), "
-        "two-speed(share, factor), pareto(shape)",
+        "slowdown of each client: equal, uniform(low, high), inverse-uniform(low, high) (uniform speeds), "
+        "lognormal(sigma), exponential(mean), two-speed(share, factor), pareto(shape)",
         replaced_by=("trace",),
     )
     jitter: float = _setting(0.0, "variation of job durations (sigma of a log-normal distribution of mean 1)")
     uplink_mbps: float = _setting(400.0, "bandwidth from client to server, in Mbit/s", replaced_by=("trace",))
     downlink_mbps: float = _setting(400.0, "bandwidth from server to client, in Mbit/s", replaced_by=("trace",))
     latency_seconds: float = _setting(0.0, "delay added to every message")
+    upload: str = _setting(
+        "auto",
+        "an update that is sent unrequested: background (the client trains on), blocking (it waits until the upload "
+        "ends), or auto (the algorithm's own)",
+    )
     availability: str = _setting("always", "always, or windows(on_seconds, off_seconds)")
     failure_rate: float = _setting(0.0, "probability that a client fails during a job")
     return_seconds: float = _setting(
@@ -143,6 +152,8 @@ class ClientSettings:
             raise unknown("profile", self.profile, PAPER)
         if self.plan_detail not in PLAN_DETAIL:
             raise unknown("clients.plan_detail", self.plan_detail, PLAN_DETAIL)
+        if self.upload not in UPLOADS:
+            raise unknown("clients.upload", self.upload, UPLOADS)
         Slowness.parse(self.slowness)
         Windows.parse(self.availability)
 

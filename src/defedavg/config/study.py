@@ -17,7 +17,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from ..algorithms import ALGORITHMS
+from ..algorithms import ALGORITHMS, BUILT_IN
 from ..compat import make_callable
 from ..errors import UserError, first_line, unknown
 from ..fileio import read_input
@@ -198,13 +198,24 @@ def stored_study(found: Mapping[str, Any], *, folder: Path | None = None, fallba
 
     Old names of settings are accepted. The tables of algorithms that this process does not know are kept unchecked.
     """
-    found = current_names(found)
+    found = _with_old_uploads(current_names(found))
     for name, value in found.items():
         if name not in TOP_KEYS and name not in ALGORITHMS and not isinstance(value, dict):
             raise unknown("key", name, TOP_KEYS)
     made = _complete(found, folder, fallback_name)
     made.points()
     return made
+
+
+def _with_old_uploads(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored configuration with ``clients.upload``: before it existed, all uploads were blocking."""
+    clients, names = found.get("clients"), found.get("algorithms")
+    named = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    known = [ALGORITHMS[name] for name in named if name in BUILT_IN]
+    changed = any(kind.client_policy(kind.settings_type()).background_upload for kind in known)
+    if not changed or not isinstance(clients, dict) or "upload" in clients:
+        return found
+    return {**found, "clients": {**clients, "upload": "blocking"}}
 
 
 def _complete(found: Mapping[str, Any], folder: Path | None, fallback_name: str) -> Study:

@@ -23,7 +23,7 @@ class NoEffectWarning(UserWarning):
 def unused_settings(study: Study) -> list[str]:
     """Return one line for every given setting that has no effect in any run of the study."""
     reasons = {**_by_fields(study), **_by_options(study), **_by_partition(study), **_by_algorithms(study)}
-    reasons |= _by_server_optimizer(study)
+    reasons |= _by_server_optimizer(study) | _by_uploads(study)
     lines = [
         f"[{table}] has no effect: {table} is not in algorithms"
         for table in study.tables
@@ -39,15 +39,22 @@ def unused_settings(study: Study) -> list[str]:
 
 
 def _swept_in_vain(study: Study, algorithm: str, reasons: Mapping[str, str]) -> list[str]:
-    """Return a line for every swept key of [training] that other algorithms use, but not this one."""
+    """Return a line for every swept key of [training], and for uploads, that has no effect on this algorithm alone."""
     own = study.tables.get(algorithm, {})
     swept = {key: study.tables["training"][key] for key in _unused_training(study, algorithm) if key not in own}
-    return [
+    found = [
         f"training.{key} has no effect on {algorithm}: {algorithm} does not use it; its {len(values)} values give "
         "equal runs"
         for key, values in swept.items()
         if isinstance(values, tuple) and f"training.{key}" not in reasons
     ]
+    uploads = study.tables["clients"]["upload"]
+    if isinstance(uploads, tuple) and "clients.upload" not in reasons and _waits_for_uploads(study, algorithm):
+        found.append(
+            f"clients.upload has no effect on {algorithm}: its clients {_WAITING}; its {len(uploads)} values give "
+            "equal runs"
+        )
+    return found
 
 
 def replaced(study: Study, table: str, reason: str, names: tuple[str, ...] = ()) -> list[str]:
@@ -168,6 +175,22 @@ def _by_server_optimizer(study: Study) -> dict[str, str]:
         for constant, users in SERVER_CONSTANTS.items()
         if not used & set(users)
     }
+
+
+def _by_uploads(study: Study) -> dict[str, str]:
+    """Return ``clients.upload`` if it has an effect on no algorithm of the study."""
+    if "clients.upload" not in study.given or not all(_waits_for_uploads(study, name) for name in study.algorithms):
+        return {}
+    return {"clients.upload": f"clients of {' and '.join(study.algorithms)} {_WAITING}"}
+
+
+_WAITING = "receive no version while they send an update unrequested"
+
+
+def _waits_for_uploads(study: Study, algorithm: str) -> bool:
+    """Return whether no client receives its next version before its update has arrived."""
+    runs = (point.settings for point in study.points() if point.settings.algorithm == algorithm)
+    return not any(ALGORITHMS[algorithm].overlaps_uploads(run.algorithm_settings) for run in runs)
 
 
 def _subject(names: Collection[str], singular: str, plural: str) -> str:

@@ -85,10 +85,23 @@ def read_deploy_config(flat: Mapping[str, Any], *, stored: bool = False) -> Depl
         raise UserError("a deployment runs one setting; give single values instead of lists")
     settings = points[0].settings
     check_deployable(kind, settings.algorithm_settings)
+    settings = _with_blocking_uploads(kind, settings)
     deploy, total = DeploySettings(**deploy_values), settings.clients.num_clients
     if deploy.min_clients > total:
         raise UserError(f"deploy.min_clients is {deploy.min_clients}, but there are only {total} clients")
     return DeployConfig(study.name, settings, study.seeds[0], deploy, study.to_toml())
+
+
+def _with_blocking_uploads(kind: type[ServerMachine], settings: Settings) -> Settings:
+    """Return the settings with uploads as a deployment has them: a client is occupied until its reply has arrived."""
+    if not kind.overlaps_uploads(settings.algorithm_settings):
+        return settings
+    if settings.clients.upload == "background":
+        raise UserError(
+            "clients.upload is 'background', but in a deployment a client is occupied until its reply has arrived; "
+            "remove it, or set it to 'blocking'"
+        )
+    return dataclasses.replace(settings, clients=dataclasses.replace(settings.clients, upload="blocking"))
 
 
 def check_deployable(kind: type[ServerMachine], settings: Any) -> None:

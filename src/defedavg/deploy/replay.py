@@ -67,7 +67,7 @@ def replay(log: EventLog) -> Replay:
     return Replay(
         config,
         recorder.plan(config.seed),
-        Fleet(len(engine.clients), config.seed, model_megabytes=size * 1e-6, trace=trace),
+        Fleet(len(engine.clients), config.seed, model_megabytes=size * 1e-6, trace=trace, upload="blocking"),
         tuple(sorted(recorder.steps)),
         tuple(event for event in log.events if isinstance(event, Refused)),
         tuple(client for client, link in enumerate(engine.links) if link.quarantined),

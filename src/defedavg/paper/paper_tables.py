@@ -96,10 +96,11 @@ def to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
             f"| {first} | {sustained} | {paper} | {ratio} | {row['note']} |"
         )
     titles = "setting | data | algorithm | n | η / η̄ | first hit, s | sustained, s | paper, s | ratios | note"
-    return _markdown(titles, lines)
+    return markdown(titles, lines)
 
 
-def _markdown(titles: str, lines: Sequence[str]) -> str:
+def markdown(titles: str, lines: Sequence[str]) -> str:
+    """Return a Markdown table of lines with these column titles."""
     return "\n".join([f"| {titles} |", "|" + "---|" * len(titles.split(" | ")), *lines]) + "\n"
 
 
@@ -116,9 +117,9 @@ def rates_rows(tuned: Mapping[Cell, Rates]) -> list[dict[str, Any]]:
             **asdict(cell),
             "global_lr": rates[0],
             "local_lr": rates[1],
-            "paper_global_lr": cell.rates[0],
-            "paper_local_lr": cell.rates[1],
-            "same": rates == cell.rates,
+            "paper_global_lr": cell.stated_rates[0],
+            "paper_local_lr": cell.stated_rates[1],
+            "same": rates == cell.stated_rates,
         }
         for cell, rates in tuned.items()
     ]
@@ -131,7 +132,7 @@ def rates_to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
         tuned, paper = _pair(row["global_lr"], row["local_lr"]), _pair(row["paper_global_lr"], row["paper_local_lr"])
         cell = f"| {row['setting']} | {row['dataset']} | {row['algorithm']} | {row['updates_per_round']} |"
         lines.append(f"{cell} {tuned} | {paper} | {'yes' if row['same'] else 'no'} |")
-    return _markdown("setting | data | algorithm | n | η / η̄, tuned | η / η̄, paper | same?", lines)
+    return markdown("setting | data | algorithm | n | η / η̄, tuned | η / η̄, paper | same?", lines)
 
 
 def _pair(*rates: float | None) -> str:
@@ -215,7 +216,7 @@ def ranking_to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
         same = "yes" if row["first"] == row["paper_first"] else "no" if row["first"] else "no algorithm holds it"
         lines.append(f"| {setting} | {times} | {paper} | {seeds} | {same} |")
     columns = "target held from, s (median over seeds) | in the paper, s | winner is fastest in"
-    return _markdown(f"setting | {columns} | same winner in the paper?", lines)
+    return markdown(f"setting | {columns} | same winner in the paper?", lines)
 
 
 def _listed(row: Mapping[str, float | GivenUp | str], infinite: str = "") -> str:

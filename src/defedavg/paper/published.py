@@ -57,7 +57,7 @@ Rates = tuple[float | None, float | None]
 GLOBAL_GRID: Final = (0.1, 1.0)
 LOCAL_GRID: Final = (0.001, 0.005, 0.01, 0.05, 0.1)
 
-# Rates for n = 10, 20, 40, 80.
+# Rates for n = 10, 20, 40, 80. For n = 5, which DeFedAvg alone has, they are in _RATES_OF_5.
 _TABLE2: Final[dict[tuple[str, str, str], tuple[Rates, Rates, Rates, Rates]]] = {
     ("iid", "fedavg", "fashionmnist"): ((1.0, 0.1), (1.0, 0.01), (1.0, 0.01), (1.0, 0.01)),
     ("iid", "favano", "fashionmnist"): ((None, 0.1),) * 4,
@@ -76,6 +76,18 @@ _TABLE2: Final[dict[tuple[str, str, str], tuple[Rates, Rates, Rates, Rates]]] = 
     ("non-iid", "fedbuff", "cifar10"): ((0.1, 0.01), (0.1, 0.01), (0.1, 0.01), (0.1, 0.05)),
     ("non-iid", "defedavg-niid", "cifar10"): ((0.1, 0.05), (0.1, 0.1), (0.1, 0.05), (0.1, 0.05)),
 }
+
+_RATES_OF_5: Final[Rates] = (0.1, 0.05)  # in all four rows of DeFedAvg
+
+_CORRECTED: Final[dict[tuple[str, str, str, int], tuple[Rates, str]]] = {
+    ("iid", "defedavg-iid", "cifar10", n): (
+        (0.1, 0.05),
+        "Table 1 has the same number of rounds for n = 10, 20 and 40, which needs one pair of rates for all three; "
+        "0.1/0.05 is the pair of n = 5 and n = 40",
+    )
+    for n in (10, 20)
+}
+"""Cells in which Table 2 contradicts Table 1: the rates that are used instead, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +115,21 @@ class Cell:
         return _TABLE1[self.setting, self.algorithm, self.dataset][SIZES.index(self.updates_per_round)]
 
     @property
+    def stated_rates(self) -> Rates:
+        """The rates that Table 2 states."""
+        if self.updates_per_round == FIGURE6_SIZES[0]:
+            return _RATES_OF_5
+        return _TABLE2[self.setting, self.algorithm, self.dataset][SIZES.index(self.updates_per_round)]
+
+    @property
+    def correction(self) -> tuple[Rates, str] | None:
+        """Rates that are used because Table 2 contradicts Table 1, and why; None if it does not."""
+        return _CORRECTED.get((self.setting, self.algorithm, self.dataset, self.updates_per_round))
+
+    @property
     def rates(self) -> Rates:
-        """The paper's best rates; for n = 5, which Table 2 does not list, those of n = 10."""
-        row = _TABLE2[self.setting, self.algorithm, self.dataset]
-        return row[SIZES.index(max(self.updates_per_round, SIZES[0]))]
+        """The paper's rates: those that Table 2 states, unless they contradict Table 1."""
+        return self.correction[0] if self.correction else self.stated_rates
 
 
 def cells() -> list[Cell]:

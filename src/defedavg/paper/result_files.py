@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,20 @@ def write_in_new_folder(path: Path, data: bytes) -> None:
     write_whole(path, data)
 
 
+@dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """The results of an experiment in a folder, all made with the same choices."""
+    """The results of an experiment in a folder, all made with the same choices.
 
-    def __init__(self, folder: Path, choices: Choices) -> None:
-        self.folder, self.choices = folder, choices
+    Where a folder has results of other readings, too, ``suffix`` distinguishes their names.
+    """
+
+    folder: Path
+    choices: Choices
+    suffix: str = ""
 
     def path(self, run: PaperRun, seed: int) -> Path:
         """Return the path of a run's result."""
-        return self.folder / "runs" / f"{file_name(run.label, seed)}.json.gz"
+        return self.folder / "runs" / f"{file_name(run.label + self.suffix, seed)}.json.gz"
 
     def missing(self, runs: Sequence[PaperRun], seeds: Sequence[int]) -> list[tuple[PaperRun, int]]:
         """Return the runs that have no result or had a shorter time limit, ordered by seed."""
@@ -80,8 +85,7 @@ class ResultFiles:
     def _read(self, path: Path, run: PaperRun) -> Result:
         try:
             result = json.loads(gzip.decompress(read_regular(path)))
-            expected = finite([self.choices.without_time_limit(), asdict(run)])
-            matches = [result["choices"], result["piece"]] == expected
+            matches = self.choices.match(result["choices"], run.cell) and result["piece"] == finite(asdict(run))
             times = result["first_hit_seconds"], result["sustained_seconds"], result["seconds"]
             valid = all(time is None or isinstance(time, int | float) for time in times) and result["curve"]["rounds"]
         except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
@@ -98,7 +102,7 @@ def make_result(event: RunFinished, run: PaperRun, choices: Choices) -> Result:
     result = {
         "piece": asdict(run),
         "seed": event.spec.seed,
-        "choices": choices.without_time_limit(),
+        "choices": choices.stored(),
         "limit": choices.limit(run),
         "status": str(progress.status),
         **{name: getattr(progress, name) for name in outcome},
@@ -119,21 +123,32 @@ def _rounded(loss: float | None) -> float | None:
     return round(loss, 5) if loss is not None and math.isfinite(loss) else None
 
 
-def compute_runs(
-    store: ResultFiles, runs: Sequence[tuple[PaperRun, int]], compute: ComputeConfig, watch: Watch
-) -> bool:
-    """Compute runs and store each result as the run ends; return False if Ctrl-C stopped it.
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run, and where its result is stored."""
+
+    store: ResultFiles
+    run: PaperRun
+
+    @property
+    def label(self) -> str:
+        """The run in one line."""
+        return self.run.label + self.store.suffix
+
+
+def compute_runs(runs: Sequence[tuple[StoredRun, int]], compute: ComputeConfig, watch: Watch) -> bool:
+    """Compute runs of given seeds and store each result as the run ends; return False if Ctrl-C stopped it.
 
     Runs that had not finished by then start from the beginning next time.
     """
     sweep = Sweep(compute)
-    specs = [RunSpec(run, store.choices.settings(run), seed) for run, seed in runs]
+    specs = [RunSpec(stored, stored.store.choices.settings(stored.run), seed) for stored, seed in runs]
     try:
         for event in sweep.events(specs):
             if isinstance(event, RunFinished):
-                run = event.spec.name
-                assert isinstance(run, PaperRun)
-                store.save(make_result(event, run, store.choices), run)
+                stored = event.spec.name
+                assert isinstance(stored, StoredRun)
+                stored.store.save(make_result(event, stored.run, stored.store.choices), stored.run)
             watch(event)
     except KeyboardInterrupt:
         sweep.interrupt()

@@ -1,15 +1,17 @@
-"""The runs behind the paper's tables and figures, and the choices that the paper leaves open."""
+"""The runs behind the paper's tables and figures, and their settings."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..config import study as config
 from ..config.study import Settings
 from ..errors import UserError
 from .published import BOUNDS, LIMITS, LOCAL_STEPS, Cell, Rates
+from .readings import Readings
 
 SHORTEST_LIMIT = 60.0  # simulated seconds
 ROUNDS = 400  # of figures 6 and 7
@@ -32,14 +34,14 @@ class PaperRun:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The choices that the paper leaves open, and the time limit of a run."""
+    """How runs are evaluated, the readings of the paper, and the time limit of a run."""
 
     measure_seconds: float = 0.5
-    normalise: str = "standard"
-    sampling: str = "replacement"
     train_samples: int = 2000
     time_limit_factor: float = 1.5
     max_seconds: float | None = None
+    readings: Readings = field(default_factory=Readings)
+    as_long_as_fedavg: bool = True  # no run is given up before the time of the paper's FedAvg with the same n
 
     @classmethod
     def checked(cls, *values: Any) -> Choices:
@@ -50,15 +52,22 @@ class Choices:
                 raise UserError(f"{option} is {value:g}; it must be above zero")
         return choices
 
-    def without_time_limit(self) -> dict[str, Any]:
-        """Return the choices that the paper leaves open, as results store them."""
-        return {name: value for name, value in asdict(self).items() if name not in ("time_limit_factor", "max_seconds")}
+    def stored(self) -> dict[str, Any]:
+        """Return what results store: the choices without the time limit."""
+        kept = {"measure_seconds": self.measure_seconds, "train_samples": self.train_samples}
+        return {**kept, **asdict(self.readings)}
+
+    def match(self, stored: Mapping[str, Any], cell: Cell) -> bool:
+        """Return whether a stored result of a cell was made with these choices, as far as they affect the cell."""
+        same = all(stored[name] == getattr(self, name) for name in ("measure_seconds", "train_samples"))
+        return same and Readings.stored(stored).relevant(cell) == self.readings.relevant(cell)
 
     def limit(self, run: PaperRun) -> float:
         """Return the simulated seconds after which a run is given up: ``time_limit_factor`` times the paper's seconds.
 
-        It is at least the seconds of the paper's FedAvg with the same n, so that the fastest algorithm is known, and at
-        most LIMITS; where the paper did not reach the target, it is the time that the paper states.
+        With ``as_long_as_fedavg`` it is at least the seconds of the paper's FedAvg with the same n, so that the fastest
+        algorithm is known. It is at most LIMITS. Where the paper did not reach the target, it is the time that the
+        paper states.
         """
         cell = run.cell
         if self.max_seconds is not None:
@@ -67,7 +76,8 @@ class Choices:
             return math.inf
         if cell.seconds is None:
             return BOUNDS[cell.dataset]
-        shortest = max(replace(cell, algorithm="fedavg").seconds or 0.0, SHORTEST_LIMIT)
+        fedavg = replace(cell, algorithm="fedavg").seconds or 0.0
+        shortest = max(fedavg if self.as_long_as_fedavg else 0.0, SHORTEST_LIMIT)
         return min(max(self.time_limit_factor * cell.seconds, shortest), LIMITS[cell.dataset][cell.setting])
 
     def settings(self, run: PaperRun) -> Settings:
@@ -77,19 +87,15 @@ class Choices:
         training = {
             "updates_per_round": cell.updates_per_round,
             "local_steps": run.local_steps,
-            "sampling": self.sampling,
             **{name: rate for name, rate in rates.items() if rate is not None},
         }
+        read = self.readings.tables(cell)
         tables: dict[str, Any] = {
+            **read,
             "algorithms": [cell.algorithm],
-            "task": {
-                "data": cell.dataset,
-                "model": "cnn",
-                "split": "iid" if cell.setting == "iid" else "classes",
-                "normalise": self.normalise,
-            },
-            "clients": {"num_clients": 100, "profile": f"paper-{cell.dataset}"},
-            "training": training,
+            "task": {"data": cell.dataset, "model": "cnn", **read["task"]},
+            "clients": {"num_clients": 100, "profile": f"paper-{cell.dataset}", **read["clients"]},
+            "training": training | read["training"],
             "stop": {
                 "target_accuracy": cell.target,
                 "train_samples": self.train_samples,
@@ -97,8 +103,6 @@ class Choices:
                 **self._stop(run),
             },
         }
-        if cell.algorithm == "fedbuff":
-            tables["fedbuff"] = {"concurrency": 100}
         (point,) = config.study(tables).points()
         return point.settings
 

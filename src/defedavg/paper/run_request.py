@@ -29,7 +29,7 @@ from .published import (
     cells,
     figure6_cells,
 )
-from .result_files import Result, ResultFiles, compute_runs, logged_session
+from .result_files import Result, ResultFiles, StoredRun, compute_runs, logged_session
 from .run_grid import ROUNDS, Choices, PaperRun
 from .tuned_rates import RateSearch, TunedRates
 
@@ -81,9 +81,16 @@ class PaperRequest:
     notify: Callable[[str], None] = lambda _line: None
     watching: Watching = _quiet
 
+    @property
+    def suffix(self) -> str:
+        """What the names of folders and files add for rates other than the paper's."""
+        return "" if self.rates == "paper" else f"-{self.rates}"
+
     def table_runs(self, size: int | None = None) -> tuple[list[PaperRun], ResultFiles, bool]:
         """Return the runs of Table 1 (or of one n), their store, and False if Ctrl-C stopped the tuning of rates."""
         wanted = _not_empty(c for c in self.cells if c.updates_per_round in (SIZES if size is None else (size,)))
+        if self.rates == "stated":
+            return [PaperRun(cell, cell.stated_rates) for cell in wanted], self._store("table1-stated"), True
         if self.rates == "paper":
             return [PaperRun(cell, cell.rates) for cell in wanted], self._store("table1"), True
         tuned, finished = replace(self, cells=tuple(wanted)).tuned_rates()
@@ -100,12 +107,11 @@ class PaperRequest:
         )
         rates, finished = self._figure_rates(wanted)
         runs = [PaperRun(cell, pair, k, ROUNDS) for cell, pair in rates.items() for k in steps]
-        suffix = "" if self.rates == "paper" else "-tuned"
-        return runs, self._store(f"figure{figure}{suffix}"), finished
+        return runs, self._store(f"figure{figure}{self.suffix}"), finished
 
     def _figure_rates(self, wanted: Sequence[Cell]) -> tuple[dict[Cell, Rates], bool]:
-        if self.rates == "paper":
-            return {cell: cell.rates for cell in wanted}, True
+        if self.rates != "tuned":
+            return {cell: cell.rates if self.rates == "paper" else cell.stated_rates for cell in wanted}, True
         # Table 1 has no n = 5, so its rates are not tuned: these cells use the rates of n = 10.
         tuned_as = {cell: replace(cell, updates_per_round=max(cell.updates_per_round, SIZES[0])) for cell in wanted}
         tuned, finished = replace(self, cells=tuple(dict.fromkeys(tuned_as.values()))).tuned_rates()
@@ -140,11 +146,22 @@ class PaperRequest:
     def compute_missing(self, store: ResultFiles, runs: Sequence[PaperRun], title: str) -> bool:
         """Compute the runs that have no result; return False if Ctrl-C stopped it."""
         missing = store.missing(runs, self.seeds)  # reads the stored results, which must fit before hours are spent
-        if not missing or self.show_only:
+        if self.show_only:
             return True
-        self.notify(f"runs to compute: {len(missing)}; already stored: {len(runs) * len(self.seeds) - len(missing)}")
-        with self.watching(title, len(missing)) as watch, logged_session(store.folder, self.compute):
-            return compute_runs(store, missing, self.compute, watch)
+        stored = len(runs) * len(self.seeds) - len(missing)
+        return self.compute_stored(
+            [(StoredRun(store, run), seed) for run, seed in missing], stored, store.folder, title
+        )
+
+    def compute_stored(self, missing: Sequence[tuple[StoredRun, int]], stored: int, folder: Path, title: str) -> bool:
+        """Compute and store runs; return False if Ctrl-C stopped it, or if runs are missing and only shown."""
+        if not missing:
+            return True
+        if self.show_only:
+            return False
+        self.notify(f"runs to compute: {len(missing)}; already stored: {stored}")
+        with self.watching(title, len(missing)) as watch, logged_session(folder, self.compute):
+            return compute_runs(missing, self.compute, watch)
 
 
 def _not_empty(selected: Iterable[Cell]) -> list[Cell]:

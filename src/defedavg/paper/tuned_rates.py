@@ -64,7 +64,7 @@ class TunedRates:
         try:
             tuned = json.loads(read_regular(path))
             global_lr, local_lr = tuned["best"]
-            matches = tuned["choices"] == self.store.choices.without_time_limit()
+            matches = self.store.choices.match(tuned["choices"], cell)
             valid = all(rate is None or 0 < rate < 1e9 for rate in (global_lr, local_lr))
             self._limit_was_too_short(cell, tuned)  # reads the other fields, so a missing one is an error here
         except (OSError, ValueError, KeyError, TypeError):
@@ -127,7 +127,7 @@ class RateSearch:
             self._store.save(make_result(self._reached[best], run, self._store.choices), run)
         tuned = {
             **asdict(cell),
-            "choices": self._store.choices.without_time_limit(),
+            "choices": self._store.choices.stored(),
             "limit": self._store.choices.limit(PaperRun(cell, cell.rates)),
             "best": _rates(best),
             "points": [

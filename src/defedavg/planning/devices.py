@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ..algorithms.protocol import UPLOADS
 from ..errors import UserError, unknown
 from ..rng import extend, extend_all, key, normal, normal_all, uniform, uniform_all
 
@@ -44,6 +45,12 @@ SLOWNESS: dict[str, _Distribution] = {
         lambda low, high: 0 < low <= high,
         lambda keys, low, high: low + (high - low) * uniform_all(keys),
     ),
+    "inverse-uniform": _Distribution(
+        ("low", "high"),
+        (1.0, 5.0),
+        lambda low, high: 0 < low <= high,
+        lambda keys, low, high: high / (low + (high - low) * uniform_all(keys)),
+    ),
     "lognormal": _Distribution(
         ("sigma",), (0.5,), lambda sigma: sigma >= 0, lambda keys, sigma: np.exp(sigma * normal_all(keys))
     ),
@@ -66,7 +73,8 @@ SLOWNESS: dict[str, _Distribution] = {
 class Slowness:
     """A distribution of slowness, written like ``uniform(1, 5)``; at slowness 1 a local step takes ``step_seconds``.
 
-    equal · uniform(low, high) · lognormal(sigma) with median 1 · exponential(mean), 1 plus an exponential delay ·
+    equal · uniform(low, high) · inverse-uniform(low, high): speeds are uniform, the fastest has slowness 1 and the
+    slowest high/low · lognormal(sigma) with median 1 · exponential(mean), 1 plus an exponential delay ·
     two-speed(share, factor): a share of the clients is slower by the factor · pareto(shape), at least 1.
     """
 
@@ -169,6 +177,7 @@ class Fleet:
     failure_rate: float = 0.0
     return_seconds: float = 1.0
     trace: Trace | None = None
+    upload: str = "auto"  # one of ``UPLOADS``: replaces the meaning of the algorithm
 
     def __post_init__(self) -> None:
         for name, valid, rule in (
@@ -182,6 +191,7 @@ class Fleet:
             ("failure_rate", 0 <= self.failure_rate < 1, "it must be a probability below 1"),
             ("return_seconds", self.return_seconds >= 0, "it must be zero or more (inf: lost clients never return)"),
             ("num_clients", self.num_clients <= MAX_CLIENTS, f"at most {MAX_CLIENTS:,} can be planned"),
+            ("upload", self.upload in UPLOADS, f"it must be one of {', '.join(UPLOADS)}"),
             ("jitter", self.jitter <= 5, "it must be at most 5, where jobs differ by factors of a million"),
         ):
             if not valid:

@@ -38,7 +38,7 @@ DIFFERENCES = (
 Decisions = list[tuple[str, list[protocol.ServerAction]]]
 
 
-def rehearse(kind: type[ServerMachine], setup: Setup, settings: Any) -> None:
+def rehearse(kind: type[ServerMachine], setup: Setup, settings: Any, upload: str = "auto") -> None:
     """Plan a few rounds on a small fleet; raise ``UserError`` that names the algorithm, its fault and the remedy."""
     _call(kind, "its constructor", lambda: kind(setup, settings))
     setup, settings = _small(kind, setup, settings)
@@ -48,7 +48,7 @@ def rehearse(kind: type[ServerMachine], setup: Setup, settings: Any) -> None:
         _fail(kind, f"steps_per_job() returns {steps!r}; return a whole number of at least 1")
     if not isinstance(policy, protocol.ClientPolicy):
         _fail(kind, f"client_policy() returns {policy!r}; return a ClientPolicy")
-    fleet = Fleet(setup.num_clients, setup.seed, step_seconds=JOB_SECONDS / steps)
+    fleet = Fleet(setup.num_clients, setup.seed, step_seconds=JOB_SECONDS / steps, upload=upload)
     timeout = 10.0 * fleet.round_trip(steps)
     if setup.timeout_seconds is not None:
         setup = dataclasses.replace(setup, timeout_seconds=timeout)
@@ -104,7 +104,7 @@ def _plan(
         _fail(kind, f"the plan is not valid: {first_line(error)}; correct the merges that it returns")
     except Exception as error:  # what an action causes later, such as numbers that are not Python's
         _fail(kind, f"its actions cannot be planned: {type(error).__name__}: {first_line(error)}; correct them")
-    if kind.broadcasts and not simulator.has_broadcast:
+    if simulator.server.broadcasts and not simulator.has_broadcast:
         _fail(kind, "broadcasts is True, but it never broadcasts version 0; return Broadcast(0) from start()")
     return server.decisions
 

@@ -70,7 +70,7 @@ class Simulator:
             raise ValueError("the server and the fleet have different numbers of clients")
         self.server = server
         self.fleet = fleet
-        self.policy = server.client_policy(server.settings)
+        self.policy = server.policy_with(fleet.upload)
         self.steps = server.steps_per_job(server.setup.local_steps)
         self.now = 0.0
         # The time span of a bucket has a few hundred events if every client is busy.
@@ -94,7 +94,7 @@ class Simulator:
         # Without these, no client receives a second model before it has answered, or a request.
         has_timeout = server.setup.timeout_seconds is not None
         policy = self.policy
-        several = policy.hold_until_requested or policy.restart_on_model
+        several = policy.hold_until_requested or policy.restart_on_model or policy.background_upload
         self._one_message = not (server.broadcasts or several or fleet.lossy or has_timeout)
         self._started_iteration = False
         self.handled = 0  # events so far
@@ -241,7 +241,7 @@ class Simulator:
             return  # the job was interrupted or lost before
         self._finish(client, job, self.steps, "ended")
         self._act(client, machine.ended())
-        if self.policy.hold_until_requested:
+        if self.policy.hold_until_requested or self.policy.background_upload:  # otherwise the upload occupies it
             self._push(self.now, EventKind.GO, client)
 
     def _arrived(self, client: int, index: int) -> None:

@@ -37,7 +37,7 @@ PLAN_DETAIL = ("auto", "all", "used")
 
 def make_simulator_for(server: ServerMachine, fleet: Fleet, plan_detail: str = "all") -> Simulator:
     """Return the simulator that records ``all`` jobs, only the ``used`` ones, or, by fleet size, either (``auto``)."""
-    policy = server.client_policy(server.settings)
+    policy = server.policy_with(fleet.upload)
     eager = policy.hold_until_requested and not policy.pause_when_full
     possible = not fleet.lossy and (server.broadcasts or not eager)
     if plan_detail == "used" and not possible:

@@ -157,10 +157,11 @@ def _task(group: Sequence[Series]) -> str:
     partition = {
         "iid": "every client has data of all classes",
         "classes": f"every client has {settings['task.classes_per_client']} classes",
+        "random-classes": f"every client has {settings['task.classes_per_client']} random classes",
         "dirichlet": f"classes partitioned by Dirichlet({settings['task.alpha']:g})",
         "shards": f"every client has {settings['task.shards_per_client']} shards",
         "sampled": f"{samples} drawn from all",
-        "sampled-classes": f"{samples} drawn from {settings['task.classes_per_client']} classes",
+        "sampled-classes": f"{samples} drawn from {settings['task.classes_per_client']} random classes",
     }.get(split, split)
     clients = sorted({series.settings["clients.num_clients"] for series in group})
     seeds = {run.seed for series in group for run in series.runs}

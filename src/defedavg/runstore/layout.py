@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import UserError
-from ..fileio import LOCK_FILE, file_name
+from ..fileio import LOCK_FILES, file_name
 
 MARKERS = ("config.toml", "summary.json")
 """A folder with one of them is a run folder, perhaps a damaged one."""
@@ -102,7 +102,7 @@ class RunFiles:
     def foreign(self) -> list[str]:
         """Return the names of what no run writes, sorted."""
         names = sorted(path.name for path in self.folder.iterdir())
-        return [name for name in names if name.removesuffix(".part") not in OWNED and name != LOCK_FILE]
+        return [name for name in names if name.removesuffix(".part") not in OWNED and name not in LOCK_FILES]
 
     def refuse_links(self) -> None:
         """Raise ``UserError`` if a file of the run is a link, a pipe or a device: writing would change other files."""
@@ -112,8 +112,8 @@ class RunFiles:
                     raise UserError(f"{each} is a link or a special file; replace it by the file, or use --force")
 
     def is_empty(self) -> bool:
-        """Return whether the folder holds nothing except the lock."""
-        return all(path.name == LOCK_FILE for path in self.folder.iterdir())
+        """Return whether the folder holds nothing except locks."""
+        return all(path.name in LOCK_FILES for path in self.folder.iterdir())
 
 
 def is_being_replaced(folder: Path) -> bool:

@@ -70,7 +70,7 @@ def is_whole_entry(entry: Mapping[str, Any]) -> bool:
     numbers = [entry.get(name) if name in _SINCE_0_2 else entry.get(name, "missing") for name in NUMBERS]
     shares = entry.get("participation")
     return (
-        isinstance(entry.get("label"), str)
+        all(isinstance(entry.get(name), str) for name in ("label", "status"))
         and is_whole(entry.get("seed"))
         and all(value is None or number(value) is not None for value in numbers)
         and isinstance(shares, list)

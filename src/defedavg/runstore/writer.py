@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import UserError
-from ..fileio import LOCK_FILE, FolderLock, InUseError, write_whole, writing
+from ..fileio import LOCK_FILES, FolderLock, InUseError, write_whole, writing
 from ..jsonio import finite, json_line
 from .layout import MARKERS, OWNED, RunFiles
 from .reader import PartitionCounts
@@ -53,7 +53,8 @@ def _remove(folder: Path) -> list[str]:
             remove(folder / f"{name}.part")  # of a killed process
         foreign = RunFiles(folder).foreign()
         if not foreign:
-            (folder / LOCK_FILE).unlink(missing_ok=True)
+            for name in LOCK_FILES:
+                (folder / name).unlink(missing_ok=True)
             folder.rmdir()
     return foreign
 

@@ -17,7 +17,17 @@ from .least_squares import LeastSquares, Scale, least_squares
 from .losses import cross_entropy, squared_error, token_accuracy, token_cross_entropy
 from .model_calls import build_model
 from .models import MODELS, build, register_model, seeded
-from .partition import PARTITIONS, by_classes, by_shards, class_counts, dirichlet, iid, register_partition, split
+from .partition import (
+    PARTITIONS,
+    by_classes,
+    by_shards,
+    class_counts,
+    dirichlet,
+    iid,
+    random_classes,
+    register_partition,
+    split,
+)
 from .samples import Data, Inputs
 from .task import Clients, Task
 
@@ -25,8 +35,8 @@ __all__ = [
     "DATASETS", "MODELS", "PARTITIONS", "Clients", "Data", "DataSet", "Download", "Inputs", "LazyPartition",
     "LeastSquares", "PublishedFile", "Scale", "Task", "build", "build_model", "by_classes", "by_shards", "class_counts",
     "classification_task", "cross_entropy", "data_dir", "dirichlet", "iid", "least_squares", "load", "make_task",
-    "register_dataset", "register_model", "register_partition", "sampled", "sampled_classes", "seeded", "set_data_dir",
-    "split", "squared_error", "token_accuracy", "token_cross_entropy",
+    "random_classes", "register_dataset", "register_model", "register_partition", "sampled", "sampled_classes",
+    "seeded", "set_data_dir", "split", "squared_error", "token_accuracy", "token_cross_entropy",
 ]  # fmt: skip
 
 __getattr__ = renamed_names(__name__)

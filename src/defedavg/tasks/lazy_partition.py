@@ -91,6 +91,16 @@ def sampled(labels: Labels, num_clients: int, seed: int, samples_per_client: int
     return LazyPartition(num_clients, draw)
 
 
+def class_draw(seed: int) -> int:
+    """Return the key that, extended by a client, draws its classes: one for all partitions with random classes."""
+    return keyed.key(seed, "split.sampled-classes")
+
+
+def random_class_positions(client_key: int, classes: int, count: int) -> list[int]:
+    """Return ``count`` distinct numbers below ``classes`` by the key of a client, in random order."""
+    return [int(position) for position in keyed.permutation(client_key, classes)[:count]]
+
+
 def _of_all_classes(k: int, total: int, count: int, client: int) -> Indices:
     return distinct(keyed.extend(k, client), total, count)
 
@@ -98,21 +108,25 @@ def _of_all_classes(k: int, total: int, count: int, client: int) -> Indices:
 def sampled_classes(
     labels: Labels, num_clients: int, seed: int, samples_per_client: int = 100, classes_per_client: int = 2
 ) -> LazyPartition:
-    """Give every client samples of ``classes_per_client`` classes, drawn when they are needed."""
+    """Give every client samples of ``classes_per_client`` random classes, drawn when they are needed.
+
+    The classes are those of ``random_classes`` with the same seed. Each gives the same number of samples, up to one; a
+    class with fewer gives all that it has.
+    """
     _check(labels, num_clients, samples_per_client)
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     most = min(len(members), samples_per_client)
     if not 1 <= classes_per_client <= most:
         found = f"classes_per_client is {classes_per_client}"
         raise UserError(f"{found}; give 1 to {most} with these data and samples_per_client")
-    k = keyed.key(seed, "split.sampled-classes")
-    return LazyPartition(num_clients, partial(_of_few_classes, k, members, classes_per_client, samples_per_client))
+    draw = partial(_of_few_classes, class_draw(seed), members, classes_per_client, samples_per_client)
+    return LazyPartition(num_clients, draw)
 
 
 def _of_few_classes(k: int, members: list[NDArray[np.intp]], classes: int, samples: int, client: int) -> Indices:
     client_key = keyed.extend(k, client)
     parts = []
-    for position, label in enumerate(keyed.permutation(client_key, len(members))[:classes].tolist()):
+    for position, label in enumerate(random_class_positions(client_key, len(members), classes)):
         count = samples // classes + (position < samples % classes)  # the same of each where the class has enough
         size = len(members[label])
         parts.append(members[label][distinct(keyed.extend(client_key, ~label), size, min(count, size))])

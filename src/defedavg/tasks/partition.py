@@ -7,13 +7,16 @@ empty, and returns sorted indices. One from outside the package is registered by
 
 iid         equal parts of a shuffled set.
 classes     exactly c classes per client (as in the pathological split), each class held by nearly as many clients.
+random-classes
+            exactly c classes per client, drawn uniformly and independently of the other clients, so classes have
+            different numbers of holders; a class is divided evenly among its holders.
 dirichlet   each class divided in proportions ~ Dir(alpha) (Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data
             Distribution for Federated Visual Classification, 2019).
 shards      the set sorted by label, cut into equal shards, s random shards per client (McMahan et al.:
             Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017).
 sampled, sampled-classes
-            a few samples each, drawn when they are needed; clients may share samples, so any number of clients is
-            possible (``lazy_partition.py``).
+            a fixed number of samples each, of all classes or of c random ones, drawn when they are needed; clients may
+            share samples, so any number of clients is possible (``lazy_partition.py``).
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from numpy.typing import NDArray
 from .. import rng as keyed
 from ..errors import UserError, unknown
 from ..registry import Registry
-from .lazy_partition import Labels, check_labels, sampled, sampled_classes
+from .lazy_partition import Labels, check_labels, class_draw, random_class_positions, sampled, sampled_classes
 from .task import Clients
 
 MAX_DRAWS: Final = 100
@@ -43,22 +46,45 @@ def iid(labels: Labels, num_clients: int, seed: int) -> Clients:
 
 def by_classes(labels: Labels, num_clients: int, seed: int, classes_per_client: int = 2) -> Clients:
     """Give every client exactly ``classes_per_client`` classes; divide a class evenly among its clients."""
+    classes = _checked_classes(labels, num_clients, classes_per_client)
+    assigned = _assign_classes(len(classes), num_clients, classes_per_client, seed)
+    return _shared_by_holders(labels, classes, assigned, keyed.key(seed, "split.classes"))
+
+
+def random_classes(labels: Labels, num_clients: int, seed: int, classes_per_client: int = 2) -> Clients:
+    """Let every client draw ``classes_per_client`` classes by its own key; divide a class evenly among its clients."""
+    classes = _checked_classes(labels, num_clients, classes_per_client)
+    k = class_draw(seed)
+    clients = range(num_clients)
+    assigned = [random_class_positions(keyed.extend(k, i), len(classes), classes_per_client) for i in clients]
+    return _shared_by_holders(labels, classes, assigned, keyed.key(seed, "split.random-classes"))
+
+
+def _checked_classes(labels: Labels, num_clients: int, classes_per_client: int) -> Labels:
+    """Return the classes of the set; refuse a number of them per client that is not possible."""
     _check(labels, num_clients)
     classes = np.unique(labels)
     if classes_per_client < 1:
         raise UserError(f"classes_per_client is {classes_per_client}; give every client at least 1 class")
     if classes_per_client > len(classes):
         raise UserError(f"classes_per_client is {classes_per_client}, but the data has {len(classes)}; ask for fewer")
-    assigned = _assign_classes(len(classes), num_clients, classes_per_client, seed)
+    return classes
+
+
+def _shared_by_holders(labels: Labels, classes: Labels, assigned: list[list[int]], k: int) -> Clients:
+    """Divide every class evenly among the clients to which it is assigned, in an order shuffled by key."""
+    holders_of: list[list[int]] = [[] for _ in classes]
+    for i, client_classes in enumerate(assigned):
+        for c in client_classes:
+            holders_of[c].append(i)
     parts: list[list[NDArray[np.intp]]] = [[] for _ in assigned]
-    for c, label in enumerate(classes):
-        holders = [i for i, client_classes in enumerate(assigned) if c in client_classes]
+    for c, (label, holders) in enumerate(zip(classes, holders_of, strict=True)):
         members = np.flatnonzero(labels == label)
         if len(members) < len(holders):
             found = f"class {label} has {len(members)} samples for {len(holders)} clients"
             raise UserError(f"{found}; use fewer clients, or fewer classes per client")
-        if holders:  # with few clients a class may have none, and its samples stay unused
-            members = members[keyed.permutation(keyed.key(seed, "split.classes", c), len(members))]
+        if holders:  # a class may have none, and its samples stay unused
+            members = members[keyed.permutation(keyed.extend(k, c), len(members))]
             for i, part in zip(holders, np.array_split(members, len(holders)), strict=True):
                 parts[i].append(part)
     return _sorted([np.concatenate(part) for part in parts])
@@ -161,7 +187,7 @@ def is_identical(kind: str) -> bool:
     return kind in _IDENTICAL
 
 
-for _partition in (iid, by_classes, dirichlet, by_shards, sampled, sampled_classes):
+for _partition in (iid, by_classes, random_classes, dirichlet, by_shards, sampled, sampled_classes):
     _name = _partition.__name__.removeprefix("by_").replace("_", "-")
     register_partition(_name, _partition, identical=_partition in (iid, sampled))
 

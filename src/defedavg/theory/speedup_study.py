@@ -98,7 +98,7 @@ def _run(scope: SpeedupScope, folder: Path, notify: Notify, jobs: int | None) ->
             write_whole(folder / "speedup.json", text.encode())
     except KeyboardInterrupt:
         finished = False
-        notify(f"stopped by Ctrl-C; all finished trials are in {folder / TRIALS}")
+        notify(f"stopped; all finished trials are in {folder / TRIALS}")
     if results:
         save(speedup_figure(results), folder / "speedup")
         notify(f"results: {folder}")

@@ -143,6 +143,41 @@ def test_notes_of_merges_without_state_are_those_of_earlier_versions(tmp_path: P
     assert {tuple(note.fields) for note in merges} == {("version", "past", "updates", "freed")}
 
 
+@pytest.mark.parametrize("algorithm", ["defedavg-iid", "asysg"])
+@pytest.mark.parametrize("upload", ["auto", "blocking"])
+def test_uploads_of_a_deployment_and_of_its_what_if_plans_are_blocking(
+    algorithm: str, upload: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path / "run", algorithm=algorithm, clients__upload=upload)
+    world.coordinator.run()
+    assert not world.session.engine.policy.background_upload
+    _, found = checked(world)
+    plans, _ = whatif_plans(found, ("updates_per_round=1,3",), 20)
+    for plan in (found.plan, *(plan for _, plan in plans)):
+        ends = {(upload.client, upload.index): upload.end for upload in plan.uploads}
+        earlier = [(job.start, ends[job.client, job.index - 1]) for job in plan.jobs if job.index]
+        assert len(earlier) > 5
+        assert all(start >= end for start, end in earlier)
+
+
+def test_a_deployment_refuses_background_uploads_where_they_would_matter() -> None:
+    def read(algorithm: str, **own: Any) -> Any:
+        return read_deploy_config({"algorithm": algorithm, "clients.upload": "background", **own})
+
+    for name in ("defedavg-iid", "asysg"):
+        with pytest.raises(UserError, match=r"a client is occupied until its reply has arrived; remove it, or set it"):
+            read(name)
+    assert read("fedbuff").settings.clients.upload == "background"
+    assert read("asysg", **{"asysg.concurrency": 3}).settings.clients.upload == "background"
+
+
+def test_a_deployment_of_asysg_with_a_concurrency_replays(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", algorithm="asysg", asysg__concurrency=2)
+    world.coordinator.run()
+    _, found = checked(world)
+    agrees(world, found)
+
+
 def test_what_if_plans_of_algorithms_with_state(tmp_path: Path) -> None:
     world = World(tmp_path / "run", algorithm="mifa")
     world.coordinator.run()

@@ -47,8 +47,8 @@ def test_three_clients_train_over_flower(tmp_path: Path) -> None:
 @deploy
 def test_six_uneven_clients_learn_digits_with_defedavg_iid(tmp_path: Path) -> None:
     with Deployment(
-        tmp_path, own_task=False, clients=6, training__updates_per_round=3, training__local_steps=50,
-        stop__target_accuracy=0.9, stop__max_rounds=100,
+        tmp_path, own_task=False, clients=6, training__updates_per_round=3, training__local_steps=100,
+        clients__step_seconds=0.01, stop__target_accuracy=0.9, stop__max_rounds=100,
     ) as run:  # fmt: skip
         run.start_nodes()
         run.submit()
@@ -148,13 +148,13 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(
 
     Every kill hits a working server: one that has resumed the run since the last kill, has merged, and is not done.
     """
-    with Deployment(tmp_path, clients=3, stop__max_rounds=rounds, stop__max_seconds=600.0) as run:
+    with Deployment(tmp_path, clients=2, stop__max_rounds=rounds, stop__max_seconds=600.0) as run:
         run.start_nodes()
         run.submit()
         for number in range(kills):
             begun, version = len(run.seen("resumed")), run.version()
             run.until("a merge by this server", lambda version=version: run.version() > version)  # type: ignore[misc]
-            time.sleep(2.0 * uniform(key(7, "crash", link, number)))
+            time.sleep(1.5 * uniform(key(7, "crash", link, number)))
             assert run.cluster.pids("flwr-serverapp")
             if link:
                 assert run.cluster.superlink is not None

@@ -53,6 +53,8 @@ def test_the_server_averages_the_statistics_that_clients_send(
     for record in found.plan.rounds:
         merge = record.merge
         weights = {(u.client, u.index): abs(b) for u, b in merge.updates}
+        if not any(weights.values()):  # all updates enter through state vectors: they have equal weights
+            weights = dict.fromkeys(weights, 1.0)
         expected = np.sum([b * sent[key][-STATISTICS:] for key, b in weights.items()], axis=0) / sum(weights.values())
         np.testing.assert_allclose(versions[merge.version][-STATISTICS:], expected, rtol=1e-10)
     agrees(world, found)

@@ -152,6 +152,9 @@ def test_bytes_are_normalised_as_numbers_are(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(train.inputs, ((wide - mean) / std).float())
     torch.testing.assert_close(test.inputs, ((raw_test.inputs - mean) / std).float())
     assert torch.equal(load(name, "unit")[1].inputs, raw_test.inputs.float() / 255)
+    symmetric = load(name, "symmetric")[1].inputs
+    assert symmetric.dtype == torch.float32
+    assert torch.equal(symmetric, 2 * (raw_test.inputs.float() / 255) - 1)
 
 
 def test_a_constant_channel_of_bytes_becomes_zero(tmp_path: Path) -> None:

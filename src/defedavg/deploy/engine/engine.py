@@ -41,7 +41,7 @@ class Engine:
         self.server = server
         self.max_rounds = max_rounds
         self.finished = False
-        self.policy = server.client_policy(server.settings)
+        self.policy = server.policy_with("blocking")  # a reply is the end of a job and of its upload
         # Clients train between messages if a request can interrupt a job, a new update replaces an old one, or a newer
         # version restarts a job.
         self.background = self.policy.restart_on_model or (

@@ -48,7 +48,7 @@ def serve(transport: Transport, flat: dict[str, Any], task: str | MakeTask, run:
         config = read_deploy_config(flat)
         if not config.deploy.folder:
             raise UserError("deploy.folder is empty; set it to the folder in which the server keeps the run")  # noqa: TRY301 (see below)
-        with FolderLock(folder, LOCK_SECONDS):
+        with FolderLock(folder, LOCK_SECONDS, launched=True):
             log = RunFiles(folder).event_log
             restarted = log.exists() and logs.read(log).head.get("run") == run  # Flower has restarted its server
             if restarted and read_run(folder).finished:

@@ -14,8 +14,9 @@ STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if 
 
 
 def signals_as_interrupts() -> AbstractContextManager[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C inside this block."""
-    return _handled_by(signal.default_int_handler, *STOP_SIGNALS)
+    """Treat SIGTERM and SIGHUP like Ctrl-C inside this block, unless they are handled or ignored already."""
+    default = [number for number in STOP_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    return _handled_by(signal.default_int_handler, *default)
 
 
 def signals_ignored() -> AbstractContextManager[None]:

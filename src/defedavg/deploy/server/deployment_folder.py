@@ -42,9 +42,10 @@ def open_run(config: DeployConfig, folder: Path, *, resume: bool) -> None:
 def new_run_folder(config: DeployConfig, folder: Path, *, force: bool) -> Iterator[None]:
     """Create a folder that counts as a run even if its server never starts; replace one only with ``force``.
 
-    At the end of the block, remove the run that this one replaces, or restore it if no server has started.
+    At the end of the block, remove the run that this one replaces, or restore it if no server has started. The caller
+    holds the launch lock of the folder.
     """
-    with FolderLock(folder):
+    with FolderLock(folder, launched=True):
         recover(folder)
         check_folder(folder, force=force)
         Replacement(folder).set_aside()

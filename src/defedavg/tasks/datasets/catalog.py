@@ -55,7 +55,10 @@ def _read(dataset: DataSet, paths: tuple[Path, ...]) -> Loaded:
 
 
 def load(name: str, normalise: str = "standard") -> Loaded:
-    """Return a data set: "standard" has mean 0 and deviation 1 per channel of the training set, "unit" is 0..1."""
+    """Return a data set with scaled pixel values.
+
+    "standard" has mean 0 and deviation 1 per channel of the training set, "unit" is 0..1, "symmetric" is -1..1.
+    """
     if normalise not in NORMALISERS:
         raise unknown("normalisation", normalise, NORMALISERS)
     return _normalised(load_pixels(name), normalise)
@@ -150,5 +153,6 @@ def _look_up(table: Tensor, pixels: Tensor) -> Tensor:
 NORMALISERS: Final[dict[str, Callable[[Tensor], Scaling]]] = {
     "standard": _standard,
     "unit": lambda _: lambda values: values / 255,
+    "symmetric": lambda _: lambda values: (values / 255).mul_(2).sub_(1),
 }
 """By name: training inputs -> the function that scales any inputs."""

@@ -1,0 +1,172 @@
+"""Infer readings of the paper: which values of the readings reproduce the seconds of Table 1.
+
+The search has stages. A stage tries every combination of its readings on its cells, together with the best
+combinations of the stages before. The error of a cell is |log(ours / paper)|; the score of a combination is the mean
+error over its cells, for the first hit and for the time from which the target is held. Only cells of stages are used
+in the search; the other cells of Table 1, more than a third, are held out and test the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from statistics import fmean
+from typing import Final
+
+from .published import BOUNDS, Cell, cells
+from .readings import READINGS, Readings
+from .result_files import Result, ResultFiles, StoredRun
+from .run_grid import PaperRun
+from .run_request import PaperRequest
+
+SEED: Final = 0
+MISSED: Final = 2.0
+"""A run is given up after this multiple of the paper's seconds, and a target that is missed counts as this ratio."""
+
+TIMES: Final = {"first_hit_seconds": "first hit", "sustained_seconds": "sustained"}
+
+
+def _cells(*rows: tuple[str, str, str], sizes: Sequence[int] = (10,)) -> tuple[Cell, ...]:
+    return tuple(Cell(dataset, setting, name, n) for dataset, setting, name in rows for n in sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the search: every combination of ``readings`` is scored on ``cells``; the ``keep`` best go on."""
+
+    title: str
+    readings: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    keep: int = 1
+
+
+STAGES: Final = (
+    Stage(
+        "time and data",
+        ("slowness", "normalise", "upload", "split"),
+        _cells(
+            ("fashionmnist", "iid", "fedavg"),
+            ("fashionmnist", "iid", "defedavg-iid"),
+            ("fashionmnist", "non-iid", "fedavg"),
+            ("fashionmnist", "non-iid", "defedavg-niid"),
+            ("cifar10", "iid", "fedavg"),
+            ("cifar10", "iid", "defedavg-iid"),
+        )
+        + _cells(("fashionmnist", "iid", "fedavg"), ("fashionmnist", "non-iid", "fedavg"), sizes=(40,)),
+        keep=2,
+    ),
+    Stage(
+        "the other algorithms",
+        ("asysg_concurrency", "favano_anchor", "fedbuff_concurrency"),
+        _cells(
+            ("fashionmnist", "iid", "asysg"),
+            ("fashionmnist", "iid", "favano"),
+            ("fashionmnist", "non-iid", "favano"),
+            ("fashionmnist", "non-iid", "fedbuff"),
+            ("cifar10", "iid", "asysg"),
+            ("cifar10", "non-iid", "fedbuff"),
+        ),
+    ),
+    Stage(
+        "local training",
+        ("weight_decay", "augment", "sampling"),
+        _cells(("cifar10", "iid", "fedavg"), ("cifar10", "iid", "defedavg-iid"), ("fashionmnist", "iid", "fedavg")),
+    ),
+)
+
+SEARCHED: Final = tuple(dict.fromkeys(cell for stage in STAGES for cell in stage.cells))
+HELD_OUT: Final = tuple(cell for cell in cells() if cell not in SEARCHED)
+
+
+def error(cell: Cell, seconds: float | None) -> float:
+    """Return |log(ours / paper)|; a missed target counts as the ratio ``MISSED``.
+
+    Where the paper missed the target by the time t, it is zero if we missed it, too, and |log(ours / t)| otherwise.
+    """
+    if seconds is None:
+        return 0.0 if cell.seconds is None else math.log(MISSED)
+    return abs(math.log(seconds / (cell.seconds or BOUNDS[cell.dataset])))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A combination of readings with its scores by the kind of time; ``times`` holds the seconds of every cell."""
+
+    readings: Readings
+    times: Mapping[Cell, Mapping[str, float | None]]
+
+    def score(self, kind: str) -> float:
+        """Return the mean error over the cells."""
+        return fmean(error(cell, times[kind]) for cell, times in self.times.items())
+
+    @property
+    def best(self) -> float:
+        """The lower of the two scores."""
+        return min(self.score(kind) for kind in TIMES)
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search over ``stages``; results of runs are in the folder ``infer`` of the request."""
+
+    request: PaperRequest
+    stages: Sequence[Stage] = STAGES
+    _results: dict[tuple[Cell, tuple[tuple[str, str], ...]], Result] = field(default_factory=dict)
+
+    def store(self, readings: Readings, cell: Cell) -> ResultFiles:
+        """Return the store of a cell's results; its name has the readings that affect the cell."""
+        choices = replace(
+            self.request.choices, readings=readings, time_limit_factor=MISSED, max_seconds=None, as_long_as_fedavg=False
+        )
+        suffix = "".join(f" {name}={value}" for name, value in readings.relevant(cell).items())
+        return ResultFiles(self.request.folder / "infer", choices, suffix)
+
+    def run(self) -> tuple[list[list[Candidate]], bool]:
+        """Return the candidates of every stage, best first, and False if Ctrl-C stopped the search or runs are missing.
+
+        The search ends with the first stage that is not complete.
+        """
+        kept = [Readings()]
+        ranked: list[list[Candidate]] = []
+        for number, stage in enumerate(self.stages):
+            combinations = [
+                replace(base, **dict(zip(stage.readings, values, strict=True)))
+                for base in kept
+                for values in product(*(READINGS[name].values for name in stage.readings))
+            ]
+            if not self._compute(stage, combinations):
+                return ranked, False
+            scored = [*stage.cells, *self._unaffected(number)]
+            candidates = [Candidate(each, {c: self._times(each, c) for c in scored}) for each in combinations]
+            candidates.sort(key=lambda candidate: candidate.best)
+            ranked.append(candidates)
+            kept = [candidate.readings for candidate in candidates[: stage.keep]]
+        return ranked, True
+
+    def _unaffected(self, number: int) -> list[Cell]:
+        """Return the cells of earlier stages that the readings of a stage do not affect: their results are known."""
+        stage, before = self.stages[number], [cell for stage in self.stages[:number] for cell in stage.cells]
+        every = [replace(Readings(), **{n: v}) for n in stage.readings for v in READINGS[n].values]
+        affected = {cell for cell in before for name in stage.readings for r in every if name in r.relevant(cell)}
+        return [cell for cell in dict.fromkeys(before) if cell not in affected and cell not in stage.cells]
+
+    def _compute(self, stage: Stage, combinations: Iterable[Readings]) -> bool:
+        """Compute the runs of a stage that have no result; return whether all of them have one."""
+        runs = {
+            (cell, tuple(readings.relevant(cell).items())): StoredRun(
+                self.store(readings, cell), PaperRun(cell, cell.rates)
+            )
+            for readings in combinations
+            for cell in stage.cells
+        }
+        missing = [(each, SEED) for each in runs.values() if each.store.missing([each.run], [SEED])]
+        title = f"readings: {stage.title}"
+        return self.request.compute_stored(missing, len(runs) - len(missing), self.request.folder / "infer", title)
+
+    def _times(self, readings: Readings, cell: Cell) -> dict[str, float | None]:
+        key = cell, tuple(readings.relevant(cell).items())
+        if key not in self._results:
+            (self._results[key],) = self.store(readings, cell).results([PaperRun(cell, cell.rates)], [SEED])
+        return {kind: self._results[key][kind] for kind in TIMES}

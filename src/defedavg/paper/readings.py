@@ -1,0 +1,159 @@
+"""Readings of the paper: what its text leaves open and its numbers depend on, as values of settings.
+
+Each reading has a name, the values that ``defedavg paper infer`` tries, what the paper says, and the cells of Table 1
+that it affects. One value holds for all cells: no reading is chosen per cell or per algorithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final
+
+from ..errors import UserError, unknown
+from .published import Cell
+
+ALL, N = "all", "n"
+SAMPLES: Final = {"fashionmnist": 600, "cifar10": 500}
+"""Training samples per client if 100 clients share the data set evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """One value for every reading; the defaults are the readings that ``defedavg paper infer`` found."""
+
+    upload: str = "background"
+    asysg_concurrency: str = N
+    favano_anchor: str = "newest"
+    fedbuff_concurrency: str = "100"
+    slowness: str = "uniform(1, 5)"
+    normalise: str = "symmetric"
+    split: str = "random-classes"
+    sampling: str = "replacement"
+    weight_decay: str = "0"
+    augment: str = "none"
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Readings:
+        """Return the readings for words like ``upload=blocking``, from the left; ``first`` sets all first readings."""
+        readings = cls()
+        for word in words:
+            if word == "first":
+                readings = FIRST
+                continue
+            name, equals, value = word.partition("=")
+            if name not in READINGS:
+                raise unknown("reading", name, ["first", *READINGS])
+            if not equals or value not in READINGS[name].values:
+                values = ", ".join(f"{name}={known}" for known in READINGS[name].values)
+                raise UserError(f"--reading {word} is not known; use one of {values}")
+            readings = replace(readings, **{name: value})
+        return readings
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> Readings:
+        """Return the readings of a stored result; one that it does not name is the first reading."""
+        return replace(FIRST, **{name: values[name] for name in READINGS if name in values})
+
+    def relevant(self, cell: Cell) -> dict[str, str]:
+        """Return the readings that affect a cell."""
+        return {name: value for name, value in asdict(self).items() if READINGS[name].affects(cell, self)}
+
+    def differences(self, other: Readings) -> dict[str, str]:
+        """Return the values that differ from those of ``other``."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(other, name)}
+
+    def tables(self, cell: Cell) -> dict[str, dict[str, Any]]:
+        """Return the settings that the readings give to a run of a cell, by table."""
+        split = "iid" if cell.setting == "iid" else self.split
+        samples = {"samples_per_client": SAMPLES[cell.dataset]} if split == "sampled-classes" else {}
+        tables: dict[str, dict[str, Any]] = {
+            "task": {"split": split, "normalise": self.normalise, **samples},
+            "clients": {"slowness": self.slowness},
+            "training": {"sampling": self.sampling},
+        }
+        if READINGS["upload"].affects(cell, self):
+            tables["clients"]["upload"] = self.upload
+        if float(self.weight_decay):
+            tables["training"]["weight_decay"] = float(self.weight_decay)
+        if self.augment != "none":
+            tables["training"]["augment"] = self.augment
+        own: dict[str, dict[str, Any]] = {
+            "asysg": {"concurrency": cell.updates_per_round if self.asysg_concurrency == N else 0},
+            "favano": {"anchor": self.favano_anchor},
+            "fedbuff": {"concurrency": int(self.fedbuff_concurrency)},
+        }
+        return tables | ({cell.algorithm: own[cell.algorithm]} if cell.algorithm in own else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The values of a reading, what the paper says about it, and whether it affects a cell."""
+
+    values: tuple[str, ...]
+    text: str
+    affects: Callable[[Cell, Readings], bool] = lambda _cell, _readings: True
+
+
+def _only(algorithm: str) -> Callable[[Cell, Readings], bool]:
+    return lambda cell, _readings: cell.algorithm == algorithm
+
+
+def _sends_unrequested(cell: Cell, readings: Readings) -> bool:
+    broadcast = cell.algorithm == "asysg" and readings.asysg_concurrency == ALL
+    return cell.algorithm == "defedavg-iid" or broadcast
+
+
+READINGS: Final[Mapping[str, Reading]] = {
+    "upload": Reading(
+        ("background", "blocking"),
+        "Algorithm 2 says that a client sends its update at once; it does not say whether the client waits meanwhile.",
+        _sends_unrequested,
+    ),
+    "asysg_concurrency": Reading(
+        (N, ALL), "The paper does not say how many clients compute gradients at a time under AsySG.", _only("asysg")
+    ),
+    "favano_anchor": Reading(
+        ("newest", "start"),
+        "The paper does not restate FAVANO. Its server averages models that clients return; they contain the version "
+        "that a client started from (start), or the progress is added to the newest version (newest).",
+        _only("favano"),
+    ),
+    "fedbuff_concurrency": Reading(
+        ("100", "50", "30"), "The paper does not say how many clients train concurrently under FedBuff.",
+        _only("fedbuff"),
+    ),
+    "slowness": Reading(
+        ("uniform(1, 5)", "inverse-uniform(1, 5)"),
+        '"The computation speeds of clients follow the uniform distribution over [1, 5]": durations, or literally '
+        "speeds, are uniform.",
+    ),
+    "normalise": Reading(
+        ("standard", "symmetric", "unit"),
+        "The paper does not say how inputs are scaled: mean 0 and variance 1, [−1, 1], or [0, 1].",
+    ),
+    "split": Reading(
+        ("classes", "random-classes", "sampled-classes"),
+        '"We randomly assign two classes of data to each client": every class has the same number of holders '
+        "(classes), or the classes are drawn independently, and shared by their holders or drawn from.",
+        lambda cell, _readings: cell.setting == "non-iid",
+    ),
+    "sampling": Reading(
+        ("replacement", "shuffle"), "The paper does not say whether mini-batches are drawn with replacement."
+    ),
+    "weight_decay": Reading(("0", "0.0005"), "The paper does not mention weight decay."),
+    "augment": Reading(("none", "flip+crop(4)"), "The paper does not mention augmentation."),
+}  # fmt: skip
+
+assert tuple(READINGS) == tuple(field.name for field in fields(Readings))
+
+FIRST: Final = Readings(
+    upload="blocking",
+    asysg_concurrency=ALL,
+    favano_anchor="start",
+    fedbuff_concurrency="100",
+    slowness="uniform(1, 5)",
+    normalise="standard",
+    split="classes",
+)
+"""The readings of the results that were published first, in ``results/paper/first-reading``."""
