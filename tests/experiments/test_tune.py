@@ -28,7 +28,7 @@ from helpers.command_line import call, refuse
 BASE: dict[str, Any] = {
     "seeds": [0, 1],
     "task": {"model": "softmax"},
-    "clients": {"num_clients": 20},
+    "clients": {"num_clients": 20, "upload": "blocking"},
     "training": {"updates_per_round": 4, "local_steps": 5},
     "stop": {"target_accuracy": 0.8, "max_rounds": 40, "eval_every_rounds": 2},
 }
