@@ -37,6 +37,7 @@ PARSED_ONLY = {
     "defedavg data fetch": "downloads",
     "defedavg run study.toml --set task.data=hf:": "downloads",
     "defedavg paper table": "hours, and data that must be downloaded",
+    "defedavg paper infer": "data that must be downloaded; tests/paper has a search",
     "defedavg plan --num-clients 1000000": "minutes",
     "defedavg run study.toml --executor ray": "a cluster; tests/experiments/ray has one",
     "defedavg tune study.toml --executor ray": "a cluster; tests/experiments/ray has one",

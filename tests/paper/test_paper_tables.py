@@ -10,7 +10,9 @@ import pytest
 
 from defedavg.algorithms import ALGORITHMS
 from defedavg.errors import UserError
+from defedavg.paper.infer import Search
 from defedavg.paper.paper_tables import (
+    markdown,
     ranking,
     ranking_to_markdown,
     rows,
@@ -18,7 +20,7 @@ from defedavg.paper.paper_tables import (
     to_markdown,
 )
 from defedavg.paper.published import COMPARED, Cell, cells
-from defedavg.paper.readings import FIRST, Readings
+from defedavg.paper.readings import FIRST, READINGS, Readings
 from defedavg.paper.result_files import ResultFiles
 from defedavg.paper.run_grid import Choices, PaperRun
 from defedavg.paper.run_request import PaperRequest, select_cells
@@ -185,3 +187,33 @@ def test_the_documentation_has_the_tables_of_the_results() -> None:
     tables = [f"{kind}/{name}.md" for kind in ("table1-stated", "table1-tuned") for name in ("table1", "ranking")]
     for name in (*tables, "table1-tuned/table2.md"):
         assert (FIRST_READING / name).read_text(encoding="utf-8") in text
+
+
+def searched_table() -> str:
+    """Return the first hits of the search on FashionMNIST, n = 10, by the scaling of inputs; all else is in the row."""
+    rows = [
+        ("iid", "fedavg", "", {}),
+        ("iid", "defedavg-iid", "upload = background", {}),
+        ("iid", "defedavg-iid", "upload = blocking", {"upload": "blocking"}),
+        ("iid", "defedavg-iid", "background, uniform speeds", {"slowness": "inverse-uniform(1, 5)"}),
+        *(
+            ("non-iid", name, f"split = {split}", {"split": split})
+            for name in ("fedavg", "defedavg-niid")
+            for split in READINGS["split"].values
+        ),
+    ]
+    search = Search(PaperRequest(folder=ROOT / "results" / "paper", show_only=True))
+    base = replace(Readings(), upload="background", slowness="uniform(1, 5)")
+    lines = []
+    for setting, algorithm, title, changes in rows:
+        cell, seconds = Cell("fashionmnist", setting, algorithm, 10), []
+        for scaling in READINGS["normalise"].values:
+            store = search.store(replace(base, normalise=scaling, **changes), cell)
+            (result,) = store.results([PaperRun(cell, cell.rates)], [0])
+            seconds.append(f"{result['first_hit_seconds']:.1f}")
+        lines.append(f"| {setting} | {algorithm} | {title} | {' | '.join(seconds)} | {cell.seconds:g} |")
+    return markdown(f"setting | algorithm | readings | {' | '.join(READINGS['normalise'].values)} | paper", lines)
+
+
+def test_the_documentation_has_the_results_of_the_search() -> None:
+    assert searched_table() in (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")

@@ -77,7 +77,7 @@ ReadingsOption = Annotated[
     typer.Option(
         "--reading",
         metavar="NAME=VALUE",
-        help="A reading of the paper other than the inferred one, such as upload=blocking; first: all readings of the "
+        help="A reading of the paper other than the default, such as upload=blocking; first: all readings of the "
         "first results. `defedavg paper readings` lists them. Repeatable.",
     ),
 ]

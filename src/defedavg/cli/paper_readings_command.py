@@ -20,7 +20,6 @@ from .options import (
     Precision,
     RayAddress,
     err,
-    out,
     print_json,
     print_note,
 )
@@ -31,14 +30,12 @@ __all__ = ["app"]
 
 @app.command("readings")
 def readings_(as_json: Json = False) -> None:
-    """List the readings of the paper: what it says, the values that are tried, and the inferred one."""
-    from ..report import tables
-
-    inferred, first = Readings(), FIRST
+    """List the readings of the paper: what it says, the values that are tried, and the default."""
+    default, first = Readings(), FIRST
     listed = [
         {
             "reading": name,
-            "inferred": getattr(inferred, name),
+            "default": getattr(default, name),
             "first": getattr(first, name),
             "values": list(reading.values),
             "paper": reading.text,
@@ -48,8 +45,10 @@ def readings_(as_json: Json = False) -> None:
     if as_json:
         print_json(listed)
         return
-    rows = [[str(row["reading"]), str(row["inferred"]), ", ".join(row["values"]), str(row["paper"])] for row in listed]
-    out.print(tables.make("Readings of the paper", ["reading", "inferred", "values", "what the paper says"], rows))
+    for row in listed:
+        print_text(
+            f"{row['reading']} = {' | '.join(row['values'])}   (default: {row['default']})\n    {row['paper']}\n"
+        )
 
 
 @app.command("scatter")
@@ -64,7 +63,7 @@ def scatter(folder: Folder = OUT) -> None:
     )
     present = PaperRequest(folder, tuple(cells()), range(3), show_only=True)
     panels = {}
-    for title, request in (("first readings", first), ("inferred readings", present)):
+    for title, request in (("first readings", first), ("present readings", present)):
         runs, store, _ = request.table_runs()
         if table := rows(store.results(runs, request.seeds)):
             panels[f"{title}, {len(table)} of {len(runs)} cells"] = table

@@ -20,7 +20,7 @@ SAMPLES: Final = {"fashionmnist": 600, "cifar10": 500}
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """One value for every reading; the defaults are the readings that ``defedavg paper infer`` found."""
+    """One value for every reading. The defaults are provisional until the search of ``infer.py`` is complete."""
 
     upload: str = "background"
     asysg_concurrency: str = N
