@@ -4,8 +4,8 @@
     python benchmarks/state.py --device cuda --clients 10000 --memory 20G --runs 1 --updates 30000 --turns 1
 
 The images are random, so no data set is needed. A turn computes real runs of several seeds, evaluation included. The
-medians, their ratios to FedBuff, and the state and memory of every algorithm are printed as JSON. FedAvg is measured,
-too: a synchronous algorithm fills a batch only with many runs, whether it has state or not.
+medians, their ratios to FedBuff, and the state, versions and memory of every algorithm are printed as JSON. FedAvg is
+measured, too: a synchronous algorithm fills a batch only with many runs, whether it has state or not.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Contestant:
         )
         self.declared = state_need(self.settings, 0)
         self.speeds: list[float] = []
-        self.peak_bytes = self.host_vectors = self.assigned = 0
+        self.peak_bytes = self.host_vectors = self.host_versions = self.assigned = 0
+        self.statuses: set[str] = set()
 
     def rounds(self, updates: int) -> int:
         """Return the rounds in which so many updates are merged."""
@@ -119,9 +120,12 @@ class Contestant:
             self.assigned = max(self.assigned, len(vectors))
             in_host_memory = sum(not value.is_cuda for value in vectors.values()) if cuda else 0
             self.host_vectors = max(self.host_vectors, in_host_memory)
+            versions = run.reference.versions
+            self.host_versions = max(self.host_versions, len(versions) - versions.on_device)
         if cuda:
             torch.cuda.synchronize()
             self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated())
+        self.statuses |= {str(run.progress.status) for run in runs}  # a run that diverges leaves batches unfilled
         return sum(run.progress.evaluations[-1].updates for run in runs) / (time.perf_counter() - began)
 
     def result(self, base: float) -> dict[str, Any]:
@@ -134,6 +138,8 @@ class Contestant:
             "declared_vectors": self.declared,
             "vectors_of_one_run": self.assigned,
             "vectors_in_host_memory": self.host_vectors,
+            "versions_in_host_memory": self.host_versions,
+            "statuses": sorted(self.statuses),
             "vector_bytes": self.trainer.state_memory.vector_bytes,
             "peak_device_bytes": self.peak_bytes,
             "max_batch_jobs": self.trainer.max_batch_jobs,

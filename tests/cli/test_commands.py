@@ -220,7 +220,8 @@ def test_algorithms_settings_split_and_help(tiny: Path) -> None:
     for line in settings.stdout.splitlines():
         name, _, rest = line.partition(" = ")
         assert ("(default: " in rest) == (name in ("model", "split", "target_accuracy", "max_seconds",
-                "eval_every_seconds", "local_lr") or line.startswith("global_lr = 0.3"))  # fmt: skip
+                "eval_every_seconds", "local_lr")
+                or line.startswith(("global_lr = 0.3", "concurrency = 10")))  # fmt: skip
     split = json.loads(call("split", tiny, "--json", "--plot", "s.pdf", cwd=tiny.parent).stdout)
     samples = [s for client in split for s in client["samples"]]
     assert len(split) == 20

@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from torch import Tensor
 
 from defedavg.algorithms import ALGORITHMS, register
 from defedavg.config import study as config
@@ -27,7 +28,7 @@ from defedavg.experiments.run_events import ResumedRun, RunFinished, RunSpec
 from defedavg.experiments.simulation import Simulation
 from defedavg.experiments.sweep import Sweep
 from defedavg.training import RunState
-from defedavg.training.state_memory import StateMemory
+from defedavg.training.state_memory import StateMemory, VectorMemory
 from helpers.command_line import call, refuse
 from helpers.interrupted_studies import InterruptionError, assert_same, study
 from helpers.stateful_algorithms import Corrected
@@ -60,8 +61,9 @@ server_momentum = 0.5
         ("batched", "[0, 1]", '"fedavg", "fedbuff", "defedavg-niid"', SCHEDULED),
         ("batched", "[0, 1]", '"mifa", "fedbuff", "fedavg", "asysg", "defedavg-niid"', SERVER_MOMENTUM),
         ("reference", "[0]", '"mifa", "fedbuff"', SERVER_MOMENTUM),
+        ("batched", "[0]", '"ca2fl", "ace", "area", "quafl", "asofed", "fadas", "fedfa", "fedasync"', ""),
     ],
-    ids=["batched", "reference", "with options", "state, batched", "state, reference"],
+    ids=["batched", "reference", "with options", "state, batched", "state, reference", "every algorithm with state"],
 )
 def test_twenty_kills_at_random_moments_change_nothing(
     tmp_path: Path, executor: str, seeds: str, algorithms: str, options: str
@@ -187,6 +189,33 @@ def test_state_vectors_are_resumed(algorithm: str, executor: str, rows: bool, mo
     if rows:
         monkeypatch.setattr(StateMemory, "within", lambda *_: StateMemory(8, 1000, 1000, on_device=2))
     assert_resumable(chosen, executor, 5, [2, 3])
+
+
+@pytest.mark.parametrize("executor", ["batched", "reference"])
+@pytest.mark.parametrize("algorithm", ["ace", "fedasync", "quafl"])
+def test_versions_in_host_memory_are_resumed(algorithm: str, executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = 0
+
+    def few(memory: StateMemory, _: int | None) -> VectorMemory:
+        found = VectorMemory(1, memory.rows)
+        take = found.take_row
+
+        def take_row(like: Tensor) -> Tensor:
+            nonlocal taken
+            taken += 1
+            return take(like)
+
+        found.take_row = take_row  # type: ignore[method-assign]
+        return found
+
+    monkeypatch.setattr(StateMemory, "for_versions", few)
+    chosen = study(
+        algorithms=[algorithm],
+        training={"local_steps": 2, **({"updates_per_round": 3} if algorithm == "quafl" else {})},
+        stop={"max_rounds": 12, "eval_every_rounds": 3},
+    )
+    assert_resumable(chosen, executor, 5, [2, 3])
+    assert taken > 3
 
 
 def test_a_checkpoint_with_the_state_of_another_model_is_refused() -> None:

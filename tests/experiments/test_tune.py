@@ -34,6 +34,9 @@ BASE: dict[str, Any] = {
 }
 
 
+BLOCKING = {**BASE["clients"], "upload": "blocking"}
+
+
 def study(**more: Any) -> config.Study:
     return config.study({"algorithms": ["defedavg-iid"], **BASE, **more})
 
@@ -66,7 +69,8 @@ def test_without_halving_every_pair_is_run_to_its_end() -> None:
 
 def test_halving_finds_a_good_pair_with_less_work() -> None:
     grid = (0.1, 1.0), (0.0001, 0.001, 0.05, 0.1)
-    whole, halved = tuned(study(), *grid), tuned(study(), *grid, 0.125, 0.25, 0.5)
+    chosen = study(clients=BLOCKING)
+    whole, halved = tuned(chosen, *grid), tuned(chosen, *grid, 0.125, 0.25, 0.5)
     ranked = sorted(whole.pairs, key=lambda pair: score(whole.outcomes[pair].values()))
     assert halved.best()[0] in ranked[:2]
     assert sum(r["rounds"] for r in halved.records()) < sum(r["rounds"] for r in whole.records())
@@ -81,7 +85,7 @@ def test_halving_finds_a_good_pair_with_less_work() -> None:
 
 
 def test_seeds_of_a_pair_are_dropped_together_and_settings_compete_apart() -> None:
-    chosen = study(training={**BASE["training"], "updates_per_round": [4, 8]})
+    chosen = study(training={**BASE["training"], "updates_per_round": [4, 8]}, clients=BLOCKING)
     found = tuned(chosen, (1.0,), (0.0001, 0.01, 0.05, 0.1), 0.2)
     for pair in found.pairs:
         states = [o.status == "dropped" for o in found.outcomes[pair].values()]

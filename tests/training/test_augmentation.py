@@ -10,12 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from defedavg.config.build import make_executor, make_plan
 from defedavg.errors import UserError
 from defedavg.rng import extend, key
 from defedavg.tasks import make_task
 from defedavg.training import LocalTraining, Reference
 from defedavg.training.augmentation import Augmentation, augmentation_of
 from defedavg.training.tensor_rng import signed
+from helpers.settings_tables import settings
+from helpers.small_runs import batched_run, final_versions, reference
 from helpers.text_models import TextClassifier, text_task
 
 TEXTS = ["flip", "crop(1)", "crop(3)", "flip+crop(2)"]
@@ -95,3 +98,34 @@ def test_inputs_that_are_not_images_are_refused(shape: tuple[int, ...], augment:
 def test_named_inputs_are_refused() -> None:
     with pytest.raises(UserError, match=r"needs images of shape .* but the inputs have names"):
         Reference(text_task(TextClassifier), LocalTraining(0, 2, augment="flip"))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_fifty_merges_of_augmented_least_squares_equal_the_oracle(text: str) -> None:
+    """A step uses all four images of a client, in the order of the keyed mini-batch; the model is linear."""
+    targets = np.random.default_rng(1).normal(size=(12, 1))
+    task = make_task(
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 5 * 7, 1)).double(),
+        train=(IMAGES, targets), test=(IMAGES, targets), classes=None, keep_dtype=True,
+        loss=lambda outputs, wanted: 0.5 * (outputs - wanted).square().sum(1),
+        clients=[np.arange(4 * i, 4 * i + 4) for i in range(3)],
+    )  # fmt: skip
+    given = {"updates_per_round": 2, "local_steps": 2, "batch_size": 4, "sampling": "shuffle", "augment": text}
+    chosen = settings("fedavg", clients={"num_clients": 3}, training={**given, "global_lr": 0.5, "local_lr": 0.005})
+    executor, augmentation, plan = make_executor(chosen, 0, task), augmentation_of(text), make_plan(chosen, 0, 55)
+    assert augmentation is not None
+    first = w = executor.versions[0].numpy().copy()
+    for record in plan.rounds:
+        total = np.zeros_like(w)
+        for update, b in record.merge.updates:
+            x = w
+            for step, samples in enumerate(executor.local_training.samples(task, update)):
+                step_key = extend(executor.local_training.layer_key(update), step)
+                images = oracle(IMAGES[samples], step_key, augmentation.flip, augmentation.crop)
+                inputs = np.c_[images.reshape(4, -1), np.ones(4)]
+                x = x - 0.005 * inputs.T @ (inputs @ x - targets[samples, 0]) / 4
+            total += b * (w - x)
+        w = w + 0.5 * total
+    assert np.abs(w - first).max() > 1e-2
+    for found in (reference(chosen, task, 55), *final_versions([batched_run(chosen, task, 55)], task, 64)):
+        np.testing.assert_allclose(found.numpy(), w, rtol=1e-10, atol=1e-10)

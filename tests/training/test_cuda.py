@@ -22,7 +22,7 @@ from defedavg.training import BatchedRun, LocalTraining, Reference, RunState, Tr
 from defedavg.training.augmentation import augmentation_of
 from defedavg.training.local_training import DeviceMinibatches
 from defedavg.training.precision import computing_in
-from defedavg.training.state_memory import StateMemory, StateNeed
+from defedavg.training.state_memory import StateMemory, StateNeed, VectorMemory
 from defedavg.training.state_vectors import StateLayout, StateVectors
 from helpers.local_options import OPTIONS
 from helpers.modules import named
@@ -310,6 +310,29 @@ def test_state_vectors_in_host_memory_change_no_bit() -> None:
     found, most = run_with(StateMemory(8, 1000, 1000, on_device=2))
     assert most == 5  # of six clients: the sum and one of them are on the device
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("algorithm", ["fedasync", "asofed", "fedfa"])
+def test_versions_in_host_memory_change_no_bit(algorithm: str) -> None:
+    found, most = [], 0
+    for limit in (None, 2):
+        run = batched_run(how(algorithm), images("cnn").to("cuda"), 60)
+        trainer = Trainer(run.reference.task, run.reference.module, batch_size=4, state=StateNeed(9, 9))
+        trainer.version_memory = VectorMemory(limit, trainer.state_memory.rows)
+
+        def hook(run: BatchedRun = run, limit: int | None = limit) -> None:
+            nonlocal most
+            values = run.reference.versions.stored().values()
+            rows = [value for value in values if not value.is_cuda]
+            most = max(most, len(rows))
+            assert all(row.is_pinned() for row in rows)
+            assert limit is None or run.reference.versions.on_device <= limit + 1
+
+        for _ in run_batched([run], trainer, (), hook):
+            pass
+        found.append(run.reference.versions[run.newest])
+    assert most > 0
+    assert torch.equal(*found)
 
 
 def test_a_snapshot_of_host_memory_is_complete_and_stays() -> None:

@@ -62,7 +62,8 @@ def test_a_batch_fits_the_allowed_memory(vector: int, step: int, jobs: int, conc
     assert 1 <= limits.max_batch_jobs <= jobs
     waiting = limits.max_batch_jobs - limits.concurrent_jobs
     batch = limits.concurrent_jobs * (step + VECTORS * vector) + waiting * VECTORS * vector
-    assert batch + limits.max_pending_updates * vector <= allowed or limits.max_pending_updates == 1
+    kept = limits.max_pending_updates + limits.used_versions + limits.new_versions
+    assert batch + kept * vector <= allowed or limits.max_pending_updates == 1
     more = batch_limits(vector, step, 10, jobs, concurrent, 2 * allowed)
     assert more.concurrent_jobs >= limits.concurrent_jobs
     assert more.max_pending_updates >= limits.max_pending_updates

@@ -20,7 +20,7 @@ from defedavg.errors import UserError
 from defedavg.planning.records import Round
 from defedavg.tasks import Task, make_task
 from defedavg.training import BatchedRun, Reference, Trainer, run_batched
-from defedavg.training.placed_vectors import PlacedVectors, Versions
+from defedavg.training.placed_vectors import LiveVersions, PlacedVectors
 from defedavg.training.state_memory import StateMemory, VectorMemory
 from helpers.settings_tables import settings
 from helpers.small_runs import batched_run, final_versions, how, task_of
@@ -80,7 +80,7 @@ def test_placed_vectors_behave_like_a_dict(actions: Actions, limit: int | None) 
 
 def test_versions_stay_on_the_device_while_they_are_the_newest() -> None:
     memory = CountedMemory(1)
-    versions = Versions(torch.zeros(SIZE))
+    versions = LiveVersions(torch.zeros(SIZE))
     versions.place(memory)
     for number in range(1, 5):
         versions[number] = torch.full((SIZE,), float(number))

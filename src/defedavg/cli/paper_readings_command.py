@@ -20,7 +20,6 @@ from .options import (
     Precision,
     RayAddress,
     err,
-    out,
     print_json,
     print_note,
 )

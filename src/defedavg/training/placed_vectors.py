@@ -113,7 +113,7 @@ class PlacedVectors(Generic[K]):
             self.remove(key)
 
 
-class Versions(MutableMapping[int, Tensor]):
+class LiveVersions(MutableMapping[int, Tensor]):
     """The versions of a run that are still used; a new one is on the device until a newer one replaces it."""
 
     def __init__(self, first: Tensor) -> None:

@@ -33,7 +33,7 @@ from .evaluation import EvalResult, EvalSchedule, PendingEval
 from .local_optimizers import LocalOptimizer
 from .local_training import LocalTraining
 from .module_state import VersionLayout, keyed_copy, updated_buffers, weighted_mean
-from .placed_vectors import Versions
+from .placed_vectors import LiveVersions
 from .state_vectors import NO_STATE, StateLayout, StateVectors, assign, weighted_sum
 from .stopping import Evaluation, StoppingRule
 from .tensor_rng import signed
@@ -180,7 +180,7 @@ class Reference:
         batch = task.train[torch.from_numpy(np.resize(task.clients[0], local_training.batch_size))]
         with _fitting("trained on these data with this loss", batch.inputs, len(batch)):
             self._flat = FlatModel(module, updated_buffers(module, batch.inputs).statistics)
-            self.versions = Versions(self._flat.vector.clone())
+            self.versions = LiveVersions(self._flat.vector.clone())
             self.state = StateVectors(state, self.versions[0])
             if self.layout.statistics and state.job_start != FROM_VERSION:
                 raise UserError(

@@ -80,8 +80,6 @@ class Trainer:
         self.state_memory = StateMemory.within(self._device, self._vector_bytes, self._allowed, least, state)
         self._allowed -= self.state_memory.device_bytes
         self._set_limits(method)
-        on_device = self._limits_of(method).used_versions if self.asynchronous else None  # the CPU has no other memory
-        self.version_memory = self.state_memory.for_versions(on_device)
         same_in_any_batch = self._kernels.skips_zero_rates and isinstance(module, nn.Sequential)
         fully_fused = self._stacked.self_updating >= set(self._trainable) and not self._layout.statistics
         invariant_on_device = not self.asynchronous or (same_in_any_batch and fully_fused)
@@ -99,6 +97,8 @@ class Trainer:
         limits = self._limits_of(method)
         self.max_batch_jobs, self.max_pending_updates = limits.max_batch_jobs, limits.max_pending_updates
         self.max_new_versions = limits.new_versions
+        # On the CPU there is no other memory.
+        self.version_memory = self.state_memory.for_versions(limits.used_versions if self.asynchronous else None)
         self._samples_at_once = min(SAMPLES_AT_ONCE, limits.eval_samples)
 
     def _limits_of(self, method: LocalMethod) -> BatchLimits:
