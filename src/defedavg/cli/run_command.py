@@ -42,14 +42,13 @@ def run(
     from .progress_table import progress_and_logs
 
     study = opt.load_study(file, overrides, plugin)
-    opt.print_notes([f"defedavg: {line}" for line in doubtful_settings(study)])
     target = folder / study.name
     with opt.working("preparing …"):
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
         session = StudyRun(
             study, target, force=force, compute=compute, resume=resume, checkpoint_interval=checkpoint_every
         )
-    opt.print_notes(session.notes)
+    opt.print_notes([*(f"defedavg: {line}" for line in doubtful_settings(study)), *session.notes])
     runs = len(session.points) * len(study.seeds)
     try:
         with progress_and_logs(study.name, runs, session.folder, tensorboard) as watch:
