@@ -48,7 +48,6 @@ def run(
         session = StudyRun(
             study, target, force=force, compute=compute, resume=resume, checkpoint_interval=checkpoint_every
         )
-    # After the checks: an error is one line.
     opt.print_notes([*(f"defedavg: {line}" for line in doubtful_settings(study)), *session.notes])
     runs = len(session.points) * len(study.seeds)
     try:
