@@ -18,9 +18,10 @@ from defedavg.algorithms.protocol import Update
 from defedavg.config.build import make_executor, make_plan
 from defedavg.planning.records import Round
 from defedavg.tasks import Task, make_task
-from defedavg.training import LocalTraining, Reference, Trainer, TrainingJob
+from defedavg.training import LocalTraining, Reference, Trainer, TrainingJob, run_batched
 from defedavg.training.memory import VECTORS
 from defedavg.training.stacked_optimizer import LocalMethod
+from defedavg.training.stacking.layer_registry import StackedModel
 from helpers.local_options import OPTIONS
 from helpers.modules import named
 from helpers.small_runs import CLIENTS, batched_run, final_versions, how, reference, task_of
@@ -324,3 +325,26 @@ def test_state_is_part_of_the_memory_limit() -> None:
     assert adam.max_batch_jobs < plain.max_batch_jobs
     limits = adam._limits_of(LocalMethod.of(LocalTraining(0, optimizer="adam")))
     assert limits.concurrent_jobs * (VECTORS + 7) * size < memory
+
+
+@pytest.mark.parametrize(
+    ("options", "fused"),
+    [({}, True), ({"local_schedule": "inverse-sqrt(10)"}, True), ({"momentum": 0.9}, False), ({"prox": 0.1}, False)],
+    ids=lambda value: str(value),
+)
+def test_only_plain_sgd_takes_the_fused_path(
+    options: dict[str, Any], fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = batched_run(how("fedbuff", **options), task_of("mlp"), 3)
+    trainer = Trainer(run.reference.task, run.reference.module)  # compares both paths with the module
+    stored: list[int] = []
+    gradients = StackedModel.gradients
+
+    def counted(self: StackedModel, *args: Any) -> Any:
+        stored.append(1)
+        return gradients(self, *args)
+
+    monkeypatch.setattr(StackedModel, "gradients", counted)
+    for _ in run_batched([run], trainer):
+        pass
+    assert (not stored) == fused
