@@ -60,7 +60,7 @@ server_momentum = 0.5
         ("reference", "[0]", '"fedavg", "fedbuff", "favano", "asysg", "defedavg-niid"', ""),
         ("batched", "[0, 1]", '"fedavg", "fedbuff", "defedavg-niid"', SCHEDULED),
         ("batched", "[0, 1]", '"mifa", "fedbuff", "fedavg", "asysg", "defedavg-niid"', SERVER_MOMENTUM),
-        ("reference", "[0]", '"mifa", "fedbuff"', SERVER_MOMENTUM),
+        ("reference", "[0, 1, 2]", '"mifa", "fedbuff", "ca2fl", "fedavg"', SERVER_MOMENTUM),
         ("batched", "[0]", '"ca2fl", "ace", "area", "quafl", "asofed", "fadas", "fedfa", "fedasync"', ""),
     ],
     ids=["batched", "reference", "with options", "state, batched", "state, reference", "every algorithm with state"],
