@@ -84,10 +84,13 @@ class TaskSettings:
     data: str = _setting("mnist5k", "mnist5k, fashionmnist, cifar10, one of a plugin, or hf:NAME from Hugging Face")
     model: str = _setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
     split: str = _setting(
-        "iid", "iid, classes, random-classes, dirichlet, shards, sampled, sampled-classes, or one of a plugin"
+        "iid",
+        "iid, classes, random-classes, grouped-classes, dirichlet, shards, sampled, sampled-classes, or one of a plugin",
     )
     classes_per_client: int = _setting(
-        2, "classes of each client, for split = classes, random-classes or sampled-classes", most=MAX_CLIENTS
+        2,
+        "classes of each client, for split = classes, random-classes, grouped-classes or sampled-classes",
+        most=MAX_CLIENTS,
     )
     alpha: float = _setting(0.5, "Dirichlet parameter, for split = dirichlet: smaller is less even")
     shards_per_client: int = _setting(2, "shards of each client, for split = shards", most=MAX_CLIENTS)

@@ -51,28 +51,38 @@ STAGES: Final = (
             ("fashionmnist", "iid", "defedavg-iid"),
             ("fashionmnist", "non-iid", "fedavg"),
             ("fashionmnist", "non-iid", "defedavg-niid"),
-            ("cifar10", "iid", "fedavg"),
-            ("cifar10", "iid", "defedavg-iid"),
         )
         + _cells(("fashionmnist", "iid", "fedavg"), ("fashionmnist", "non-iid", "fedavg"), sizes=(40,)),
-        keep=2,
+        keep=3,
+    ),
+    Stage(
+        "mini-batches, and CIFAR-10",
+        ("sampling",),
+        _cells(
+            ("fashionmnist", "iid", "fedavg"),
+            ("fashionmnist", "iid", "defedavg-iid"),
+            ("fashionmnist", "non-iid", "fedavg"),
+            ("fashionmnist", "non-iid", "defedavg-niid"),
+            ("cifar10", "iid", "fedavg"),
+            ("cifar10", "iid", "defedavg-iid"),
+            ("cifar10", "non-iid", "defedavg-niid"),
+        ),
     ),
     Stage(
         "the other algorithms",
-        ("asysg_concurrency", "favano_anchor", "fedbuff_concurrency"),
+        ("asysg_concurrency", "favano_anchor", "favano_wait", "fedbuff_concurrency"),
         _cells(
             ("fashionmnist", "iid", "asysg"),
             ("fashionmnist", "iid", "favano"),
             ("fashionmnist", "non-iid", "favano"),
             ("fashionmnist", "non-iid", "fedbuff"),
-            ("cifar10", "iid", "asysg"),
-            ("cifar10", "non-iid", "fedbuff"),
-        ),
+        )
+        + _cells(("fashionmnist", "iid", "favano"), sizes=(40,)),
     ),
     Stage(
-        "local training",
-        ("weight_decay", "augment", "sampling"),
-        _cells(("cifar10", "iid", "fedavg"), ("cifar10", "iid", "defedavg-iid"), ("fashionmnist", "iid", "fedavg")),
+        "regularisation",
+        ("weight_decay", "augment"),
+        _cells(("fashionmnist", "iid", "fedavg"), ("cifar10", "iid", "fedavg"), ("cifar10", "iid", "defedavg-iid")),
     ),
 )
 

@@ -25,6 +25,7 @@ class Readings:
     upload: str = "background"
     asysg_concurrency: str = N
     favano_anchor: str = "newest"
+    favano_wait: str = "0.1"
     fedbuff_concurrency: str = "100"
     slowness: str = "uniform(1, 5)"
     normalise: str = "symmetric"
@@ -80,7 +81,7 @@ class Readings:
             tables["training"]["augment"] = self.augment
         own: dict[str, dict[str, Any]] = {
             "asysg": {"concurrency": cell.updates_per_round if self.asysg_concurrency == N else 0},
-            "favano": {"anchor": self.favano_anchor},
+            "favano": {"anchor": self.favano_anchor, "wait_seconds": float(self.favano_wait)},
             "fedbuff": {"concurrency": int(self.fedbuff_concurrency)},
         }
         return tables | ({cell.algorithm: own[cell.algorithm]} if cell.algorithm in own else {})
@@ -119,6 +120,10 @@ READINGS: Final[Mapping[str, Reading]] = {
         "that a client started from (start), or the progress is added to the newest version (newest).",
         _only("favano"),
     ),
+    "favano_wait": Reading(
+        ("0.1", "0.01"), "The paper does not say how many seconds FAVANO's server waits before it draws clients.",
+        _only("favano"),
+    ),
     "fedbuff_concurrency": Reading(
         ("100", "50", "30"), "The paper does not say how many clients train concurrently under FedBuff.",
         _only("fedbuff"),
@@ -133,9 +138,10 @@ READINGS: Final[Mapping[str, Reading]] = {
         "The paper does not say how inputs are scaled: mean 0 and variance 1, [−1, 1], or [0, 1].",
     ),
     "split": Reading(
-        ("classes", "random-classes", "sampled-classes"),
+        ("classes", "random-classes", "sampled-classes", "grouped-classes"),
         '"We randomly assign two classes of data to each client": every class has the same number of holders '
-        "(classes), or the classes are drawn independently, and shared by their holders or drawn from.",
+        "(classes), or the classes are drawn independently, and shared by their holders or drawn from, or groups of "
+        "clients have two classes to themselves (grouped-classes).",
         lambda cell, _readings: cell.setting == "non-iid",
     ),
     "sampling": Reading(
@@ -151,6 +157,7 @@ FIRST: Final = Readings(
     upload="blocking",
     asysg_concurrency=ALL,
     favano_anchor="start",
+    favano_wait="0.1",
     fedbuff_concurrency="100",
     slowness="uniform(1, 5)",
     normalise="standard",

@@ -158,6 +158,7 @@ def _task(group: Sequence[Series]) -> str:
         "iid": "every client has data of all classes",
         "classes": f"every client has {settings['task.classes_per_client']} classes",
         "random-classes": f"every client has {settings['task.classes_per_client']} random classes",
+        "grouped-classes": f"every group of clients has {settings['task.classes_per_client']} classes to itself",
         "dirichlet": f"classes partitioned by Dirichlet({settings['task.alpha']:g})",
         "shards": f"every client has {settings['task.shards_per_client']} shards",
         "sampled": f"{samples} drawn from all",

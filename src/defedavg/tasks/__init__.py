@@ -23,6 +23,7 @@ from .partition import (
     by_shards,
     class_counts,
     dirichlet,
+    grouped_classes,
     iid,
     random_classes,
     register_partition,
@@ -33,10 +34,11 @@ from .task import Clients, Task
 
 __all__ = [
     "DATASETS", "MODELS", "PARTITIONS", "Clients", "Data", "DataSet", "Download", "Inputs", "LazyPartition",
-    "LeastSquares", "PublishedFile", "Scale", "Task", "build", "build_model", "by_classes", "by_shards", "class_counts",
-    "classification_task", "cross_entropy", "data_dir", "dirichlet", "iid", "least_squares", "load", "make_task",
-    "random_classes", "register_dataset", "register_model", "register_partition", "sampled", "sampled_classes",
-    "seeded", "set_data_dir", "split", "squared_error", "token_accuracy", "token_cross_entropy",
+    "LeastSquares", "PublishedFile", "Scale", "Task", "build", "build_model", "by_classes", "by_shards",
+    "class_counts", "classification_task", "cross_entropy", "data_dir", "dirichlet", "grouped_classes", "iid",
+    "least_squares", "load", "make_task", "random_classes", "register_dataset", "register_model",
+    "register_partition", "sampled", "sampled_classes", "seeded", "set_data_dir", "split", "squared_error",
+    "token_accuracy", "token_cross_entropy",
 ]  # fmt: skip
 
 __getattr__ = renamed_names(__name__)

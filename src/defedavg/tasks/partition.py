@@ -10,6 +10,9 @@ classes     exactly c classes per client (as in the pathological split), each cl
 random-classes
             exactly c classes per client, drawn uniformly and independently of the other clients, so classes have
             different numbers of holders; a class is divided evenly among its holders.
+grouped-classes
+            clients form groups of nearly equal size, and every group has c classes to itself, in the order of the labels
+            (the pathological split of PFLlib); a class is divided evenly among its holders.
 dirichlet   each class divided in proportions ~ Dir(alpha) (Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data
             Distribution for Federated Visual Classification, 2019).
 shards      the set sorted by label, cut into equal shards, s random shards per client (McMahan et al.:
@@ -58,6 +61,18 @@ def random_classes(labels: Labels, num_clients: int, seed: int, classes_per_clie
     clients = range(num_clients)
     assigned = [random_class_positions(keyed.extend(k, i), len(classes), classes_per_client) for i in clients]
     return _shared_by_holders(labels, classes, assigned, keyed.key(seed, "split.random-classes"))
+
+
+def grouped_classes(labels: Labels, num_clients: int, seed: int, classes_per_client: int = 2) -> Clients:
+    """Give consecutive clients the same ``classes_per_client`` consecutive classes; divide a class evenly among them.
+
+    If the number of classes is not a multiple of ``classes_per_client``, the last group continues with the first class.
+    """
+    classes = _checked_classes(labels, num_clients, classes_per_client)
+    groups = math.ceil(len(classes) / classes_per_client)
+    first = [i * groups // num_clients * classes_per_client for i in range(num_clients)]
+    assigned = [[(start + k) % len(classes) for k in range(classes_per_client)] for start in first]
+    return _shared_by_holders(labels, classes, assigned, keyed.key(seed, "split.grouped-classes"))
 
 
 def _checked_classes(labels: Labels, num_clients: int, classes_per_client: int) -> Labels:
@@ -187,7 +202,7 @@ def is_identical(kind: str) -> bool:
     return kind in _IDENTICAL
 
 
-for _partition in (iid, by_classes, random_classes, dirichlet, by_shards, sampled, sampled_classes):
+for _partition in (iid, by_classes, random_classes, grouped_classes, dirichlet, by_shards, sampled, sampled_classes):
     _name = _partition.__name__.removeprefix("by_").replace("_", "-")
     register_partition(_name, _partition, identical=_partition in (iid, sampled))
 
