@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from functools import partial
 
-from ..paper.published import cells
+from ..errors import UserError
+from ..paper.published import SIZES, cells
 from ..paper.readings import FIRST, READINGS, Readings
-from ..paper.run_grid import Choices
 from .consoles import print_text
 from .data_command import DataDir
 from .options import (
@@ -23,7 +24,20 @@ from .options import (
     print_json,
     print_note,
 )
-from .paper_command import OUT, Folder, Show, app, save_figure, stopped
+from .paper_command import (
+    OUT,
+    Algorithms,
+    Datasets,
+    Folder,
+    ReadingsOption,
+    Seeds,
+    Settings,
+    Show,
+    Sizes,
+    app,
+    save_figure,
+    stopped,
+)
 
 __all__ = ["app"]
 
@@ -53,24 +67,49 @@ def readings_(as_json: Json = False) -> None:
 
 @app.command("scatter")
 def scatter(folder: Folder = OUT) -> None:
-    """Draw our seconds against the paper's: the first results, and the present ones as far as they are computed."""
-    from ..paper.paper_tables import rows
-    from ..paper.run_request import PaperRequest
+    """Draw our seconds against the paper's, and print how well they agree.
+
+    The first results and the present ones, as far as they are computed, are side by side.
+    """
+    from ..paper.comparison import compared_tables, to_markdown
     from ..paper.scatter import scatter as draw_scatter
 
-    first = PaperRequest(
-        folder / "first-reading", tuple(cells()), range(3), "stated", Choices(readings=FIRST), show_only=True
-    )
-    present = PaperRequest(folder, tuple(cells()), range(3), show_only=True)
-    panels = {}
-    for title, request in (("first readings", first), ("present readings", present)):
-        runs, store, _ = request.table_runs()
-        if table := rows(store.results(runs, request.seeds)):
-            panels[f"{title}, {len(table)} of {len(runs)} cells"] = table
-    if not panels:
+    tables = compared_tables(folder)
+    if not tables:
         print_note("no results are stored yet")
         return
-    save_figure(draw_scatter(panels), folder, "scatter", as_json=False)
+    print_text(to_markdown(tables))
+    save_figure(draw_scatter(tables), folder, "scatter", as_json=False)
+
+
+@app.command("rounds")
+def rounds(
+    datasets: Datasets = None,
+    settings: Settings = None,
+    sizes: Sizes = None,
+    algorithms: Algorithms = None,
+    seeds: Seeds = 3,
+    reading: ReadingsOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show how many rounds the seconds of Table 1 imply, from planned round times. Needs no data and trains nothing.
+
+    Cells that share data, algorithm and rates need about the same number of rounds. Where they do not, the time model
+    is another one, or Table 2 states other rates than those that were used.
+    """
+    from ..paper.implied_rounds import rows, to_markdown
+    from ..paper.run_request import select_cells
+
+    readings = Readings.parse(reading or ())
+    wanted = select_cells(datasets, settings, sizes or SIZES, algorithms)
+    if seeds < 1:
+        raise UserError(f"--seeds is {seeds}; it must be at least 1")
+    with err.status("planning"):
+        table = rows(wanted, readings, range(seeds))
+    if as_json:
+        print_json(table)
+    else:
+        print_text(to_markdown(table))
 
 
 @app.command("infer")
@@ -89,7 +128,7 @@ def infer(
     """Search the readings of the paper that reproduce its seconds, and test them on cells that the search leaves out.
 
     Prints the best readings, how much worse the others are, and the cells that stay unexplained. The errors of
-    held-out cells are those of `paper table1`, as far as it has been computed. A run whose result is stored is not
+    held-out cells are those of `paper table1`, as far as it has been computed with the best readings. A run whose result is stored is not
     computed again; Ctrl-C loses only the runs that have not finished.
     """
     from ..experiments.compute import ComputeConfig
@@ -108,8 +147,9 @@ def infer(
     ranked, finished = Search(request).run()
     if ranked:
         found = report(STAGES, ranked)
-        runs, store, _ = request.table_runs()
-        table = agreement(rows(store.results(runs, request.seeds)))
+        inferred = Readings(**found["readings"])
+        runs, store, _ = replace(request, choices=replace(request.choices, readings=inferred)).table_runs()
+        table = agreement(rows(store.matching(runs, request.seeds)))
         text = f"{to_markdown(found)}\n{agreement_to_markdown(table)}"
         if as_json:
             print_json({**found, "agreement": table})
@@ -119,7 +159,6 @@ def infer(
         write_whole(path.with_suffix(".md"), text.encode())
         write_whole(path.with_suffix(".json"), (json.dumps(found, indent=1) + "\n").encode())
         print_note(f"written: {path}.md and .json")
-        inferred = Readings(**found["readings"])
         if differences := inferred.differences(Readings()):
             words = " ".join(f"--reading {shlex.quote(f'{name}={value}')}" for name, value in differences.items())
             print_note(f"the inferred readings differ from the defaults; to use them: {words}")

@@ -89,7 +89,7 @@ def to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
         first = _time(row["first_hit"], row["first_hit_sd"], row["reached"], row["seeds"])
         sustained = _time(row["sustained"], row["sustained_sd"], row["sustained_reached"], row["seeds"])
         paper = f">{BOUNDS[row['dataset']]:.0f}" if row["paper"] is None else f"{row['paper']:g}"
-        rates = _pair(row["global_lr"], row["local_lr"])
+        rates = rates_pair(row["global_lr"], row["local_lr"])
         ratio = ", ".join("–" if r is None else f"{r:.2f}" for r in (row["ratio"], row["sustained_ratio"]))
         lines.append(
             f"| {row['setting']} | {row['dataset']} | {row['algorithm']} | {row['updates_per_round']} | {rates} "
@@ -129,13 +129,14 @@ def rates_to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows of Table 2 as a Markdown table."""
     lines = []
     for row in table:
-        tuned, paper = _pair(row["global_lr"], row["local_lr"]), _pair(row["paper_global_lr"], row["paper_local_lr"])
+        tuned, paper = rates_pair(row["global_lr"], row["local_lr"]), rates_pair(row["paper_global_lr"], row["paper_local_lr"])
         cell = f"| {row['setting']} | {row['dataset']} | {row['algorithm']} | {row['updates_per_round']} |"
         lines.append(f"{cell} {tuned} | {paper} | {'yes' if row['same'] else 'no'} |")
     return markdown("setting | data | algorithm | n | η / η̄, tuned | η / η̄, paper | same?", lines)
 
 
-def _pair(*rates: float | None) -> str:
+def rates_pair(*rates: float | None) -> str:
+    """Return η / η̄ for a cell of a table; a dash stands for a rate that the algorithm does not have."""
     return " / ".join("–" if rate is None else f"{rate:g}" for rate in rates)
 
 

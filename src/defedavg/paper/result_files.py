@@ -78,11 +78,32 @@ class ResultFiles:
                 for result in other.results([run], [seed]):
                     self.save(result, run)
 
+    def adopt_matching(self, other: ResultFiles, run: PaperRun, seed: int) -> None:
+        """Copy the result of a run that another folder has with the same choices, if this folder lacks it."""
+        path = other.path(run, seed)
+        if not self.path(run, seed).exists() and path.exists():
+            result, matches = self._load(path, run)
+            if matches:
+                self.save(result, run)
+
     def results(self, runs: Iterable[PaperRun], seeds: Sequence[int]) -> list[Result]:
         """Return the stored results of these runs."""
         return [self._read(path, run) for run in runs for seed in seeds if (path := self.path(run, seed)).exists()]
 
+    def matching(self, runs: Iterable[PaperRun], seeds: Sequence[int]) -> list[Result]:
+        """Return the stored results of these runs that were made with these choices."""
+        paths = ((run, self.path(run, seed)) for run in runs for seed in seeds)
+        loaded = (self._load(path, run) for run, path in paths if path.exists())
+        return [result for result, matches in loaded if matches]
+
     def _read(self, path: Path, run: PaperRun) -> Result:
+        result, matches = self._load(path, run)
+        if not matches:
+            raise UserError(f"{path} was made with other rates or settings; use another --out")
+        return result
+
+    def _load(self, path: Path, run: PaperRun) -> tuple[Result, bool]:
+        """Return a stored result, and whether it is that of the run with these choices."""
         try:
             result = json.loads(gzip.decompress(read_regular(path)))
             matches = self.choices.match(result["choices"], run.cell) and result["piece"] == finite(asdict(run))
@@ -90,9 +111,7 @@ class ResultFiles:
             valid = all(time is None or isinstance(time, int | float) for time in times) and result["curve"]["rounds"]
         except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
             raise UserError(f"{path} cannot be read; delete it to compute the run again") from None
-        if not matches or not valid:
-            raise UserError(f"{path} was made with other rates or settings; use another --out")
-        return dict(result)
+        return dict(result), bool(matches and valid)
 
 
 def make_result(event: RunFinished, run: PaperRun, choices: Choices) -> Result:
