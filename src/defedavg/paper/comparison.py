@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .infer_report import agreement, agreement_to_markdown
+from .infer_report import agreement, agreement_to_markdown, cell_of
 from .paper_tables import rows
 from .published import cells
 from .readings import FIRST
@@ -14,7 +14,8 @@ from .run_grid import Choices
 from .run_request import PaperRequest
 
 SEEDS = range(3)
-Tables = dict[str, list[dict[str, Any]]]
+Rows = Sequence[Mapping[str, Any]]
+Tables = dict[str, Rows]
 
 
 def compared_tables(folder: Path) -> Tables:
@@ -34,6 +35,13 @@ def compared_tables(folder: Path) -> Tables:
     return tables
 
 
-def to_markdown(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return how well each table agrees with the paper."""
-    return "\n".join(f"{title}:\n\n{agreement_to_markdown(agreement(table))}" for title, table in tables.items())
+def to_markdown(tables: Mapping[str, Rows]) -> str:
+    """Return how well each table agrees with the paper; of a longer one also its cells that the shortest has."""
+    shown = dict(tables)
+    shortest = min(tables.values(), key=len)
+    common = {cell_of(row) for row in shortest}
+    for title, table in tables.items():
+        if len(table) > len(shortest):
+            name = f"{title.partition(',')[0]}, the {len(shortest)} cells that both have"
+            shown[name] = [row for row in table if cell_of(row) in common]
+    return "\n".join(f"{title}:\n\n{agreement_to_markdown(agreement(table))}" for title, table in shown.items())

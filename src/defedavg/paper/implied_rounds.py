@@ -38,9 +38,7 @@ def rows(cells: Sequence[Cell], readings: Readings, seeds: Sequence[int]) -> lis
         if cell.seconds is not None:
             seconds = round_seconds(cell, readings, seeds)
             rates = {"stated_rates": cell.stated_rates, "rates": cell.rates}
-            found.append(
-                {**asdict(cell), **rates, "round_seconds": seconds, "implied_rounds": cell.seconds / seconds}
-            )
+            found.append({**asdict(cell), **rates, "round_seconds": seconds, "implied_rounds": cell.seconds / seconds})
     return found
 
 

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Final
 
 from .published import BOUNDS, Cell, cells
-from .readings import READINGS, Readings
+from .readings import FIRST, READINGS, Readings
 from .result_files import Result, ResultFiles, StoredRun
 from .run_grid import PaperRun
 from .run_request import PaperRequest
@@ -52,6 +52,17 @@ STAGES: Final = (
             ("cifar10", "iid", "fedavg"),
             ("cifar10", "iid", "defedavg-iid"),
         ),
+    ),
+    Stage(
+        "test data",
+        ("test_data",),
+        _cells(
+            ("fashionmnist", "iid", "fedavg"),
+            ("fashionmnist", "iid", "defedavg-iid"),
+            ("cifar10", "iid", "fedavg"),
+            ("cifar10", "iid", "defedavg-iid"),
+        )
+        + _cells(("fashionmnist", "iid", "fedavg"), sizes=(40,)),
     ),
     Stage(
         "time",
@@ -121,11 +132,16 @@ class Search:
     _results: dict[tuple[Cell, tuple[tuple[str, str], ...]], Result] = field(default_factory=dict)
 
     def store(self, readings: Readings, cell: Cell) -> ResultFiles:
-        """Return the store of a cell's results; its name has the readings that affect the cell."""
+        """Return the store of a cell's results; its name has the readings that affect the cell and are not the first.
+
+        So a reading that is added later does not change the names of stored results.
+        """
         choices = replace(
             self.request.choices, readings=readings, time_limit_factor=MISSED, max_seconds=None, as_long_as_fedavg=False
         )
-        suffix = "".join(f" {name}={value}" for name, value in readings.relevant(cell).items())
+        first = FIRST.relevant(cell)
+        changed = {name: value for name, value in readings.relevant(cell).items() if value != first.get(name)}
+        suffix = "".join(f" {name}={value}" for name, value in changed.items())
         return ResultFiles(self.request.folder / "infer", choices, suffix)
 
     def run(self) -> tuple[list[list[Candidate]], bool]:

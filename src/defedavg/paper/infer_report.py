@@ -134,19 +134,20 @@ def agreement(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         "held out": HELD_OUT.__contains__,
     }
     return [
-        _summary(title, kind, [row for row in rows if selects(_cell(row))])
+        _summary(title, kind, [row for row in rows if selects(cell_of(row))])
         for title, selects in groups.items()
         for kind in _KINDS
     ]
 
 
-def _cell(row: Mapping[str, Any]) -> Cell:
+def cell_of(row: Mapping[str, Any]) -> Cell:
+    """Return the cell of a row of Table 1."""
     return Cell(row["dataset"], row["setting"], row["algorithm"], row["updates_per_round"])
 
 
 def _summary(title: str, kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     seconds = [row[kind] if row[_KINDS[kind]] == row["seeds"] else None for row in rows]
-    errors = [error(_cell(row), time) for row, time in zip(rows, seconds, strict=True)]
+    errors = [error(cell_of(row), time) for row, time in zip(rows, seconds, strict=True)]
     return {
         "cells": title,
         "time": kind,

@@ -129,7 +129,10 @@ def rates_to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows of Table 2 as a Markdown table."""
     lines = []
     for row in table:
-        tuned, paper = rates_pair(row["global_lr"], row["local_lr"]), rates_pair(row["paper_global_lr"], row["paper_local_lr"])
+        tuned, paper = (
+            rates_pair(row["global_lr"], row["local_lr"]),
+            rates_pair(row["paper_global_lr"], row["paper_local_lr"]),
+        )
         cell = f"| {row['setting']} | {row['dataset']} | {row['algorithm']} | {row['updates_per_round']} |"
         lines.append(f"{cell} {tuned} | {paper} | {'yes' if row['same'] else 'no'} |")
     return markdown("setting | data | algorithm | n | η / η̄, tuned | η / η̄, paper | same?", lines)

@@ -18,6 +18,10 @@ SAMPLES: Final = {"fashionmnist": 600, "cifar10": 500}
 """Training samples per client if 100 clients share the data set evenly."""
 
 
+TEST_SHARE: Final = {"own": 0.0, "pooled": 0.25}
+"""The share of all samples that is the test set, by the reading of the test data; 0 stands for the published one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Readings:
     """One value for every reading. The defaults fit Table 1 best as far as the search of ``infer.py`` is computed."""
@@ -29,6 +33,7 @@ class Readings:
     fedbuff_concurrency: str = "100"
     slowness: str = "uniform(1, 5)"
     normalise: str = "symmetric"
+    test_data: str = "own"
     split: str = "grouped-classes"
     sampling: str = "shuffle"
     weight_decay: str = "0"
@@ -69,7 +74,7 @@ class Readings:
         split = "iid" if cell.setting == "iid" else self.split
         samples = {"samples_per_client": SAMPLES[cell.dataset]} if split == "sampled-classes" else {}
         tables: dict[str, dict[str, Any]] = {
-            "task": {"split": split, "normalise": self.normalise, **samples},
+            "task": {"split": split, "normalise": self.normalise, "test_share": TEST_SHARE[self.test_data], **samples},
             "clients": {"slowness": self.slowness},
             "training": {"sampling": self.sampling},
         }
@@ -121,7 +126,8 @@ READINGS: Final[Mapping[str, Reading]] = {
         _only("favano"),
     ),
     "favano_wait": Reading(
-        ("0.1", "0.05", "0.01"), "The paper does not say how many seconds FAVANO's server waits before it draws clients.",
+        ("0.1", "0.05", "0.01"),
+        "The paper does not say how many seconds FAVANO's server waits before it draws clients.",
         _only("favano"),
     ),
     "fedbuff_concurrency": Reading(
@@ -136,6 +142,10 @@ READINGS: Final[Mapping[str, Reading]] = {
     "normalise": Reading(
         ("standard", "symmetric", "unit"),
         "The paper does not say how inputs are scaled: mean 0 and variance 1, [−1, 1], or [0, 1].",
+    ),
+    "test_data": Reading(
+        ("own", "pooled"),
+        "The paper does not say on which data it tests: the test set of the data, or a quarter of all samples.",
     ),
     "split": Reading(
         ("classes", "random-classes", "sampled-classes", "grouped-classes"),

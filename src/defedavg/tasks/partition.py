@@ -11,8 +11,8 @@ random-classes
             exactly c classes per client, drawn uniformly and independently of the other clients, so classes have
             different numbers of holders; a class is divided evenly among its holders.
 grouped-classes
-            clients form groups of nearly equal size, and every group has c classes to itself, in the order of the labels
-            (the pathological split of PFLlib); a class is divided evenly among its holders.
+            clients form groups of nearly equal size, and every group has c classes to itself, in the order of the
+            labels (the pathological split of PFLlib); a class is divided evenly among its holders.
 dirichlet   each class divided in proportions ~ Dir(alpha) (Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data
             Distribution for Federated Visual Classification, 2019).
 shards      the set sorted by label, cut into equal shards, s random shards per client (McMahan et al.:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ... import rng as keyed
 from ...errors import UserError, unknown
 from .. import models
 from ..losses import cross_entropy
@@ -54,14 +55,30 @@ def _read(dataset: DataSet, paths: tuple[Path, ...]) -> Loaded:
     return train, test, dataset.classes
 
 
-def load(name: str, normalise: str = "standard") -> Loaded:
+def load(name: str, normalise: str = "standard", test_share: float = 0.0) -> Loaded:
     """Return a data set with scaled pixel values.
 
-    "standard" has mean 0 and deviation 1 per channel of the training set, "unit" is 0..1, "symmetric" is -1..1.
+    "standard" has mean 0 and deviation 1 per channel of the training set, "unit" is 0..1, "symmetric" is -1..1. With
+    a ``test_share`` above 0, training and test set are pooled, and this share of all samples becomes the test set.
     """
     if normalise not in NORMALISERS:
         raise unknown("normalisation", normalise, NORMALISERS)
-    return _normalised(load_pixels(name), normalise)
+    loaded = load_pixels(name)
+    return _normalised(_pooled(loaded, test_share) if test_share else loaded, normalise)
+
+
+@lru_cache(maxsize=4)
+def _pooled(loaded: Loaded, test_share: float) -> Loaded:
+    """Draw a new test set from all samples by a fixed key: the data do not depend on the seed of a run."""
+    train, test, classes = loaded
+    pooled = [torch.cat(parts) for parts in zip(train.tensors, test.tensors, strict=True)]
+    number = round(test_share * len(pooled[0]))
+    if not 0 < number < len(pooled[0]):
+        raise UserError(f"test_share is {test_share:g} of {len(pooled[0])} samples; leave samples to train and to test")
+    order = torch.from_numpy(keyed.permutation(keyed.key(0, "test share"), len(pooled[0])))
+    inputs, targets = pooled
+    train, test = (Data(inputs[part], targets[part]) for part in (order[number:], order[:number]))
+    return train, test, classes
 
 
 @lru_cache(maxsize=4)
@@ -103,10 +120,11 @@ def classification_task(
     seed: int,
     *,
     normalise: str = "standard",
+    test_share: float = 0.0,
     **split_options: int | float,
 ) -> Task:
     """Return a classification task from the names of its data set, model and split, and the options of the split."""
-    train, test, classes = load(data, normalise)
+    train, test, classes = load(data, normalise, test_share)
     builder = partial(models.build, model, tuple(train.inputs.shape[1:]), classes)
     with torch.device("meta"):  # an unknown or unfit model is reported now, without memory or a random draw
         builder()
