@@ -10,7 +10,7 @@ from typing import Any
 
 from defedavg.paper.comparison import compared_tables, to_markdown
 from defedavg.paper.implied_rounds import rows as rounds_rows
-from defedavg.paper.infer import Search
+from defedavg.paper.infer import HELD_OUT, Search
 from defedavg.paper.infer_report import WITHIN, agreement, cell_of
 from defedavg.paper.paper_tables import markdown, ranking
 from defedavg.paper.published import SIZES, Cell, cells
@@ -83,6 +83,7 @@ def test_the_sentences_at_the_top_have_the_figures_of_the_results() -> None:
     assert says(f"the first to hold the target in {wins} of {len(here)} comparisons")
     assert says(f"the first readings gave {first_wins} of {len(before)}")
     assert sum(cell.correction is not None for cell in cells()) == 5  # "In five cells"
+    assert sum(cell.correction is not None for cell in HELD_OUT) == 4  # "four held-out cells"
     missing = [cell for cell in cells() if cell not in PRESENT]
     assert {cell.algorithm for cell in missing} == {"favano", "fedbuff"}
     assert sum(cell.algorithm == "fedbuff" for cell in missing) == 2
