@@ -120,7 +120,14 @@ def build_task(settings: Settings, seed: int, client: int | None = None) -> Task
 
     options = {name: getattr(t, name) for name in OPTIONS}
     return classification_task(
-        t.data, t.model, t.split, settings.clients.num_clients, seed, normalise=t.normalise, **options
+        t.data,
+        t.model,
+        t.split,
+        settings.clients.num_clients,
+        seed,
+        normalise=t.normalise,
+        partition_by=t.partition_by,
+        **options,
     )
 
 
