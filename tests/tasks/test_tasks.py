@@ -211,6 +211,8 @@ def test_a_test_share_draws_the_test_set_from_all_samples(share: float) -> None:
 def test_a_test_share_leaves_samples_to_train_and_to_test() -> None:
     assert line_of(lambda: load("mnist5k", test_share=1e-5)).startswith("test_share is 1e-05 of 5000 samples; leave")
     assert line_of(lambda: config.study({"task": {"test_share": 1.0}})).startswith("task.test_share is 1.0; give a")
+    of_users = line_of(lambda: classification_task("mnist5k", "softmax", "natural", 10, 0, test_share=0.5))
+    assert of_users.startswith("split = natural keeps the test set of every user, so task.test_share must be 0")
 
 
 def test_classification_task() -> None:

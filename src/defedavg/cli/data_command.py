@@ -50,7 +50,7 @@ def list_(_data_dir: DataDir = None, as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table("name", "image", "train", "test", "where", box=None, pad_edge=False)
+    table = Table("name", "input", "train", "test", "where", box=None, pad_edge=False)
     for row in rows:
         where = row["folder"] or (f"missing; run: {row['get']}" if row["get"] else "")
         table.add_row(row["name"], "×".join(map(str, row["image"])), f"{row['train']:,}", f"{row['test']:,}", where)

@@ -127,6 +127,7 @@ def build_task(settings: Settings, seed: int, client: int | None = None) -> Task
         seed,
         normalise=t.normalise,
         test_share=t.test_share,
+        partition_by=t.partition_by,
         **options,
     )
 

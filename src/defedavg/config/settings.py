@@ -81,11 +81,14 @@ def _check_limits(table: Any, name: str) -> None:
 class TaskSettings:
     """[task]: the model, the data, and how the data are partitioned among clients."""
 
-    data: str = _setting("mnist5k", "mnist5k, fashionmnist, cifar10, one of a plugin, or hf:NAME from Hugging Face")
+    data: str = _setting(
+        "mnist5k", "mnist5k, fashionmnist, cifar10, flights, one of a plugin, or hf:NAME from Hugging Face"
+    )
     model: str = _setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
     split: str = _setting(
         "iid",
-        "iid, classes, random-classes, grouped-classes, dirichlet, shards, sampled, sampled-classes, or a plugin's",
+        "iid, classes, random-classes, grouped-classes, dirichlet, shards, sampled, sampled-classes, natural, or one "
+        "of a plugin",
     )
     classes_per_client: int = _setting(
         2,
@@ -97,6 +100,10 @@ class TaskSettings:
     samples_per_client: int = _setting(
         100, "samples of each client, for split = sampled or sampled-classes", most=MAX_CLIENTS
     )
+    min_samples_per_client: int = _setting(
+        1, "users with fewer training samples are no clients, for split = natural", most=MAX_CLIENTS
+    )
+    partition_by: str = _setting("", "the column of hf:NAME that names the users, for split = natural")
     normalise: str = _setting(
         "standard", "pixel values: standard (mean 0, deviation 1), unit (0 to 1) or symmetric (-1 to 1)"
     )
@@ -114,7 +121,11 @@ class TaskSettings:
 class ClientSettings:
     """[clients]: number, speed and reliability of the simulated devices."""
 
-    num_clients: int = _setting(100, "number of clients, N", most=MAX_CLIENTS)
+    num_clients: int = _setting(
+        100,
+        "number of clients, N; where it is not set, all those of a task module, a trace or split = natural",
+        most=MAX_CLIENTS,
+    )
     profile: str = _setting(
         DEFAULT_PROFILE, "default of step_seconds and model_megabytes", replaced_by=("step_seconds", "model_megabytes")
     )

@@ -44,6 +44,7 @@ __all__ = [
 
 TOP_KEYS = ("name", "algorithms", "seeds", "plugins", *TABLES)
 NAMED_TASK = ("data", "model", "split")  # keys of [task] without effect beside task.module
+NATURAL = "natural"  # the split whose clients are the users of the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,9 @@ def _plugin_paths(found: Mapping[str, Any], folder: Path | None) -> tuple[str, .
 
 
 def _fill_task(task: dict[str, Any], folder: Path | None) -> None:
-    """Make the paths of task modules absolute; refuse other names of the task beside them."""
+    """Make the paths of task modules absolute; refuse other names of the task beside them; split by a named column."""
+    if task.get("partition_by"):
+        task.setdefault("split", NATURAL)
     modules = task.get("module", "")
     specs = [absolute_spec(spec, folder) if spec else "" for spec in _all(modules)]
     task["module"] = tuple(specs) if isinstance(modules, tuple) else specs[0]
@@ -258,16 +261,35 @@ def _fill_task(task: dict[str, Any], folder: Path | None) -> None:
 
 
 def _with_clients_of_task(made: Study, found: Mapping[str, Any]) -> Study:
-    """Take the number of clients from the task module or the trace, where the study does not set it."""
-    spec = _all(made.tables["task"]["module"])[0]
+    """Take the number of clients from the task module, or from the users of the data, where the study has none."""
     clients = found.get("clients", {})
-    if not spec or "num_clients" in clients or clients.get("trace"):
+    if "num_clients" in clients or clients.get("trace"):
         return made
+    number = _clients_of_module(made) if any(_all(made.tables["task"]["module"])) else _users_of_data(made)
+    if number is None:
+        return made
+    tables = {**made.tables, "clients": {**made.tables["clients"], "num_clients": number}}
+    return dataclasses.replace(made, tables=tables)
+
+
+def _clients_of_module(made: Study) -> int | None:
+    spec = _all(made.tables["task"]["module"])[0]
+    if not spec:
+        return None
     values = {name: _all(value)[0] for name, value in made._values(made.algorithms[0]).items()}
     del values["clients.num_clients"]
-    task = task_from_module(spec, {"algorithm": made.algorithms[0], "seed": made.seeds[0], **values}, None)
-    tables = {**made.tables, "clients": {**made.tables["clients"], "num_clients": task.num_clients}}
-    return dataclasses.replace(made, tables=tables)
+    return task_from_module(spec, {"algorithm": made.algorithms[0], "seed": made.seeds[0], **values}, None).num_clients
+
+
+def _users_of_data(made: Study) -> int | None:
+    """Return the number of users that become clients; None if the study has other splits, or sweeps the users."""
+    task = made.tables["task"]
+    chosen = [task[name] for name in ("data", "partition_by", "min_samples_per_client")]
+    if task["split"] != NATURAL or any(isinstance(value, tuple) for value in chosen):
+        return None
+    from ..tasks.datasets.catalog import natural_clients
+
+    return natural_clients(*chosen)
 
 
 def _all(value: Any) -> tuple[Any, ...]:

@@ -130,12 +130,26 @@ def _by_partition(study: Study) -> dict[str, str]:
     """Return the options of partitions that no partition of the study declares."""
     if not _given_in(study, "task") or any(_values(study, "task", "module")):  # a task module may read every setting
         return {}
-    from ..tasks.partition import OPTIONS, options_of
+    from ..tasks.partition import OPTIONS, needs_users, options_of
 
     splits = _values(study, "task", "split")
     read = {option for split in splits for option in options_of(split)}
     names = " and ".join(f"split = {split}" for split in splits)
-    return {f"task.{option}": f"{names} does not use it" for option in OPTIONS if option not in read}
+    idle = [option for option in OPTIONS if option not in read]
+    idle += [] if any(map(needs_users, splits)) else ["partition_by"]
+    return {f"task.{option}": f"{names} does not use it" for option in idle} | _by_data(study)
+
+
+def _by_data(study: Study) -> dict[str, str]:
+    """Return ``task.normalise`` if no data set of the study has images."""
+    if "task.normalise" not in study.given:
+        return {}
+    from ..tasks.datasets.catalog import has_pixels
+
+    names = _values(study, "task", "data")
+    if any(map(has_pixels, names)):
+        return {}
+    return {"task.normalise": f"{_subject(names, 'has', 'have')} no images"}
 
 
 def _by_algorithms(study: Study) -> dict[str, str]:

@@ -162,6 +162,7 @@ def _task(group: Sequence[Series]) -> str:
         "dirichlet": f"classes partitioned by Dirichlet({settings['task.alpha']:g})",
         "shards": f"every client has {settings['task.shards_per_client']} shards",
         "sampled": f"{samples} drawn from all",
+        "natural": "every client is a user of the data set",
         "sampled-classes": f"{samples} drawn from {settings['task.classes_per_client']} random classes",
     }.get(split, split)
     clients = sorted({series.settings["clients.num_clients"] for series in group})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..compat import renamed_names
 from .custom_task import make_task
-from .datasets.catalog import classification_task, load
+from .datasets.catalog import classification_task, load, load_users
 from .datasets.dataset import DATASETS, DataSet, Download, PublishedFile, register_dataset
 from .datasets.dataset_files import data_dir, set_data_dir
 from .lazy_partition import LazyPartition, sampled, sampled_classes
@@ -31,14 +31,15 @@ from .partition import (
 )
 from .samples import Data, Inputs
 from .task import Clients, Task
+from .users import Users, natural
 
 __all__ = [
     "DATASETS", "MODELS", "PARTITIONS", "Clients", "Data", "DataSet", "Download", "Inputs", "LazyPartition",
-    "LeastSquares", "PublishedFile", "Scale", "Task", "build", "build_model", "by_classes", "by_shards",
+    "LeastSquares", "PublishedFile", "Scale", "Task", "Users", "build", "build_model", "by_classes", "by_shards",
     "class_counts", "classification_task", "cross_entropy", "data_dir", "dirichlet", "grouped_classes", "iid",
-    "least_squares", "load", "make_task", "random_classes", "register_dataset", "register_model",
-    "register_partition", "sampled", "sampled_classes", "seeded", "set_data_dir", "split", "squared_error",
-    "token_accuracy", "token_cross_entropy",
+    "least_squares", "load", "load_users", "make_task", "natural", "random_classes", "register_dataset",
+    "register_model", "register_partition", "sampled", "sampled_classes", "seeded", "set_data_dir", "split",
+    "squared_error", "token_accuracy", "token_cross_entropy",
 ]  # fmt: skip
 
 __getattr__ = renamed_names(__name__)

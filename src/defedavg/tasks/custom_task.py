@@ -19,6 +19,7 @@ from ..errors import CastWarning, UserError, first_line
 from .losses import Loss, Metric, cross_entropy, squared_error
 from .samples import Data, Inputs
 from .task import Logits, Task, is_integer
+from .users import indices_by_group
 
 Source = Data | Dataset[Any] | tuple[Any, Any]
 """Training or test data: a pair (inputs, targets) of arrays, or a map-style Dataset of such pairs."""
@@ -222,9 +223,7 @@ def _by_id(ids: list[Any], samples: int) -> tuple[NDArray[np.int64], ...]:
         remedy = "pass the client id of every training sample, or the list of sample indices of every client"
         raise UserError(f"clients has {len(ids)} ids for {samples} training samples; {remedy}")
     numbers = {one: number for number, one in enumerate(sorted(set(ids)))}  # an array of text would lose final NULs
-    groups = np.array([numbers[one] for one in ids], dtype=np.int64)
-    order = np.argsort(groups, kind="stable").astype(np.int64)
-    return tuple(np.split(order, np.cumsum(np.bincount(groups))[:-1]))
+    return indices_by_group(np.array([numbers[one] for one in ids], dtype=np.int64))
 
 
 def _to_indices(client: int, part: Any) -> NDArray[np.int64]:

@@ -1,9 +1,10 @@
 """Partitions: which client holds which training samples.
 
 A partition is a pure function of (labels, number of clients, seed) and of the task settings that it declares as
-parameters (see ``OPTIONS``). It gives each sample to at most one client (except the sampled ones), leaves no client
-empty, and returns sorted indices. One from outside the package is registered by an entry point of the group
-``defedavg.partitions`` or by calling ``register_partition`` in a plugin file. ``task.split`` names a partition.
+parameters (see ``OPTIONS``); one that declares ``users`` receives the id of every sample's user. It gives each sample
+to at most one client (except the sampled ones), leaves no client empty, and returns sorted indices. One from outside
+the package is registered by an entry point of the group ``defedavg.partitions`` or by calling ``register_partition`` in
+a plugin file. ``task.split`` names a partition.
 
 iid         equal parts of a shuffled set.
 classes     exactly c classes per client (as in the pathological split), each class held by nearly as many clients.
@@ -20,6 +21,7 @@ shards      the set sorted by label, cut into equal shards, s random shards per 
 sampled, sampled-classes
             a fixed number of samples each, of all classes or of c random ones, drawn when they are needed; clients may
             share samples, so any number of clients is possible (``lazy_partition.py``).
+natural     the samples of one user of the data set; fewer clients than users are drawn (``users.py``).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from ..errors import UserError, unknown
 from ..registry import Registry
 from .lazy_partition import Labels, check_labels, class_draw, random_class_positions, sampled, sampled_classes
 from .task import Clients
+from .users import Ids, natural
 
 MAX_DRAWS: Final = 100
 
@@ -162,11 +165,20 @@ def by_shards(labels: Labels, num_clients: int, seed: int, shards_per_client: in
     return _sorted(list(assigned.reshape(num_clients, shards_per_client * size)))
 
 
-OPTIONS: Final = {"classes_per_client": 2, "alpha": 0.5, "shards_per_client": 2, "samples_per_client": 100}
+OPTIONS: Final = {
+    "classes_per_client": 2,
+    "alpha": 0.5,
+    "shards_per_client": 2,
+    "samples_per_client": 100,
+    "min_samples_per_client": 1,
+}
 """Settings of [task] that a partition can declare as parameters, with their defaults."""
 
+USERS: Final = "users"
+"""The parameter by which a partition receives the id of every training sample's user."""
+
 Partition = Callable[..., Clients]
-"""(labels, num_clients, seed, and any of ``OPTIONS`` by name) -> the sample indices of every client."""
+"""(labels, num_clients, seed, and any of ``OPTIONS`` and ``users`` by name) -> the sample indices of every client."""
 
 
 def _check_signature(name: str, partition: Partition) -> None:
@@ -176,7 +188,7 @@ def _check_signature(name: str, partition: Partition) -> None:
     if len(parameters) < 3:
         raise UserError(f"split {name!r} takes too few parameters; it receives (labels, num_clients, seed)")
     for other in parameters[3:]:
-        if other.name not in OPTIONS and other.default is Parameter.empty:
+        if other.name not in (*OPTIONS, USERS) and other.default is Parameter.empty:
             remedy = f"give it a default, or use {', '.join(OPTIONS)}"
             raise UserError(f"split {name!r} needs {other.name!r}, which is not a task setting; {remedy}")
 
@@ -202,7 +214,17 @@ def is_identical(kind: str) -> bool:
     return kind in _IDENTICAL
 
 
-for _partition in (iid, by_classes, random_classes, grouped_classes, dirichlet, by_shards, sampled, sampled_classes):
+for _partition in (
+    iid,
+    by_classes,
+    random_classes,
+    grouped_classes,
+    dirichlet,
+    by_shards,
+    sampled,
+    sampled_classes,
+    natural,
+):
     _name = _partition.__name__.removeprefix("by_").replace("_", "-")
     register_partition(_name, _partition, identical=_partition in (iid, sampled))
 
@@ -212,14 +234,25 @@ def options_of(kind: str) -> tuple[str, ...]:
     return tuple(name for name in OPTIONS if kind not in PARTITIONS or name in signature(PARTITIONS[kind]).parameters)
 
 
-def split(kind: str, labels: Labels, num_clients: int, seed: int, **options: int | float) -> Clients:
+def needs_users(kind: str) -> bool:
+    """Return whether a partition declares that it needs data with users; False if the name is not registered."""
+    found = signature(PARTITIONS[kind]).parameters.get(USERS) if kind in PARTITIONS else None
+    return found is not None and found.default is Parameter.empty
+
+
+def split(
+    kind: str, labels: Labels, num_clients: int, seed: int, *, users: Ids | None = None, **options: int | float
+) -> Clients:
     """Return the sample indices of every client, by the partition named ``kind``; it receives only its own options."""
     partition = PARTITIONS.find(kind)
+    if needs_users(kind) and users is None:
+        raise UserError(f"split = {kind} needs data with users, an id for every training sample; use another split")
     for name in options:
         if name not in OPTIONS:
             raise unknown("option of a split", name, OPTIONS)
     declared = signature(partition).parameters
-    return partition(labels, num_clients, seed, **{k: v for k, v in {**OPTIONS, **options}.items() if k in declared})
+    values = {**OPTIONS, **options} | ({USERS: users} if needs_users(kind) else {})
+    return partition(labels, num_clients, seed, **{name: values[name] for name in values if name in declared})
 
 
 def class_counts(clients: Clients, labels: Labels, classes: int) -> NDArray[np.int64]:

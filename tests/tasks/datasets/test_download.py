@@ -279,7 +279,7 @@ def test_unknown_names_and_addresses(tmp_path: Path) -> None:
 
 
 def test_the_catalogue_is_complete() -> None:
-    assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10"]
+    assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10", "flights"]
     for dataset in (FASHIONMNIST, CIFAR10):
         source = dataset.download
         assert source is not None

@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from defedavg.config import study as config
+from defedavg.config.build import build_task
 from defedavg.errors import UserError
-from defedavg.tasks import load
+from defedavg.tasks import load, load_users
 from defedavg.tasks.datasets.hub import load as hub_load
+from defedavg.tasks.datasets.hub import load_users as hub_users
 
 
 def line_of(act: Callable[[], object]) -> str:
@@ -77,9 +80,11 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     module.load_dataset = get
     module.load_from_disk = lambda path: get(f"disk {path}")
     monkeypatch.setitem(sys.modules, "datasets", module)
-    hub_load.cache_clear()
+    for cached in (hub_load, hub_users):
+        cached.cache_clear()
     yield found
-    hub_load.cache_clear()
+    for cached in (hub_load, hub_users):
+        cached.cache_clear()
 
 
 def test_a_data_set_of_the_hub(library: dict[str, Any]) -> None:
@@ -146,3 +151,47 @@ def test_a_data_set_that_the_hub_does_not_have(library: dict[str, Any]) -> None:
 def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert re.search(r"pip install 'defedavg\[hub\]'$", line_of(lambda: load("hf:never-there")))
+
+
+def by_writer(**test: list[Any]) -> dict[str, Rows]:
+    train = Rows(image=pictures(5), label=[0, 1, 0, 1, 0], writer_id=["b", "a", "b", "c", "a"], pages=[3, 3, 3, 8, 8])
+    return {"train": train, "test": Rows(image=pictures(2), label=[0, 1], **test)}
+
+
+def test_a_column_names_the_users(library: dict[str, Any]) -> None:
+    library["x"] = by_writer(writer_id=["d", "e"])
+    users = load_users("hf:x", "writer_id")
+    assert users.test is not None
+    assert (users.train.tolist(), users.test.tolist()) == (["b", "a", "b", "c", "a"], ["d", "e"])
+    library["y"] = by_writer()
+    assert load_users("hf:y", "pages").train.tolist() == [3, 3, 3, 8, 8]
+    assert load_users("hf:y", "pages").test is None
+
+
+def test_a_column_divides_the_data_among_its_values(library: dict[str, Any]) -> None:
+    library["x"] = by_writer()
+    study = config.study({"task": {"data": "hf:x", "model": "softmax", "partition_by": "writer_id"}})
+    settings = study.points()[0].settings
+    assert (settings.task.split, settings.clients.num_clients) == ("natural", 3)
+    assert [part.tolist() for part in build_task(settings, 0).clients] == [[1, 4], [0, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("column", "line"),
+    [
+        (
+            "writer",
+            "hf:x has no column 'writer'; set task.partition_by to one of its columns: image, label, writer_id, p",
+        ),
+        ("", "hf:x names no users; set task.partition_by to one of its columns: image, label, writer_id, pages"),
+        ("image", "hf:x has values of type Picture in 'image'; users are whole numbers or text"),
+        ("odd", "hf:x has values of type NoneType, int in 'odd'; users are whole numbers or text"),
+        ("nested", "hf:x cannot be decoded: "),
+    ],
+)
+def test_columns_that_name_no_users(library: dict[str, Any], column: str, line: str) -> None:
+    library["x"] = by_writer()
+    library["x"]["train"] |= {"odd": [1, None, 2, 3, 4], "nested": [[1], [1, 2], [], [1], [1]]}
+    if column not in ("odd", "nested"):
+        del library["x"]["train"]["odd"], library["x"]["train"]["nested"]
+    assert line_of(lambda: load_users("hf:x", column)).startswith(line)

@@ -19,17 +19,19 @@ from ... import rng as keyed
 from ...errors import UserError, unknown
 from .. import models
 from ..losses import cross_entropy
-from ..partition import split
+from ..partition import needs_users, split
 from ..samples import Data
 from ..task import Task
+from ..users import Users, check_ids, count_users
 from . import hub
 from .cifar10 import CIFAR10
 from .dataset import DATASETS, DataSet, register_dataset
 from .dataset_files import data_dir, how_to_get, locate
 from .fashionmnist import FASHIONMNIST
+from .flights import FLIGHTS
 from .mnist5k import MNIST5K
 
-for _dataset in (MNIST5K, FASHIONMNIST, CIFAR10):
+for _dataset in (MNIST5K, FASHIONMNIST, CIFAR10, FLIGHTS):
     register_dataset(_dataset)
 
 Loaded = tuple[Data, Data, int]
@@ -46,17 +48,38 @@ def load_pixels(name: str) -> Loaded:
     if name.startswith(hub.PREFIX):
         return hub.load(name.removeprefix(hub.PREFIX))
     dataset = DATASETS.find(name)
-    return _read(dataset, locate(dataset, data_dir()))
+    return _read(dataset, locate(dataset, data_dir()))[0]
 
 
 @lru_cache(maxsize=3)
-def _read(dataset: DataSet, paths: tuple[Path, ...]) -> Loaded:
-    train, test = (Data(torch.from_numpy(x), torch.from_numpy(y)) for x, y in dataset.read(paths))
-    return train, test, dataset.classes
+def _read(dataset: DataSet, paths: tuple[Path, ...]) -> tuple[Loaded, Users | None]:
+    parts = dataset.read(paths)
+    train, test = (Data(torch.from_numpy(part[0]), torch.from_numpy(part[1])) for part in parts)
+    what = f"the data set {dataset.name!r}"
+    ids = [check_ids(part[2], len(part[0]), what) if len(part) == 3 else None for part in parts]
+    return (train, test, dataset.classes), None if ids[0] is None else Users(ids[0], ids[1])
+
+
+def load_users(name: str, partition_by: str = "") -> Users:
+    """Return the users of a data set: the id of every sample; ``partition_by`` names their column in one of the Hub."""
+    if name.startswith(hub.PREFIX):
+        return hub.load_users(name.removeprefix(hub.PREFIX), partition_by)
+    if partition_by:
+        raise UserError(f"task.partition_by names a column of a data set hf:NAME, and {name!r} is not one; remove it")
+    dataset = DATASETS.find(name)
+    users = _read(dataset, locate(dataset, data_dir()))[1]
+    if users is None:
+        raise UserError(f"the data set {name!r} has no users, which split = natural needs; use another split")
+    return users
+
+
+def natural_clients(data: str, partition_by: str, min_samples_per_client: int) -> int:
+    """Return the number of users of a data set that have enough training samples."""
+    return count_users(load_users(data, partition_by).train, min_samples_per_client)
 
 
 def load(name: str, normalise: str = "standard", test_share: float = 0.0) -> Loaded:
-    """Return a data set with scaled pixel values.
+    """Return a data set with scaled pixel values; inputs that are not images are not scaled.
 
     "standard" has mean 0 and deviation 1 per channel of the training set, "unit" is 0..1, "symmetric" is -1..1. With
     a ``test_share`` above 0, training and test set are pooled, and this share of all samples becomes the test set.
@@ -64,7 +87,14 @@ def load(name: str, normalise: str = "standard", test_share: float = 0.0) -> Loa
     if normalise not in NORMALISERS:
         raise unknown("normalisation", normalise, NORMALISERS)
     loaded = load_pixels(name)
-    return _normalised(_pooled(loaded, test_share) if test_share else loaded, normalise)
+    if test_share:
+        loaded = _pooled(loaded, test_share)
+    return _normalised(loaded, normalise) if has_pixels(name) else loaded
+
+
+def has_pixels(name: str) -> bool:
+    """Return whether the inputs of a data set are images, which are normalised."""
+    return name.startswith(hub.PREFIX) or DATASETS.find(name).inputs == "images"
 
 
 @lru_cache(maxsize=4)
@@ -121,14 +151,20 @@ def classification_task(
     *,
     normalise: str = "standard",
     test_share: float = 0.0,
+    partition_by: str = "",
     **split_options: int | float,
 ) -> Task:
     """Return a classification task from the names of its data set, model and split, and the options of the split."""
+    if test_share and needs_users(split_kind):
+        raise UserError(
+            f"split = {split_kind} keeps the test set of every user, so task.test_share must be 0; remove it"
+        )
     train, test, classes = load(data, normalise, test_share)
     builder = partial(models.build, model, tuple(train.inputs.shape[1:]), classes)
     with torch.device("meta"):  # an unknown or unfit model is reported now, without memory or a random draw
         builder()
-    clients = split(split_kind, train.targets.numpy(), num_clients, seed, **split_options)
+    users = load_users(data, partition_by).train if needs_users(split_kind) else None
+    clients = split(split_kind, train.targets.numpy(), num_clients, seed, users=users, **split_options)
     return Task(f"{data}/{model}/{split_kind}", builder, cross_entropy, train, test, clients, classes)
 
 

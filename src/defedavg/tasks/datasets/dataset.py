@@ -15,11 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UserError
+from ...errors import UserError, unknown
 from ...registry import Registry
 
 Part = tuple[NDArray[Any], NDArray[np.int64]]
 """Images (n, channels, height, width) with pixel values 0..255, as bytes or as float32, and their classes."""
+
+UserPart = tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]
+"""A part and the id of every sample's user, a whole number or text."""
+
+KINDS = ("images", "vectors")
+"""Inputs: pixel values, which ``task.normalise`` scales, or vectors (n, features) of float32, used as they are."""
 
 Layout = tuple[str, tuple[tuple[str, ...], ...]]
 """A folder below the data folder, and the names that each file of the data set may have in it."""
@@ -53,21 +59,24 @@ class DataSet:
 
     ``read`` receives the files of the first complete layout, in its order, and returns the training and the test part.
     ``package`` names an installed Python package and the path of a file in it, for data that come with a package.
-    Without layouts and package, ``read`` receives no files.
+    ``extra`` is the extra of this package that installs it. Without layouts and package, ``read`` receives no files.
+    A part with a third array, the id of every sample's user, can be divided with ``task.split = "natural"``.
     """
 
     name: str
     summary: str
     credit: str  # authors and licence
-    image: tuple[int, ...]  # channels, height, width
+    image: tuple[int, ...]  # channels, height, width; the shape of one input for other kinds of inputs
     train_samples: int
     test_samples: int
     classes: int
-    read: Callable[[Sequence[Path]], tuple[Part, Part]]
+    read: Callable[[Sequence[Path]], tuple[Part | UserPart, Part | UserPart]]
     layouts: tuple[Layout, ...] = ()
     published: Mapping[str, PublishedFile] = field(default_factory=lambda: MappingProxyType({}))
     download: Download | None = None
     package: tuple[str, str] | None = None
+    extra: str = ""
+    inputs: str = "images"
 
 
 def _check(name: str, dataset: DataSet) -> None:
@@ -77,6 +86,8 @@ def _check(name: str, dataset: DataSet) -> None:
         raise UserError(f"data set {name!r} calls itself {dataset.name!r}; register it under that name")
     if ":" in name or not name.strip():
         raise UserError(f"data set {name!r} needs a name without ':'")
+    if dataset.inputs not in KINDS:
+        raise unknown(f"kind of inputs of the data set {name!r}:", str(dataset.inputs), KINDS)
 
 
 DATASETS: Registry[DataSet] = Registry("data set", "defedavg.datasets", _check)

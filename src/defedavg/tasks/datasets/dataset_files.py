@@ -58,14 +58,14 @@ def fetch_command(name: str) -> str:
 def how_to_get(dataset: DataSet) -> str:
     """Return the command that makes a data set available, or an empty string if none is needed."""
     if dataset.package is not None:
-        return f"pip install {dataset.package[0]}"
+        return f"pip install 'defedavg[{dataset.extra}]'" if dataset.extra else f"pip install {dataset.package[0]}"
     return fetch_command(dataset.name) if dataset.download is not None else ""
 
 
 def locate(dataset: DataSet, root: Path) -> tuple[Path, ...]:
     """Return the files of a data set in the order of its layout; nothing is read yet."""
     if dataset.package is not None:
-        return (_packaged(dataset.name, *dataset.package),)
+        return (_packaged(dataset, *dataset.package),)
     incomplete: tuple[Path, list[str]] | None = None
     for below, names in dataset.layouts:
         folder = root / below
@@ -90,13 +90,14 @@ def _missing(dataset: DataSet, root: Path, incomplete: tuple[Path, list[str]] | 
     return UserError(f"{what} is not in {root}; {remedy} a folder that has it with --data-dir or {VARIABLE}")
 
 
-def _packaged(name: str, package: str, file: str) -> Path:
+def _packaged(dataset: DataSet, package: str, file: str) -> Path:
     """Return a file of an installed package without importing the package."""
     spec = find_spec(package)
     for root in (spec and spec.submodule_search_locations) or ():
         if (path := Path(root, file)).is_file():
             return path
-    raise UserError(f"the data set {name!r} comes with {package}, which is not installed; pip install {package}")
+    what = f"the data set {dataset.name!r} comes with {package}, which is not installed"
+    raise UserError(f"{what}; {how_to_get(dataset)}")
 
 
 def _present(folder: Path, spellings: tuple[str, ...]) -> Path | None:

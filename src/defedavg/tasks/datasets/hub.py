@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import UserError, first_line
 from ..samples import Data
+from ..users import Ids, Users, check_ids
 
 PREFIX: Final = "hf:"
 IMAGES: Final = ("image", "img")
@@ -29,11 +30,7 @@ _COLOUR: Final = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB
 @lru_cache(maxsize=2)
 def load(name: str) -> tuple[Data, Data, int]:
     """Return (train, test, classes) of a data set on the Hub or in a folder, with pixel values 0..255."""
-    parts = _parts(name)
-    if "train" not in parts or not set(TESTS) & set(parts):
-        raise UserError(f"{PREFIX}{name} has the splits {_listed(parts)}; it needs train and one of {_listed(TESTS)}")
-    train = parts["train"]
-    test = parts[next(split for split in TESTS if split in parts)]
+    train, test = _train_and_test(name)
     image, label = _column(name, train, "image", IMAGES), _column(name, train, "label", LABELS)
     for part in (train, test):
         if len(part) == 0:
@@ -44,6 +41,37 @@ def load(name: str) -> tuple[Data, Data, int]:
     known = getattr(train.features[label], "num_classes", None)
     highest = max(int(part.targets.max()) for part in data)
     return data[0], data[1], max(highest + 1, known if isinstance(known, int) else 0)
+
+
+@lru_cache(maxsize=2)
+def load_users(name: str, column: str) -> Users:
+    """Return the users of a data set: the values of a column, and of the same column of the test split if it exists."""
+    train, test = _train_and_test(name)
+    if column not in train.column_names:
+        wrong = f"has no column {column!r}" if column else "names no users"
+        remedy = f"set task.partition_by to one of its columns: {_listed(train.column_names)}"
+        raise UserError(f"{PREFIX}{name} {wrong}; {remedy}")
+    tested = _ids(name, test, column) if column in test.column_names else None
+    return Users(_ids(name, train, column), tested)
+
+
+def _ids(name: str, part: Any, column: str) -> Ids:
+    try:
+        values = list(part[column])
+        ids = np.array(values)
+    except Exception as error:  # whatever the package raises when it decodes
+        raise UserError(f"{PREFIX}{name} cannot be decoded: {first_line(error)[:300]}") from None
+    if any(type(value) not in (int, str) for value in values) or len(set(map(type, values))) > 1:
+        found = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise UserError(f"{PREFIX}{name} has values of type {found} in {column!r}; users are whole numbers or text")
+    return check_ids(ids, len(part), f"{PREFIX}{name}")
+
+
+def _train_and_test(name: str) -> tuple[Any, Any]:
+    parts = _parts(name)
+    if "train" not in parts or not set(TESTS) & set(parts):
+        raise UserError(f"{PREFIX}{name} has the splits {_listed(parts)}; it needs train and one of {_listed(TESTS)}")
+    return parts["train"], parts[next(split for split in TESTS if split in parts)]
 
 
 def _parts(name: str) -> Any:
