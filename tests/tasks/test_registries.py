@@ -32,7 +32,7 @@ def test_names() -> None:
         "iid", "classes", "random-classes", "grouped-classes", "dirichlet", "shards", "sampled", "sampled-classes",
         "natural",
     ]  # fmt: skip
-    assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10", "flights"]
+    assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10", "flights", "mnist-writers"]
 
 
 def test_help_texts_list_the_registered_names() -> None:

@@ -60,7 +60,7 @@ def list_(_data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @app.command()
 def fetch(
-    name: Annotated[str, Argument(metavar="NAME", help="fashionmnist or cifar10.")],
+    name: Annotated[str, Argument(metavar="NAME", help="fashionmnist, cifar10 or mnist-writers.")],
     _data_dir: DataDir = None,
     url: Annotated[
         str | None,

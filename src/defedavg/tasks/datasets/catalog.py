@@ -29,8 +29,9 @@ from .dataset_files import data_dir, how_to_get, locate
 from .fashionmnist import FASHIONMNIST
 from .flights import FLIGHTS
 from .mnist5k import MNIST5K
+from .mnist_writers import MNIST_WRITERS
 
-for _dataset in (MNIST5K, FASHIONMNIST, CIFAR10, FLIGHTS):
+for _dataset in (MNIST5K, FASHIONMNIST, CIFAR10, FLIGHTS, MNIST_WRITERS):
     register_dataset(_dataset)
 
 Loaded = tuple[Data, Data, int]

@@ -33,11 +33,12 @@ Layout = tuple[str, tuple[tuple[str, ...], ...]]
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """A published file: its name, its size in bytes and its MD5."""
+    """A published file: its name, its size in bytes, its MD5, and its mirrors if not those of the whole download."""
 
     name: str
     size: int
     md5: str
+    mirrors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
