@@ -83,7 +83,8 @@ class TaskSettings:
 
     data: str = _setting(
         "mnist5k",
-        "mnist5k, fashionmnist, cifar10, flights, mnist-writers, one of a plugin, or hf:NAME from Hugging Face",
+        "mnist5k, fashionmnist, cifar10, flights, mnist-writers, shakespeare-roles, one of a plugin, hf:NAME from "
+        "Hugging Face, or leaf:/folder",
     )
     model: str = _setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
     split: str = _setting(
