@@ -104,6 +104,27 @@ def write_fashion(
     return made[0]
 
 
+def integer_idx(array: np.ndarray[Any, Any]) -> bytes:
+    """Return an idx file of 32-bit integers."""
+    return bytes((0, 0, 12, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(">i4").tobytes()
+
+
+def write_writers(folder: Path, writers: Sequence[int], *, test: int = 3, packed: bool = False) -> list[int]:
+    """Write MNIST's four files and QMNIST's two with these writers; return the training labels.
+
+    QMNIST's files have two rows more than there are images.
+    """
+    counts = len(writers), test
+    labels = write_fashion(folder, counts=counts, packed=packed)[1]
+    _, test_labels = _draw(1, test, 784)
+    for part, digits, owners in (("train", labels, writers), ("test", test_labels, [900 + i for i in range(test)])):
+        rows = np.zeros((len(digits) + 2, 8), np.int64)
+        rows[: len(digits), 0], rows[: len(digits), 2] = digits, owners
+        name, content = f"qmnist-{part}-labels-idx2-int", integer_idx(rows)
+        (folder / (f"{name}.gz" if packed else name)).write_bytes(gzip.compress(content) if packed else content)
+    return labels
+
+
 def write_cifar(
     folder: Path, kind: str = "bin", *, seed: int = 0, change: Callable[[Bytes], None] | None = None
 ) -> tuple[Bytes, list[int]]:

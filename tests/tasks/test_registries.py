@@ -32,7 +32,7 @@ def test_names() -> None:
         "iid", "classes", "random-classes", "grouped-classes", "dirichlet", "shards", "sampled", "sampled-classes",
         "natural",
     ]  # fmt: skip
-    assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10", "flights"]
+    assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10", "flights", "mnist-writers", "shakespeare-roles"]
 
 
 def test_help_texts_list_the_registered_names() -> None:
@@ -102,4 +102,4 @@ def test_rows_of_data_sets_have_sizes_credit_and_how_to_get_them() -> None:
     for name, row in rows.items():
         assert row["credit"]
         assert row["summary"]
-        assert row["classes"] == (2 if name == "flights" else 10)
+        assert row["classes"] == {"flights": 2, "shakespeare-roles": 82}.get(name, 10)

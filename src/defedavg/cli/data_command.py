@@ -55,12 +55,13 @@ def list_(_data_dir: DataDir = None, as_json: Json = False) -> None:
         where = row["folder"] or (f"missing; run: {row['get']}" if row["get"] else "")
         table.add_row(row["name"], "×".join(map(str, row["image"])), f"{row['train']:,}", f"{row['test']:,}", where)
     table.add_row("hf:NAME", "", "", "", "Hugging Face, or a folder hf:/path; needs: pip install 'defedavg[hub]'")
+    table.add_row("leaf:/folder", "", "", "", "JSON files of LEAF, in train and test")
     SafeConsole(width_of_files=300).print(table)
 
 
 @app.command()
 def fetch(
-    name: Annotated[str, Argument(metavar="NAME", help="fashionmnist or cifar10.")],
+    name: Annotated[str, Argument(metavar="NAME", help="fashionmnist, cifar10, mnist-writers or shakespeare-roles.")],
     _data_dir: DataDir = None,
     url: Annotated[
         str | None,

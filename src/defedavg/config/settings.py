@@ -82,7 +82,9 @@ class TaskSettings:
     """[task]: the model, the data, and how the data are partitioned among clients."""
 
     data: str = _setting(
-        "mnist5k", "mnist5k, fashionmnist, cifar10, flights, one of a plugin, or hf:NAME from Hugging Face"
+        "mnist5k",
+        "mnist5k, fashionmnist, cifar10, flights, mnist-writers, shakespeare-roles, one of a plugin, hf:NAME from "
+        "Hugging Face, or leaf:/folder",
     )
     model: str = _setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
     split: str = _setting(

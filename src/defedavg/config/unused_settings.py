@@ -144,10 +144,10 @@ def _by_data(study: Study) -> dict[str, str]:
     """Return ``task.normalise`` if no data set of the study has images."""
     if "task.normalise" not in study.given:
         return {}
-    from ..tasks.datasets.catalog import has_pixels
+    from ..tasks.datasets.catalog import kind_of_inputs
 
     names = _values(study, "task", "data")
-    if any(map(has_pixels, names)):
+    if "images" in map(kind_of_inputs, names):
         return {}
     return {"task.normalise": f"{_subject(names, 'has', 'have')} no images"}
 

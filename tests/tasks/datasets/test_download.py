@@ -28,6 +28,8 @@ from defedavg.tasks.datasets.dataset import DataSet, Download, PublishedFile
 from defedavg.tasks.datasets.dataset_files import md5
 from defedavg.tasks.datasets.download import unpack
 from defedavg.tasks.datasets.fashionmnist import FASHIONMNIST
+from defedavg.tasks.datasets.mnist_writers import MNIST_WRITERS
+from defedavg.tasks.datasets.shakespeare_roles import SHAKESPEARE_ROLES
 from helpers.command_line import call
 from helpers.data_files import write_cifar, write_fashion
 from helpers.user_errors import line_of
@@ -279,8 +281,8 @@ def test_unknown_names_and_addresses(tmp_path: Path) -> None:
 
 
 def test_the_catalogue_is_complete() -> None:
-    assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10", "flights"]
-    for dataset in (FASHIONMNIST, CIFAR10):
+    assert list(DATASETS) == ["mnist5k", "fashionmnist", "cifar10", "flights", "mnist-writers", "shakespeare-roles"]
+    for dataset in (FASHIONMNIST, CIFAR10, MNIST_WRITERS, SHAKESPEARE_ROLES):
         source = dataset.download
         assert source is not None
         spellings = {spelling for names in dataset.layouts[0][1] for spelling in names}

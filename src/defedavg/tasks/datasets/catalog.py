@@ -1,7 +1,7 @@
 """Data sets by name, and classification tasks on them; nothing is downloaded here.
 
 ``load`` reads a registered data set and normalises it to float32. Names that begin with ``hf:`` are read through
-Hugging Face's ``datasets``.
+Hugging Face's ``datasets``, and those with ``leaf:`` from a folder of LEAF's JSON files.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from torch import Tensor
 from ... import rng as keyed
 from ...errors import UserError, unknown
 from .. import models
-from ..losses import cross_entropy
-from ..partition import needs_users, split
+from ..losses import cross_entropy, token_accuracy, token_cross_entropy
+from ..partition import PARTITIONS, is_identical, needs_users, split
 from ..samples import Data
 from ..task import Task
 from ..users import Users, check_ids, count_users
-from . import hub
+from . import hub, leaf
 from .cifar10 import CIFAR10
 from .dataset import DATASETS, DataSet, register_dataset
 from .dataset_files import data_dir, how_to_get, locate
 from .fashionmnist import FASHIONMNIST
 from .flights import FLIGHTS
 from .mnist5k import MNIST5K
+from .mnist_writers import MNIST_WRITERS
+from .shakespeare_roles import SHAKESPEARE_ROLES
 
-for _dataset in (MNIST5K, FASHIONMNIST, CIFAR10, FLIGHTS):
+for _dataset in (MNIST5K, FASHIONMNIST, CIFAR10, FLIGHTS, MNIST_WRITERS, SHAKESPEARE_ROLES):
     register_dataset(_dataset)
 
 Loaded = tuple[Data, Data, int]
@@ -47,6 +49,8 @@ def load_pixels(name: str) -> Loaded:
     """Return a data set with pixel values 0..255, as bytes or as float32; the files of one folder are read once."""
     if name.startswith(hub.PREFIX):
         return hub.load(name.removeprefix(hub.PREFIX))
+    if name.startswith(leaf.PREFIX):
+        return leaf.load(name.removeprefix(leaf.PREFIX))[:3]
     dataset = DATASETS.find(name)
     return _read(dataset, locate(dataset, data_dir()))[0]
 
@@ -66,6 +70,8 @@ def load_users(name: str, partition_by: str = "") -> Users:
         return hub.load_users(name.removeprefix(hub.PREFIX), partition_by)
     if partition_by:
         raise UserError(f"task.partition_by names a column of a data set hf:NAME, and {name!r} is not one; remove it")
+    if name.startswith(leaf.PREFIX):
+        return leaf.load(name.removeprefix(leaf.PREFIX))[3]
     dataset = DATASETS.find(name)
     users = _read(dataset, locate(dataset, data_dir()))[1]
     if users is None:
@@ -89,12 +95,16 @@ def load(name: str, normalise: str = "standard", test_share: float = 0.0) -> Loa
     loaded = load_pixels(name)
     if test_share:
         loaded = _pooled(loaded, test_share)
-    return _normalised(loaded, normalise) if has_pixels(name) else loaded
+    return _normalised(loaded, normalise) if kind_of_inputs(name) == "images" else loaded
 
 
-def has_pixels(name: str) -> bool:
-    """Return whether the inputs of a data set are images, which are normalised."""
-    return name.startswith(hub.PREFIX) or DATASETS.find(name).inputs == "images"
+def kind_of_inputs(name: str) -> str:
+    """Return which of ``KINDS`` the inputs of a data set are; only images are normalised."""
+    if name.startswith(hub.PREFIX):
+        return "images"
+    if name.startswith(leaf.PREFIX):
+        return leaf.load(name.removeprefix(leaf.PREFIX))[4]
+    return DATASETS.find(name).inputs
 
 
 @lru_cache(maxsize=4)
@@ -164,8 +174,16 @@ def classification_task(
     with torch.device("meta"):  # an unknown or unfit model is reported now, without memory or a random draw
         builder()
     users = load_users(data, partition_by).train if needs_users(split_kind) else None
-    clients = split(split_kind, train.targets.numpy(), num_clients, seed, users=users, **split_options)
-    return Task(f"{data}/{model}/{split_kind}", builder, cross_entropy, train, test, clients, classes)
+    name, labels = f"{data}/{model}/{split_kind}", train.targets.numpy()
+    if kind_of_inputs(data) != "tokens":
+        clients = split(split_kind, labels, num_clients, seed, users=users, **split_options)
+        return Task(name, builder, cross_entropy, train, test, clients, classes)
+    PARTITIONS.find(split_kind)
+    if not (needs_users(split_kind) or is_identical(split_kind)):
+        what = f"split = {split_kind} needs one class per sample, and {data!r} has a target for every token"
+        raise UserError(f"{what}; use natural, iid or sampled")
+    clients = split(split_kind, labels[:, 0], num_clients, seed, users=users, **split_options)
+    return Task(name, builder, token_cross_entropy, train, test, clients, None, metric=token_accuracy)
 
 
 # Normalisation.

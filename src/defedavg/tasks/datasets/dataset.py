@@ -19,13 +19,17 @@ from ...errors import UserError, unknown
 from ...registry import Registry
 
 Part = tuple[NDArray[Any], NDArray[np.int64]]
-"""Images (n, channels, height, width) with pixel values 0..255, as bytes or as float32, and their classes."""
+"""Images (n, channels, height, width) with pixel values 0..255, as bytes or as float32, and their classes.
+
+Vectors and tokens have other shapes; see ``KINDS``.
+"""
 
 UserPart = tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]
 """A part and the id of every sample's user, a whole number or text."""
 
-KINDS = ("images", "vectors")
-"""Inputs: pixel values, which ``task.normalise`` scales, or vectors (n, features) of float32, used as they are."""
+KINDS = ("images", "vectors", "tokens")
+"""Inputs: pixel values, which ``task.normalise`` scales; vectors (n, features) of float32, used as they are; or tokens
+(n, length) of int64, with a target for every one of them."""
 
 Layout = tuple[str, tuple[tuple[str, ...], ...]]
 """A folder below the data folder, and the names that each file of the data set may have in it."""
@@ -33,11 +37,12 @@ Layout = tuple[str, tuple[tuple[str, ...], ...]]
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """A published file: its name, its size in bytes and its MD5."""
+    """A published file: its name, its size in bytes, its MD5, and its mirrors if not those of the whole download."""
 
     name: str
     size: int
     md5: str
+    mirrors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,8 @@ def fetch(
     folder = root / download.folder
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    mirrors = [url] if url else download.mirrors
     for file in download.files:
+        mirrors = [url] if url else file.mirrors or download.mirrors
         _download(file, [_address(base, file) for base in mirrors], root if download.members else folder, watch)
     if download.members:
         archive = root / download.files[0].name

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
+from . import idx_files
 from .dataset import DataSet, Download, Part, PublishedFile
-from .dataset_files import MAX_IMAGES, Pixels, check_classes, check_published, damaged, open_file, reading
+from .dataset_files import Pixels
 
 _NAMES: Final = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 _FILES: Final = tuple((name, f"{name}.gz") for name in _NAMES)
@@ -31,40 +29,15 @@ _PUBLISHED: Final = {
 
 def read_idx(path: Path, item: tuple[int, ...]) -> Pixels:
     """Return the content of an idx file of bytes whose items have the given shape."""
-    dims = 1 + len(item)
-    with reading(FASHIONMNIST, path), open_file(path) as file:
-        head = file.read(4 + 4 * dims)
-        if head[:4] != bytes((0, 0, 8, dims)):
-            raise damaged(FASHIONMNIST, path, f"it begins with {head[:4].hex()}, not with 000008{dims:02x}")
-        if len(head) < 4 + 4 * dims:
-            raise damaged(FASHIONMNIST, path, f"it ends after {len(head)} bytes")
-        count, *shape = (int(side) for side in np.frombuffer(head, ">u4", offset=4))
-        if tuple(shape) != item:
-            found, expected = ("x".join(map(str, sides)) for sides in (shape, item))
-            raise damaged(FASHIONMNIST, path, f"its images are {found}, not {expected}")
-        if not 1 <= count <= MAX_IMAGES:
-            raise damaged(FASHIONMNIST, path, f"its header announces {count:,} items")
-        size = count * prod(item)
-        body = file.read(size + 1)  # one byte more than expected, so that the end and its checksum are reached
-    if len(body) != size:
-        found = "more" if len(body) > size else f"{len(body):,}"
-        raise damaged(FASHIONMNIST, path, f"it has {found} bytes after its header, not the announced {size:,}")
-    whole = bytearray(head + body)
-    check_published(FASHIONMNIST, path, memoryview(whole))
-    return np.frombuffer(whole, np.uint8, offset=len(head)).reshape(count, *item)
-
-
-def _part(images: Path, labels: Path) -> Part:
-    inputs, targets = read_idx(images, (28, 28)), read_idx(labels, ())
-    if len(inputs) != len(targets):
-        what = f"it has {len(targets):,} labels for {len(inputs):,} images in {images.name}"
-        raise damaged(FASHIONMNIST, labels, what)
-    return inputs[:, None], check_classes(FASHIONMNIST, labels, targets)
+    return idx_files.read_idx(FASHIONMNIST, path, item)
 
 
 def _read(paths: Sequence[Path]) -> tuple[Part, Part]:
     train_images, train_labels, test_images, test_labels = paths
-    return _part(train_images, train_labels), _part(test_images, test_labels)
+    return (
+        idx_files.read_part(FASHIONMNIST, train_images, train_labels),
+        idx_files.read_part(FASHIONMNIST, test_images, test_labels),
+    )
 
 
 FASHIONMNIST = DataSet(
