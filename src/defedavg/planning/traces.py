@@ -44,7 +44,7 @@ def read_trace(path: str | Path) -> Trace:
     """Read a trace; the order of its lines does not matter, except that names are numbered as they first appear."""
     clients: dict[str, _Client] = {}
     intervals = False
-    for where, cells in table(_text(path), path, REQUIRED, (*OPTIONAL, *INTERVAL), INTERVAL[:2]):
+    for where, cells in table(text_of(path), path, REQUIRED, (*OPTIONAL, *INTERVAL), INTERVAL[:2]):
         name = cells.pop("client").strip()
         intervals = "available_from" in cells
         values = _numbers(cells, where)
@@ -135,7 +135,7 @@ def _numbered(clients: Mapping[str, _Client], path: str | Path) -> tuple[list[st
     return [numbers[i] for i in range(len(numbers))], ()
 
 
-def _text(path: str | Path) -> str:
+def text_of(path: str | Path) -> str:
     """Return the text of a regular file of a limited size; a pipe or a device may be endless."""
     try:
         with open_regular(Path(path)) as file:
