@@ -19,6 +19,10 @@ class FallbackWarning(UserWarning):
     """A slower way to compute the same is used; the message says why."""
 
 
+class IgnoredWarning(UserWarning):
+    """A part of an input has no meaning here; the message says which part."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for an unknown name; it suggests the nearest known one."""
     names = sorted(known)

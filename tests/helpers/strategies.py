@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
 from defedavg.algorithms.protocol import UPLOADS
 from defedavg.planning.devices import Fleet, Slowness, Trace, Windows
+from defedavg.planning.intervals import Intervals
 from defedavg.planning.plan import Plan
 from defedavg.planning.records import Record, Round
 from defedavg.planning.simulator import Simulator
@@ -29,8 +30,12 @@ SLOWNESS_TEXTS = (
     "exponential(2)",
     "two-speed(0.5, 10)",
     "pareto(1.5)",
+    "phones",
 )
 
+
+EDGES = [0.0, 0.05, 0.1, 0.11, 0.25, 0.5, 0.75, 1.0, 1.3, 1.999]
+"""Starts and ends of intervals, in seconds."""
 
 CHOICES: dict[tuple[str, str], list[Any]] = {
     ("asysg", "concurrency"): [0, 1],
@@ -160,6 +165,22 @@ def traces(clients: int, *, leave: bool = False) -> st.SearchStrategy[Trace]:
         floats([10.0, 400.0, math.inf]),
         absences,
     )
+
+
+@st.composite
+def intervals(draw: st.DrawFn, clients: int, *, end: bool = False) -> Intervals:
+    """Draw intervals of times that tie with others; they repeat or last for ever, unless they may ``end``."""
+    found = []
+    for _ in range(clients):
+        edges = draw(st.lists(st.sampled_from(EDGES), min_size=2, max_size=8, unique=True).map(sorted))
+        spans = list(zip(edges[::2], edges[1::2], strict=False))
+        period = draw(st.sampled_from([edges[-1], 2.0, 2.5, math.inf]))
+        if math.isinf(period) and not (end and draw(st.booleans())):
+            spans[-1] = (spans[-1][0], math.inf)
+        elif math.isfinite(period) and draw(st.booleans()) and spans[0][0] > 0.0:
+            spans.append((edges[-1], period + 0.5 * spans[0][0]) if edges[-1] < period else (0.0, 0.5 * spans[0][0]))
+        found.append((spans, period))
+    return Intervals.of(found)
 
 
 @st.composite

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,20 @@ from hypothesis import strategies as st
 from defedavg import rng as keyed
 from defedavg.errors import UserError
 from defedavg.planning.devices import PAPER, SLOWNESS, Fleet, Slowness, Trace, Windows
+from defedavg.planning.phones import LATENCY, Quantiles
 from defedavg.planning.traces import read_trace
 from helpers.strategies import SLOWNESS_TEXTS, bounded
 
 MANY = keyed.extend_all(keyed.key(3, "test"), np.arange(200_000))
 
+
+def mean_of(found: Quantiles) -> float:
+    """Return the mean of a distribution whose quantiles are linear in log space: the integral of each piece."""
+    pieces = itertools.pairwise(zip(found.shares, found.values, strict=True))
+    return sum((q - p) * (b - a) / math.log(b / a) for (p, a), (q, b) in pieces)
+
+
+PHONES_MEAN = mean_of(LATENCY) / 172
 
 # Slowness: text, mean, tolerance, minimum, maximum.
 CLOSED_FORMS = [
@@ -38,6 +48,7 @@ CLOSED_FORMS = [
     ("two-speed(0, 9)", 1.0, 0.0, 1.0, 1.0),
     ("two-speed(1, 9)", 9.0, 0.0, 9.0, 9.0),
     ("pareto(4)", 4.0 / 3.0, 0.01, 1.0, math.inf),
+    ("phones", PHONES_MEAN, 0.02, 34 / 172, 6000 / 172),
 ]
 
 
@@ -363,7 +374,6 @@ def test_shuffled_rows_are_equal(tmp_path: Path) -> None:
     [
         ((), "line 1"),
         (("client,step_seconds,up_mbps", "0,1,1"), "line 1"),
-        ((HEADER + ",speed", "0,1,1,1,1"), "line 1"),
         ((HEADER + ",client", "0,1,1,1,0"), "line 1"),
         ((HEADER + ",leaves_at,leaves_at", "0,1,1,1,0,0"), "line 1"),
         ((HEADER,), "no clients"),
@@ -379,7 +389,8 @@ def test_shuffled_rows_are_equal(tmp_path: Path) -> None:
         ((HEADER, "-1,1,1,1"), "line 2"),
         ((HEADER, "0.5,1,1,1"), "line 2.*whole"),
         ((HEADER, "inf,1,1,1"), "line 2.*whole"),
-        ((HEADER, "zero,1,1,1"), "line 2.*client"),
+        ((HEADER, " ,1,1,1"), "line 2.*client is empty"),
+        ((HEADER, "1,1,1,1", "1.0,1,1,1"), "line 3.*client 1 appears twice"),
         ((HEADER, "0,0,1,1"), "line 2.*step_seconds.*above zero"),
         ((HEADER, "0,1,0,1"), "line 2.*up_mbps.*above zero"),
         ((HEADER, "0,1,1,-4"), "line 2.*down_mbps.*above zero"),

@@ -42,13 +42,21 @@ from .settings_command import settings
 from .split_command import split
 from .stop_signals import stop_on_signals, stopped_by, stopped_code
 from .theory_command import app as theory_app
+from .traces_command import app as traces_app
 from .tune_command import tune
 from .view_command import view
 
 COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
     "Explore": {"settings": settings, "algorithms": algorithms, "plan": plan},
     "Train": {"run": run, "tune": tune},
-    "Inspect": {"report": report, "view": view, "runs": runs_app, "data": data_app, "split": split},
+    "Inspect": {
+        "report": report,
+        "view": view,
+        "runs": runs_app,
+        "data": data_app,
+        "split": split,
+        "traces": traces_app,
+    },
     "Deploy": {"deploy": deploy_app, "replay": replay},
     "Study the paper": {"theory": theory_app, "paper": paper_app},
     "Try this machine": {"bench": bench, "demo": demo},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..algorithms import BUILT_IN, ServerMachine, Setup, algorithm
 from ..algorithms.protocol import SERVER_OPTIMIZERS
 from ..errors import UserError
-from ..planning.devices import Fleet, Slowness, Windows
+from ..planning.devices import Fleet, Slowness, parse_availability
 from ..planning.plan import Plan
 from ..planning.simulator import Simulator
 from ..planning.sparse_simulator import make_simulator_for
@@ -27,7 +27,7 @@ def make_fleet(settings: Settings, seed: int) -> Fleet:
     """Return the simulated clients of a run."""
     c = settings.clients
     values = {item.name: getattr(c, item.name) for item in fields(Fleet) if item.name != "seed"}
-    values["slowness"], values["availability"] = Slowness.parse(c.slowness), Windows.parse(c.availability)
+    values["slowness"], values["availability"] = Slowness.parse(c.slowness), parse_availability(c.availability)
     values["trace"] = read_trace(c.trace) if c.trace else None
     values["model_megabytes"] = message_megabytes(settings)
     return Fleet(seed=seed, **values)

@@ -11,7 +11,8 @@ from typing import Any
 from ..algorithms import ALGORITHMS, algorithm
 from ..algorithms.protocol import SERVER_OPTIMIZERS, UPLOADS, WEIGHTINGS
 from ..errors import UserError, unknown
-from ..planning.devices import MAX_CLIENTS, PAPER, Slowness, Windows
+from ..planning.devices import LINKS, MAX_CLIENTS, PAPER, Slowness, parse_availability
+from ..planning.profiles import PROFILES
 from ..planning.rate_schedules import SCHEDULE_TEXT, Schedule
 from ..planning.sparse_simulator import PLAN_DETAIL
 
@@ -129,7 +130,9 @@ class ClientSettings:
         most=MAX_CLIENTS,
     )
     profile: str = _setting(
-        DEFAULT_PROFILE, "default of step_seconds and model_megabytes", replaced_by=("step_seconds", "model_megabytes")
+        DEFAULT_PROFILE,
+        "default of step_seconds and model_megabytes: paper-fashionmnist or paper-cifar10; of slowness, links and "
+        "availability as well: phones",
     )
     step_seconds: float = _setting(
         PAPER[DEFAULT_PROFILE]["step_seconds"],
@@ -143,10 +146,17 @@ class ClientSettings:
     slowness: str = _setting(
         "uniform(1, 5)",
         "slowdown of each client: equal, uniform(low, high), inverse-uniform(low, high) (uniform speeds), "
-        "lognormal(sigma), exponential(mean), two-speed(share, factor), pareto(shape)",
+        "lognormal(sigma), exponential(mean), two-speed(share, factor), pareto(shape), phones (as measured)",
+        profile=True,
         replaced_by=("trace",),
     )
     jitter: float = _setting(0.0, "variation of job durations (sigma of a log-normal distribution of mean 1)")
+    links: str = _setting(
+        "equal",
+        "equal (uplink_mbps and downlink_mbps for all), or phones (drawn as measured)",
+        profile=True,
+        replaced_by=("trace",),
+    )
     uplink_mbps: float = _setting(400.0, "bandwidth from client to server, in Mbit/s", replaced_by=("trace",))
     downlink_mbps: float = _setting(400.0, "bandwidth from server to client, in Mbit/s", replaced_by=("trace",))
     latency_seconds: float = _setting(0.0, "delay added to every message")
@@ -155,12 +165,16 @@ class ClientSettings:
         "an update that is sent unrequested: background (the client trains on), blocking (it waits until the upload "
         "ends), or auto (the algorithm's own)",
     )
-    availability: str = _setting("always", "always, or windows(on_seconds, off_seconds)")
+    availability: str = _setting("always", "always, windows(on_seconds, off_seconds), or phones", profile=True)
     failure_rate: float = _setting(0.0, "probability that a client fails during a job")
     return_seconds: float = _setting(
         1.0, "time until a failed client returns (inf: never)", most=MAX_SECONDS, needs=("failure_rate",)
     )
-    trace: str = _setting("", "CSV of measured devices: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]")
+    trace: str = _setting(
+        "",
+        "CSV of measured devices: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]"
+        "[,available_from,available_to,repeat_every]",
+    )
     plan_detail: str = _setting(
         "auto", "jobs that plans record: all, used (uploaded ones), or auto (used from 20,000 reliable clients on)"
     )
@@ -168,14 +182,16 @@ class ClientSettings:
     def __post_init__(self) -> None:
         _require(self, _count, "it must be at least 1", "clients.num_clients")
         _check_limits(self, "clients")
-        if self.profile not in PAPER:
-            raise unknown("profile", self.profile, PAPER)
+        if self.profile not in PROFILES:
+            raise unknown("profile", self.profile, PROFILES)
+        if self.links not in LINKS:
+            raise unknown("clients.links", self.links, LINKS)
         if self.plan_detail not in PLAN_DETAIL:
             raise unknown("clients.plan_detail", self.plan_detail, PLAN_DETAIL)
         if self.upload not in UPLOADS:
             raise unknown("clients.upload", self.upload, UPLOADS)
         Slowness.parse(self.slowness)
-        Windows.parse(self.availability)
+        parse_availability(self.availability)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ..algorithms import ALGORITHMS, BUILT_IN
 from ..compat import make_callable
 from ..errors import UserError, first_line, unknown
 from ..fileio import read_input
-from ..planning.devices import PAPER
+from ..planning.profiles import BY_PROFILE, PROFILES
 from ..planning.traces import read_trace
 from ..plugins import load_plugins
 from .renamed_settings import current_name, current_names
@@ -142,8 +142,9 @@ def override(found: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, 
     given = _read_overrides(overrides)
     clients = merged.get("clients")
     if "clients.profile" in given and isinstance(clients, dict):
-        # The profile of the command line replaces what the file says of step_seconds and model_megabytes.
-        merged["clients"] = {name: value for name, value in clients.items() if name not in PAPER[DEFAULT_PROFILE]}
+        # The profile of the command line replaces what the file says of the settings that it sets.
+        by_profile = PROFILES.get(str(given["clients.profile"]), {})
+        merged["clients"] = {name: value for name, value in clients.items() if name not in by_profile}
     for name, value in given.items():
         table, dot, key = name.partition(".")
         target = merged.setdefault(table, {}) if dot else merged
@@ -299,9 +300,9 @@ def _all(value: Any) -> tuple[Any, ...]:
 def _fill_clients(clients: dict[str, Any], folder: Path | None) -> None:
     """Add the values of the profile and the number of clients of the trace, where the file does not set them."""
     profile = clients.get("profile", DEFAULT_PROFILE)
-    if isinstance(profile, str) and profile in PAPER:
-        clients.update({**PAPER[profile], **clients})
-    elif isinstance(profile, tuple) and not set(PAPER[DEFAULT_PROFILE]) <= set(clients):
+    if isinstance(profile, str) and profile in PROFILES:
+        clients.update({**PROFILES[profile], **clients})
+    elif isinstance(profile, tuple) and not set(clients) >= BY_PROFILE:
         raise UserError("clients.profile cannot be swept; write one file per profile, or sweep step_seconds")
     traces = clients.get("trace", "")
     paths = [(folder or Path()) / trace if trace else None for trace in _all(traces)]

@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..algorithms import ALGORITHMS
+from ..planning.devices import PHONES
+from ..planning.profiles import PROFILES
 from .settings import SERVER_CONSTANTS, TABLES, TrainingSettings
 from .study import Study
 
@@ -23,7 +25,7 @@ class NoEffectWarning(UserWarning):
 def unused_settings(study: Study) -> list[str]:
     """Return one line for every given setting that has no effect in any run of the study."""
     reasons = {**_by_fields(study), **_by_options(study), **_by_partition(study), **_by_algorithms(study)}
-    reasons |= _by_server_optimizer(study) | _by_uploads(study)
+    reasons |= _by_server_optimizer(study) | _by_uploads(study) | _by_devices(study)
     lines = [
         f"[{table}] has no effect: {table} is not in algorithms"
         for table in study.tables
@@ -90,6 +92,17 @@ def _by_fields(study: Study) -> dict[str, str]:
             in_every_run = all(all(_values(study, table, other)) for other in others)
             if others and in_every_run and study.given.issuperset(names):
                 reasons[f"{table}.{item.name}"] = f"{_subject(names, 'replaces', 'replace')} it"
+    return reasons
+
+
+def _by_devices(study: Study) -> dict[str, str]:
+    """Return the profile if every setting that it would set is given, and bandwidths if links are drawn."""
+    reasons = {}
+    profile = [f"clients.{name}" for name in PROFILES.get(str(study.tables["clients"]["profile"]), {})]
+    if profile and study.given.issuperset(profile):
+        reasons["clients.profile"] = f"{_subject(profile, 'replaces', 'replace')} it"
+    if set(_values(study, "clients", "links")) == {PHONES} and not any(_values(study, "clients", "trace")):
+        reasons |= {f"clients.{name}": "clients.links is phones" for name in ("uplink_mbps", "downlink_mbps")}
     return reasons
 
 

@@ -13,6 +13,7 @@ from ..config.settings import Settings
 from ..config.study import Study
 from ..config.unused_settings import NoEffectWarning, replaced, unused_settings
 from ..errors import FallbackWarning, UserError, unknown
+from ..planning.availability_checks import available
 from ..planning.plan import Plan
 from ..planning.plan_checks import checked_for_use
 from ..planning.plan_recorder import PlanRecorder
@@ -65,7 +66,7 @@ class Simulation:
         """Return the rest of the plan, and the counters of earlier sessions."""
         from ..training import EvalCounters
 
-        checked = checked_for_use(self.simulator.header, self.simulator)
+        checked = checked_for_use(self.simulator.header, available(self.simulator.fleet, self.simulator))
         stream = iter(checked if self._recorder is None else self._recorder)
         if self._resumed is None:
             return stream, EvalCounters()

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from ..algorithms.protocol import UPLOADS
 from ..errors import UserError, unknown
 from ..rng import extend, extend_all, key, normal, normal_all, uniform, uniform_all
-
-Floats = NDArray[np.float64]
+from . import phones
+from .intervals import Floats, Intervals, Ints, Schedule
 
 MAX_CLIENTS = 100_000_000
 MAX_WINDOW_SECONDS = 1e9
+MAX_SIGMAS = 8.6  # no normal deviate that is drawn by key is farther from zero
 BLOCK = 1 << 14  # clients whose speeds are drawn at a time
 
 
@@ -66,7 +67,11 @@ SLOWNESS: dict[str, _Distribution] = {
     "pareto": _Distribution(
         ("shape",), (2.0,), lambda shape: shape > 0, lambda keys, shape: (1.0 - uniform_all(keys)) ** (-1.0 / shape)
     ),
+    "phones": _Distribution((), (), lambda: True, phones.slowness),
 }
+LINKS = ("equal", "phones")
+PHONES = "phones"
+"""The value of ``availability`` that stands for the hours of phones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,8 @@ class Slowness:
 
     equal · uniform(low, high) · inverse-uniform(low, high): speeds are uniform, the fastest has slowness 1 and the
     slowest high/low · lognormal(sigma) with median 1 · exponential(mean), 1 plus an exponential delay ·
-    two-speed(share, factor): a share of the clients is slower by the factor · pareto(shape), at least 1.
+    two-speed(share, factor): a share of the clients is slower by the factor · pareto(shape), at least 1 · phones,
+    fitted to measured ones, with median 1.
     """
 
     kind: str
@@ -125,8 +131,8 @@ class Windows:
             on = off = 0.0
         if not (0 < on <= MAX_WINDOW_SECONDS and 0 <= off <= MAX_WINDOW_SECONDS):
             raise UserError(
-                f"availability {text!r} cannot be read; write 'always' or 'windows(on_seconds, off_seconds)', each at "
-                f"most {MAX_WINDOW_SECONDS:,.0f}"
+                f"availability {text!r} cannot be read; write 'always', 'phones' or 'windows(on_seconds, "
+                f"off_seconds)', each at most {MAX_WINDOW_SECONDS:,.0f}"
             )
         return cls(on, off)
 
@@ -151,13 +157,39 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
+class PhasedWindows:
+    """Windows of clients whose phases are drawn by key."""
+
+    windows: Windows
+    phases: int  # their key
+
+    def opens(self, client: int, time: float) -> float:
+        """Return the first time at or after ``time`` at which the client is reachable."""
+        return self.windows.opens(uniform(extend(self.phases, client)), time)
+
+    def opens_all(self, clients: Ints, times: Floats) -> Floats:
+        """Return ``opens`` for many clients and times."""
+        return self.windows.opens_all(uniform_all(extend_all(self.phases, clients)), times)
+
+
+def parse_availability(text: str) -> Windows | str | None:
+    """Read ``always``, ``phones`` or ``windows(on, off)``."""
+    return PHONES if text.strip() == PHONES else Windows.parse(text)
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
-    """Measurements of real clients: arrays over clients, and (leaves at, returns at) of clients that leave."""
+    """Measurements of real clients: arrays over clients, and (leaves at, returns at) of clients that leave.
+
+    Without ``intervals``, clients are reachable at all times. ``names`` is empty if clients are numbered.
+    """
 
     step_seconds: Floats
     up_mbps: Floats
     down_mbps: Floats
     absences: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    intervals: Intervals | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,7 +205,8 @@ class Fleet:
     downlink_mbps: float = 400.0
     latency_seconds: float = 0.0
     model_megabytes: float = 2.2
-    availability: Windows | None = None
+    links: str = "equal"  # one of ``LINKS``; equal: ``uplink_mbps`` and ``downlink_mbps`` for all
+    availability: Windows | str | None = None  # text: ``PHONES``
     failure_rate: float = 0.0
     return_seconds: float = 1.0
     trace: Trace | None = None
@@ -192,6 +225,7 @@ class Fleet:
             ("return_seconds", self.return_seconds >= 0, "it must be zero or more (inf: lost clients never return)"),
             ("num_clients", self.num_clients <= MAX_CLIENTS, f"at most {MAX_CLIENTS:,} can be planned"),
             ("upload", self.upload in UPLOADS, f"it must be one of {', '.join(UPLOADS)}"),
+            ("links", self.links in LINKS, f"it must be one of {', '.join(LINKS)}"),
             ("jitter", self.jitter <= 5, "it must be at most 5, where jobs differ by factors of a million"),
         ):
             if not valid:
@@ -199,6 +233,8 @@ class Fleet:
         found = len(self.trace.step_seconds) if self.trace else self.num_clients
         if found != self.num_clients:
             raise UserError(f"the trace has {found} clients but num_clients is {self.num_clients}; change one of them")
+        if self.trace and self.trace.intervals and self.availability is not None:
+            raise UserError("the trace says when clients are available, and availability does, too; set it to 'always'")
         with np.errstate(over="ignore", divide="ignore"):
             quickest, slowest, largest = *self.step_range[:2], max(self.up_times.max(), self.down_times.max())
         if not (quickest >= 1e-9 and slowest <= 1e9 and largest <= 1e9):
@@ -231,12 +267,25 @@ class Fleet:
     @cached_property
     def up_times(self) -> Floats:
         """Seconds of an upload, for every client."""
-        return self._transfer(self.trace.up_mbps if self.trace else self.uplink_mbps)
+        return self._transfer(self._mbps[0])
 
     @cached_property
     def down_times(self) -> Floats:
         """Seconds of a download, for every client."""
-        return self._transfer(self.trace.down_mbps if self.trace else self.downlink_mbps)
+        return self._transfer(self._mbps[1])
+
+    @property
+    def equal_links(self) -> bool:
+        """Whether all clients have the same links."""
+        return self.trace is None and self.links == "equal"
+
+    @cached_property
+    def _mbps(self) -> tuple[float | Floats, float | Floats]:
+        if self.trace:
+            return self.trace.up_mbps, self.trace.down_mbps
+        if self.links == PHONES:
+            return phones.links(self.seed, np.arange(self.num_clients))
+        return self.uplink_mbps, self.downlink_mbps
 
     def _transfer(self, mbps: float | Floats) -> Floats:
         seconds = self.latency_seconds + self.model_megabytes * 8.0 / np.asarray(mbps)
@@ -260,17 +309,37 @@ class Fleet:
         u = uniform(extend(extend(self._keys["death"], client), job))
         return u / self.failure_rate if u < self.failure_rate else None
 
-    def opens(self, client: int, time: float) -> float:
-        """Return the first time at or after ``time`` at which the client is reachable."""
-        if self.availability is None:
-            return time
-        return self.availability.opens(uniform(extend(self._keys["phase"], client)), time)
+    @cached_property
+    def schedule(self) -> Schedule | None:
+        """When clients are reachable; None: at all times."""
+        if self.trace and self.trace.intervals:
+            return self.trace.intervals
+        if isinstance(self.availability, Windows):
+            return PhasedWindows(self.availability, self._keys["phase"])
+        return None if self.availability is None else phones.PhoneHours(self.seed)
 
-    def opens_all(self, clients: NDArray[np.int64], times: Floats) -> Floats:
+    def opens(self, client: int, time: float) -> float:
+        """Return the first time at or after ``time`` at which the client is reachable; infinity if there is none."""
+        return time if self.schedule is None else self.schedule.opens(client, time)
+
+    def opens_all(self, clients: Ints, times: Floats) -> Floats:
         """Return ``opens`` for many clients and times."""
-        if self.availability is None:
-            return times
-        return self.availability.opens_all(uniform_all(extend_all(self._keys["phase"], clients)), times)
+        return times if self.schedule is None else self.schedule.opens_all(clients, times)
+
+    @cached_property
+    def longest_closed(self) -> float:
+        """The longest time after which a client that is reachable again is reachable."""
+        if self.trace and self.trace.intervals:
+            return self.trace.intervals.longest_closed
+        if isinstance(self.availability, Windows):
+            return self.availability.off
+        return 0.0 if self.availability is None else phones.LONGEST_CLOSED
+
+    @cached_property
+    def reachable_until(self) -> tuple[float, float]:
+        """When the first client, and when the last one, is reachable for the last time; infinity: they always are."""
+        ends = self.trace.intervals.ends_at if self.trace and self.trace.intervals else np.array([math.inf])
+        return float(ends.min()), float(ends.max())
 
     @property
     def absences(self) -> Mapping[int, tuple[float, float]]:
@@ -278,14 +347,23 @@ class Fleet:
         return self.trace.absences if self.trace else {}
 
     @property
-    def lossy(self) -> bool:
-        """Whether clients can fail or leave."""
+    def fails(self) -> bool:
+        """Whether clients can fail or leave, and lose what they have."""
         return self.failure_rate > 0.0 or bool(self.absences)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether a client may never answer: clients can fail or leave, or their intervals end."""
+        return self.fails or math.isfinite(self.reachable_until[0])
+
+    def longest_job(self, local_steps: int) -> float:
+        """Return a time in which every job ends, whatever its jitter."""
+        return self.step_range[1] * local_steps * math.exp(self.jitter * MAX_SIGMAS)
 
     def round_trip(self, local_steps: int) -> float:
         """Return the longest time from sending a model to the arrival of its update, without jitter."""
-        closed = self.availability.off if self.availability else 0.0
-        if self.trace is None:  # all links are equal, and rounding is monotonic, so the slowest client determines it
+        closed = self.longest_closed
+        if self.equal_links:  # all links are equal, and rounding is monotonic, so the slowest client determines it
             return closed + (self.step_range[1] * local_steps + float(self.up_times[0]) + float(self.down_times[0]))
         return closed + float(np.max(self.step_times * local_steps + self.up_times + self.down_times))
 
@@ -306,7 +384,7 @@ class StepTimes:
         return block[offset]
 
 
-PAPER = {
+PAPER: dict[str, dict[str, float]] = {
     # 17.0 and 31.4 MFLOP per local step at 10 GFLOP/s; 2.2 and 3.53 MB per model.
     "paper-fashionmnist": {"step_seconds": 0.00170, "model_megabytes": 2.2},
     "paper-cifar10": {"step_seconds": 0.00314, "model_megabytes": 3.53},

@@ -9,12 +9,10 @@ operations as in ``Simulator``, so that every number is identical.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..rng import extend_all, key, normal_all
-from .devices import Fleet, Floats
-
-Ints = NDArray[np.int64]
+from .devices import Fleet
+from .intervals import Floats, Ints
 
 
 class LazyClients:
@@ -24,7 +22,7 @@ class LazyClients:
         self._fleet = fleet
         self._steps = local_steps
         self._jitter = key(fleet.seed, "jitter")
-        self._equal_links = fleet.trace is None
+        self._equal_links = fleet.equal_links
         self._times = np.full(16, np.inf)
         self._count = 0
         # Pages of zeros that are never written take no memory, so versions and jobs are stored plus one.
@@ -48,7 +46,7 @@ class LazyClients:
         links, lengths = self._links(ids), self._lengths(ids)
         while len(ids):
             next_start = np.maximum(end, self._times[trained] + links)
-            if self._fleet.availability is not None:
+            if self._fleet.schedule is not None:
                 next_start = self._next_open_start(ids, end, trained, links)
             starts = next_start < now
             if not starts.all():
@@ -128,8 +126,9 @@ class LazyClients:
             count = count + more - less
 
     def _next_open_start(self, clients: Ints, free: Floats, trained: Ints, links: Floats) -> Floats:
-        """Return when clients with availability windows, free at ``free``, start from a version that is new to them."""
+        """Return when clients that are not always reachable, free at ``free``, start from a version new to them."""
         opening = self._fleet.opens_all(clients, free)
-        waits = self._arrived_count(opening, links) <= trained
+        reachable = np.isfinite(opening)  # again: the intervals of a client may have ended
+        waits = reachable & (self._arrived_count(np.where(reachable, opening, 0.0), links) <= trained)
         arrival = self._arrival(trained, links)
         return np.where(waits, self._fleet.opens_all(clients, arrival), opening)

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 
 from . import plan_checks, plan_io
+from .availability_checks import available
+from .devices import Fleet
 from .records import Header, Job, Record, Round, Uploaded
 from .simulator import Simulator
 
@@ -70,19 +72,20 @@ class Plan:
         header, found = plan_io.stream(path)
         return cls(header, tuple(found))
 
-    def check(self) -> None:
-        """Check every invariant; raise ``PlanError`` that names the first one violated."""
-        for _ in plan_checks.checked(self.header, self.records):
+    def check(self, fleet: Fleet | None = None) -> None:
+        """Check every invariant, availability if the fleet is given; raise ``PlanError`` at the first violation."""
+        records = self.records if fleet is None else available(fleet, self.records)
+        for _ in plan_checks.checked(self.header, records):
             pass
 
 
 def records(simulator: Simulator, rounds: int) -> Iterator[Record]:
     """Yield the records of a plan of that many rounds without storing them."""
-    for record in simulator if rounds > 0 else ():
+    for record in available(simulator.fleet, simulator if rounds > 0 else ()):
         yield record
         if isinstance(record, Round) and record.merge.version >= rounds:
             break
-    yield from simulator.unfinished()
+    yield from available(simulator.fleet, simulator.unfinished())
 
 
 @contextmanager

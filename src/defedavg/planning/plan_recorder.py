@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from .availability_checks import available
 from .plan_checks import checked_for_use
 from .records import Job, Record, Round
 from .simulator import RunningJob, Simulator
@@ -31,7 +32,7 @@ class PlanRecorder:
         return self._source
 
     def _read(self) -> Iterator[Record]:
-        for record in checked_for_use(self._simulator.header, self._simulator):
+        for record in checked_for_use(self._simulator.header, available(self._simulator.fleet, self._simulator)):
             self._pending.append(record)
             yield record
 

@@ -90,6 +90,8 @@ class Simulator:
         self._received_in_vain = False  # whether some client received a version that it could not use
         self._slack = 0.0  # seconds after its arrival in which a client may still start from a version
         self._lost_for_good = 0
+        # Later, no update arrives, because the intervals of all clients have ended.
+        self._last_arrival = (fleet.reachable_until[1] + fleet.longest_job(self.steps) + max(self._up)) * (1.0 + 1e-9)
         self._absent_until: dict[int, float] = {}
         # Without these, no client receives a second model before it has answered, or a request.
         has_timeout = server.setup.timeout_seconds is not None
@@ -137,6 +139,8 @@ class Simulator:
         self._begin(self.server.start())
         while self._queue and self._lost_for_good < self.fleet.num_clients:
             self.now, _, client, _, event, detail = self._queue.pop()
+            if self.now > self._last_arrival:
+                break
             self.handled += 1
             if self.handled > self._deadline:
                 action_checks.refuse_endless_round(self.server, self._newest, self._events_per_round)
@@ -144,7 +148,7 @@ class Simulator:
             if self._out:
                 yield from self._out
                 self._out.clear()
-        if not self._lost_for_good:
+        if not self._lost_for_good and math.isinf(self.fleet.reachable_until[0]):
             faults = {"failed": self.fleet.lossy, "repeated": self._received_in_vain}
             action_checks.refuse_stall(self.server, self.policy, self._newest, **faults)
         yield Stall(self.now)
@@ -193,12 +197,11 @@ class Simulator:
             self._returned(client)
 
     def _defer_until_open(self, client: int, event: int) -> bool:
-        """Return whether the client is unreachable now; if so, repeat the event when it is reachable."""
+        """Return whether the client is unreachable now; if so, repeat the event when it is reachable, if ever."""
         opens = self.fleet.opens(client, self.now)
-        if opens > self.now:
+        if self.now < opens < math.inf:
             self._push(opens, event, client)
-            return True
-        return False
+        return opens > self.now
 
     # Client events.
 

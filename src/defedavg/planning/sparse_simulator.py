@@ -13,7 +13,6 @@ Clients that can fail tell the server when they return, so only ``Simulator`` ha
 
 from __future__ import annotations
 
-import math
 from typing import NoReturn
 
 import numpy as np
@@ -31,7 +30,6 @@ from .simulator import RunningJob, Simulator
 SPARSE_FROM_CLIENTS = 20_000
 """The number of clients from which ``plan_detail = "auto"`` omits jobs that no merge uses."""
 
-MAX_SIGMAS = 8.6  # no normal deviate that is drawn by key is farther from zero
 PLAN_DETAIL = ("auto", "all", "used")
 
 
@@ -39,7 +37,7 @@ def make_simulator_for(server: ServerMachine, fleet: Fleet, plan_detail: str = "
     """Return the simulator that records ``all`` jobs, only the ``used`` ones, or, by fleet size, either (``auto``)."""
     policy = server.policy_with(fleet.upload)
     eager = policy.hold_until_requested and not policy.pause_when_full
-    possible = not fleet.lossy and (server.broadcasts or not eager)
+    possible = not fleet.fails and (server.broadcasts or not eager)
     if plan_detail == "used" and not possible:
         _refuse_used(server, fleet)
     if plan_detail == "all" or not possible or (plan_detail == "auto" and fleet.num_clients < SPARSE_FROM_CLIENTS):
@@ -50,7 +48,7 @@ def make_simulator_for(server: ServerMachine, fleet: Fleet, plan_detail: str = "
 
 
 def _refuse_used(server: ServerMachine, fleet: Fleet) -> NoReturn:
-    if fleet.lossy:
+    if fleet.fails:
         raise UserError("clients.plan_detail is 'used', but clients can be lost, so all jobs matter; set it to 'all'")
     refuse(
         server.name,
@@ -66,7 +64,7 @@ class SparseSimulator(Simulator):
 
     def __init__(self, server: ServerMachine, fleet: Fleet) -> None:
         super().__init__(server, fleet)
-        self._all_start_together = fleet.availability is None  # all first jobs are known from the start
+        self._all_start_together = fleet.schedule is None  # all first jobs are known from the start
         self._all_started = False  # every client that does not exist yet is in its first job
 
     def unfinished(self) -> list[Job]:
@@ -188,9 +186,7 @@ class EagerClientsSimulator(SparseSimulator):
         self._requests: list[list[int]] = []  # the clients of each batch of requests
         self._wanted: dict[int, None] = {}
         # A client started the update it holds at most two jobs and two closed windows ago.
-        longest = fleet.step_range[1] * self.steps * math.exp(fleet.jitter * MAX_SIGMAS)
-        closed = fleet.availability.off if fleet.availability else 0.0
-        self._slack = 2.0 * (longest + closed) * (1.0 + 1e-9)
+        self._slack = 2.0 * (fleet.longest_job(self.steps) + fleet.longest_closed) * (1.0 + 1e-9)
 
     def _start_all(self) -> None:
         self._lazy.broadcast(self.now)
