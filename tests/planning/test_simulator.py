@@ -129,7 +129,7 @@ def test_settings_become_the_fleet_and_the_machines() -> None:
     assert fleet == expected
     setup = make_simulator(found, 5).server.setup
     assert (setup.num_clients, setup.updates_per_round, setup.local_steps, setup.seed) == (9, 2, 3, 5)
-    assert setup.timeout_seconds == pytest.approx(10.0 * fleet.round_trip(3))  # clients can be lost
+    assert setup.timeout_seconds == fleet.automatic_timeout(3)  # clients can be lost
 
 
 def test_there_is_no_timeout_if_no_client_can_fail() -> None:

@@ -34,6 +34,8 @@ MAX_RATE = 1e30
 """Of a learning rate: float32 has numbers up to 3.4e38."""
 MAX_SECONDS = 1e9
 """Of a waiting time that is not infinite: thirty years."""
+MAX_JOULES = 1e9
+"""Of the energy of a step or of a byte."""
 
 
 SERVER_CONSTANTS = {
@@ -143,6 +145,10 @@ class ClientSettings:
     return_seconds: float = _setting(
         1.0, "time until a failed client returns (inf: never)", most=MAX_SECONDS, needs=("failure_rate",)
     )
+    joules_per_step: float = _setting(0.0, "energy of a local step on any client, for plan", most=MAX_JOULES)
+    joules_per_byte: float = _setting(
+        0.0, "energy of a byte that a client sends or receives, for plan", most=MAX_JOULES
+    )
     trace: str = _setting("", "CSV of measured devices: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]")
     plan_detail: str = _setting(
         "auto", "jobs that plans record: all, used (uploaded ones), or auto (used from 20,000 reliable clients on)"
@@ -150,6 +156,8 @@ class ClientSettings:
 
     def __post_init__(self) -> None:
         _require(self, _count, "it must be at least 1", "clients.num_clients")
+        joules = ("clients.joules_per_step", "clients.joules_per_byte")
+        _require(self, lambda value: 0 <= value < math.inf, "it must be zero or more, and finite", *joules)
         _check_limits(self, "clients")
         if self.profile not in PAPER:
             raise unknown("profile", self.profile, PAPER)
@@ -182,7 +190,7 @@ class TrainingSettings:
     server_epsilon: float = _setting(1e-3, "ε of the server optimiser: adagrad, adam, amsgrad, yogi")
     timeout_seconds: float = _setting(
         0.0,
-        "wait for a client before another is drawn; 0: ten times the longest round trip, if clients can fail",
+        "wait for a client before another is drawn; 0: 1.5 times what 95 % of the clients need, if some may not answer",
         most=MAX_SECONDS,
     )
     optimizer: str = _setting("sgd", "local optimiser: sgd, adam or adamw; its state is reset for every job")

@@ -24,6 +24,8 @@ Floats = NDArray[np.float64]
 
 MAX_CLIENTS = 100_000_000
 MAX_WINDOW_SECONDS = 1e9
+TIMEOUT_SHARE, TIMEOUT_FACTOR = 0.95, 1.5
+"""The automatic timeout: this share of the clients answers within it even if each takes this many times as long."""
 BLOCK = 1 << 14  # clients whose speeds are drawn at a time
 
 
@@ -281,6 +283,24 @@ class Fleet:
     def lossy(self) -> bool:
         """Whether clients can fail or leave."""
         return self.failure_rate > 0.0 or bool(self.absences)
+
+    @property
+    def unreliable(self) -> bool:
+        """Whether a request may remain unanswered for long: clients can fail, leave, or be outside their windows."""
+        return self.lossy or (self.availability is not None and self.availability.off > 0.0)
+
+    def answer_times(self, local_steps: int) -> Floats:
+        """Return the time of every client from sending it a model to the arrival of its update, while it is reachable.
+
+        Jitter is not included.
+        """
+        return self.step_times * local_steps + self.up_times + self.down_times
+
+    def automatic_timeout(self, local_steps: int) -> float | None:
+        """Return how long a server waits for a client; None, without limit, if every client answers for sure."""
+        if not self.unreliable:
+            return None
+        return TIMEOUT_FACTOR * float(np.quantile(self.answer_times(local_steps), TIMEOUT_SHARE))
 
     def round_trip(self, local_steps: int) -> float:
         """Return the longest time from sending a model to the arrival of its update, without jitter."""

@@ -92,11 +92,11 @@ class Simulator:
         self._lost_for_good = 0
         self._absent_until: dict[int, float] = {}
         # Without these, no client receives a second model before it has answered, or a request.
-        has_timeout = server.setup.timeout_seconds is not None
-        policy = self.policy
+        has_timeout, policy = server.setup.timeout_seconds is not None, self.policy
         several = policy.hold_until_requested or policy.restart_on_model or policy.background_upload
         self._one_message = not (server.broadcasts or several or fleet.lossy or has_timeout)
         self._started_iteration = False
+        self.horizon = math.inf  # seconds after which no event is handled
         self.handled = 0  # events so far
         setup = server.setup
         self._events_per_round = MAX_EVENTS_WITHOUT_MERGE + 100 * (setup.num_clients + setup.updates_per_round)
@@ -136,8 +136,10 @@ class Simulator:
     def _records(self) -> Iterator[Record]:
         self._begin(self.server.start())
         while self._queue and self._lost_for_good < self.fleet.num_clients:
-            self.now, _, client, _, event, detail = self._queue.pop()
-            self.handled += 1
+            time, _, client, _, event, detail = self._queue.pop()
+            if time > self.horizon:
+                return
+            self.now, self.handled = time, self.handled + 1
             if self.handled > self._deadline:
                 action_checks.refuse_endless_round(self.server, self._newest, self._events_per_round)
             self._handle(event, client, detail)
