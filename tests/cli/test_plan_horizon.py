@@ -85,7 +85,6 @@ def test_the_timeout_is_printed_and_can_be_swept_below_the_slowest_client(tmp_pa
     assert short["timed_out"] > middle["timed_out"] > long["timed_out"]
     assert short["substitutes"] >= short["timed_out"]
     assert middle["rounds"] > long["rounds"]
-    assert short["never_heard"] > 0
     assert short["energy_joules"] > 0
     table = call("plan", "study.toml", *words, cwd=tmp_path).stdout
     assert "timeout_seconds=600" in table

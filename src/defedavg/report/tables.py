@@ -28,10 +28,11 @@ _LEAN = "–: not simulated, since no merge depends on it (clients.plan_detail).
 _STATE = "state: vectors that the server keeps from merge to merge, at most, × the size of a model."
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _HEARD = (
-    "heard by 10 %: share of the clients of which an update was merged by 10 % of the time; never: number of the "
-    "others at the end. Gini: of merged updates per client, 0 if all have the same number. timeout: after it a client "
-    f"is replaced; unless training.timeout_seconds is set, {AUTOMATIC}, if some may not answer. up, down: per client, "
-    "median / 95 % / most; updates count whether they are merged or not."
+    "heard: share of the clients of which an update was merged by 10, 50 and 100 % of the time; never: number of the "
+    "others at the end. Gini: of merged updates per client, 0 if all have the same number. timed out, drawn: clients "
+    f"that did not answer within the timeout, and those drawn instead; unless training.timeout_seconds is set, it is "
+    f"{AUTOMATIC}, if some may not answer. up, down: per client, median / 95 % / most; updates count whether they are "
+    "merged or not."
 )
 _ENERGY = "energy: per client, median / 95 % / most, of all local steps, merged or not, and of all messages."
 _COUNTS = (
@@ -105,24 +106,11 @@ def plan_table(
         "algorithm", "n", *(() if seconds is None else ("rounds", "updates")), "time/round", "stale mean", "p95", "max",
         "fastest ¼", "slowest ¼", "idle", "up", "down", "started", "merged",
     )  # fmt: skip
-    rows = []
     stateful = any(each.state_vectors for group in stats for each in group)
-    for label, group in zip(labels, stats, strict=True):
-        plans = [asdict(each) for each in group]
-        cells = [
-            label + (" (stalled)" if any(plan["stalled"] for plan in plans) else ""),
-            str(group[0].updates_per_round),
-            *([] if seconds is None else _means(plans, rounds=".0f", jobs_merged=".0f")),
-            _duration(mean(plans, "seconds_per_round")),
-            *_means(plans, staleness_mean=".1f", staleness_p95=".1f"),
-            str(max(plan["staleness_max"] for plan in plans)),
-            *_participation(plans),
-            share(mean(plans, "idle_share")),
-            *(size(mean(plans, name) or 0.0) for name in ("uplink_bytes", "downlink_bytes")),
-            *_means(plans, jobs_started=".0f"),
-            share(mean(plans, "merged_share")),
-        ]
-        rows.append([*cells, _state(group)] if stateful else cells)
+    rows = [
+        [*_plan_row(label, group, seconds is not None), *([_state(group)] if stateful else [])]
+        for label, group in zip(labels, stats, strict=True)
+    ]
     caption = f"{_QUARTERS} idle: neither training nor uploading. {_LEAN}{' ' + _STATE if stateful else ''}"
     if stateful:
         columns = (*columns, "state")
@@ -130,9 +118,27 @@ def plan_table(
     return make(f"{planned}, mean over {len(stats[0])} seed(s)", columns, rows, caption)
 
 
+def _plan_row(label: str, group: Sequence[PlanStats], timed: bool) -> list[str]:
+    """Return the cells of one setting; ``timed`` plans differ in their rounds."""
+    plans = [asdict(each) for each in group]
+    return [
+        label + (" (stalled)" if any(plan["stalled"] for plan in plans) else ""),
+        str(group[0].updates_per_round),
+        *(_means(plans, rounds=".0f", jobs_merged=".0f") if timed else []),
+        _duration(mean(plans, "seconds_per_round")),
+        *_means(plans, staleness_mean=".1f", staleness_p95=".1f"),
+        str(max(plan["staleness_max"] for plan in plans)),
+        *_participation(plans),
+        share(mean(plans, "idle_share")),
+        *(size(mean(plans, name) or 0.0) for name in ("uplink_bytes", "downlink_bytes")),
+        *_means(plans, jobs_started=".0f"),
+        share(mean(plans, "merged_share")),
+    ]
+
+
 def clients_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]]) -> Table:
     """Return a table of what clients did, with one row per setting: means over its seeds."""
-    columns = ["algorithm", "heard by 10 %", "50 %", "100 %", "never", "Gini", "timeout", "timed out", "substitutes"]
+    columns = ["algorithm", "heard: 10 %", "50 %", "100 %", "never", "Gini", "timeout", "timed out", "drawn"]
     spreads = {"uplink_per_client": "up", "downlink_per_client": "down", "energy_per_client": "energy"}
     powered = any(each.energy_per_client is not None for group in stats for each in group)
     if not powered:
@@ -143,7 +149,7 @@ def clients_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]]) -
         rows.append(
             [
                 label,
-                *(share(fmean(plan["coverage"][i] for plan in plans)) for i in range(3)),
+                *(f"{100 * fmean(plan['coverage'][i] for plan in plans):.0f} %" for i in range(3)),
                 *_means(plans, never_heard=".0f", gini=".2f"),
                 _duration(mean(plans, "timeout_seconds")),
                 *_means(plans, timed_out=".0f", substitutes=".0f"),
