@@ -26,7 +26,7 @@ from helpers.source_tree import (
 )
 
 ORDER = [
-    {"errors", "rng", "fileio", "jsonio", "registry", "plugins", "compat"},
+    {"errors", "rng", "fileio", "jsonio", "durations", "registry", "plugins", "compat"},
     {"algorithms"},
     {"planning"},
     {"tasks"},

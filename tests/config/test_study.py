@@ -198,7 +198,7 @@ def test_any_input_is_a_study_or_a_user_error(found: dict[str, Any]) -> None:
         ("[clients]\nmodel_megabytes = 1e308", "some client needs"),
         ("[clients]\nstep_seconds = 1e-320", "some client needs"),
         ("[clients]\njitter = 1e200", "jitter"),
-        ("[training]\ntimeout_seconds = 0.001", "may need"),
+        ("[training]\ntimeout_seconds = 0.001", "the fastest client needs"),
     ],
 )
 def test_extreme_values_are_refused_when_the_simulator_is_made(tmp_path: Path, text: str, words: str) -> None:

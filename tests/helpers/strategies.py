@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
 from defedavg.algorithms.protocol import UPLOADS
-from defedavg.planning.devices import Fleet, Slowness, Trace, Windows
+from defedavg.planning.devices import Fleet, Trace, Windows
 from defedavg.planning.intervals import Intervals
 from defedavg.planning.plan import Plan
 from defedavg.planning.records import Record, Round
 from defedavg.planning.simulator import Simulator
+from defedavg.planning.slowness import Slowness
 
 SLOWNESS_TEXTS = (
     "equal",

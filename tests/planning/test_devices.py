@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from defedavg import rng as keyed
 from defedavg.errors import UserError
-from defedavg.planning.devices import PAPER, SLOWNESS, Fleet, Slowness, Trace, Windows
+from defedavg.planning.devices import PAPER, Fleet, Trace, Windows
 from defedavg.planning.phones import LATENCY, Quantiles
+from defedavg.planning.slowness import SLOWNESS, Slowness
 from defedavg.planning.traces import read_trace
 from helpers.strategies import SLOWNESS_TEXTS, bounded
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from defedavg.config.build import make_fleet, make_plan
 from defedavg.config.study import override, study
 from defedavg.config.unused_settings import unused_settings
-from defedavg.planning.devices import PHONES, Fleet, Slowness
+from defedavg.planning.devices import PHONES, Fleet
 from defedavg.planning.phones import DAY, DOWN_MBPS, LATENCY, LONGEST_CLOSED, TRACE_DAYS, UP_MBPS, PhoneHours, Quantiles
 from defedavg.planning.plan import Plan
+from defedavg.planning.slowness import Slowness
 from defedavg.planning.sparse_simulator import make_simulator_for
 from helpers.strategies import bounded, case
 

@@ -18,10 +18,11 @@ from defedavg.algorithms import ALGORITHMS
 from defedavg.algorithms.protocol import Merge
 from defedavg.config import study as config
 from defedavg.config.build import make_fleet, make_plan, make_simulator
-from defedavg.planning.devices import Fleet, Slowness, Windows
+from defedavg.planning.devices import Fleet, Windows
 from defedavg.planning.plan import Plan
 from defedavg.planning.records import Job, Round
 from defedavg.planning.simulator import Simulator
+from defedavg.planning.slowness import Slowness
 from helpers.naive_simulator import agrees_with_naive
 from helpers.strategies import Case, bounded, case, cases, equal_speeds, up_to, variants
 
@@ -129,7 +130,7 @@ def test_settings_become_the_fleet_and_the_machines() -> None:
     assert fleet == expected
     setup = make_simulator(found, 5).server.setup
     assert (setup.num_clients, setup.updates_per_round, setup.local_steps, setup.seed) == (9, 2, 3, 5)
-    assert setup.timeout_seconds == pytest.approx(10.0 * fleet.round_trip(3))  # clients can be lost
+    assert setup.timeout_seconds == fleet.automatic_timeout(3)  # clients can be lost
 
 
 def test_there_is_no_timeout_if_no_client_can_fail() -> None:

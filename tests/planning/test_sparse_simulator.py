@@ -21,7 +21,7 @@ from defedavg.algorithms import ALGORITHMS
 from defedavg.config.build import make_simulator
 from defedavg.config.study import study
 from defedavg.errors import UserError
-from defedavg.planning.devices import BLOCK, Fleet, Slowness, StepTimes, Windows
+from defedavg.planning.devices import BLOCK, Fleet, StepTimes, Windows
 from defedavg.planning.event_queue import Event, EventQueue
 from defedavg.planning.plan import Plan, records, without_gc
 from defedavg.planning.plan_checks import PlanError, checked
@@ -29,6 +29,7 @@ from defedavg.planning.plan_io import Hashed, saved, stream
 from defedavg.planning.plan_stats import PlanStatsCollector, summarise
 from defedavg.planning.records import Header, Job, Record, Round, Sent, Uploaded
 from defedavg.planning.simulator import Simulator
+from defedavg.planning.slowness import Slowness
 from defedavg.planning.sparse_simulator import SPARSE_FROM_CLIENTS, SparseSimulator, make_simulator_for
 from helpers.strategies import SLOWNESS_TEXTS, Case, bounded, case, cases, variants
 

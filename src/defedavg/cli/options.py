@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 from ..config import study as config
 from ..config.study import Study
 from ..config.unused_settings import unused_settings
+from ..durations import parse_duration
 from ..errors import UNSAFE
 from ..fileio import is_standard_output
 from ..jsonio import finite
@@ -72,9 +73,16 @@ def exit_unchanged() -> NoReturn:
     raise typer.Exit(stopped_code())
 
 
-def load_study(file: Path, overrides: Sequence[str] | None, plugins: Sequence[Path] | None) -> Study:
+def load_study(
+    file: Path, overrides: Sequence[str] | None, plugins: Sequence[Path] | None, seconds: float | None = None
+) -> Study:
     """Read a study with its overrides; ``plugins`` are added to those that the file names."""
-    return reported(config.load(file, tuple(overrides or ()), plugins=tuple(plugins or ())))
+    return reported(config.load(file, tuple(overrides or ()), plugins=tuple(plugins or ()), seconds=seconds))
+
+
+def horizon(seconds: str | None) -> float | None:
+    """Return the simulated seconds that ``--seconds`` names, if it is given."""
+    return None if seconds is None else parse_duration(seconds, "--seconds")
 
 
 def reported(study: Study) -> Study:
@@ -152,6 +160,16 @@ StudyFile = Annotated[
 Set = Annotated[
     list[str] | None,
     Option("--set", metavar="TABLE.KEY=VALUE", help="Override a setting; a list is swept. Repeatable."),
+]
+Seconds = Annotated[
+    str | None,
+    Option(
+        "--seconds",
+        metavar="TIME",
+        help="Simulated time, the same for all algorithms: 90 (seconds), 15m, 6h or 1d. For run it is "
+        "stop.max_seconds, and stop.max_rounds is a limit only if the study sets it; plan ignores stop.max_rounds.",
+        show_default=False,
+    ),
 ]
 Plugin = Annotated[
     list[Path] | None,

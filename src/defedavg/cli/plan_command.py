@@ -6,9 +6,11 @@ Plans are streams of records: each is checked, summarised and saved as it is mad
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,15 +21,30 @@ from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..config.build import make_simulator, server_vectors
 from ..config.study import Study, SweepPoint
+from ..durations import duration
 from ..errors import UserError, unknown
 from ..fileio import file_name, writing
+from ..planning.client_totals import Energy
 from ..planning.plan import Plan, records, without_gc
 from ..planning.plan_checks import checked_for_use
 from ..planning.plan_io import saved
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
 from ..planning.records import Record, Round
 from ..report import tables
-from .options import Json, Plugin, Set, err, load_study, out, print_json, print_note, reported, working
+from .options import (
+    Json,
+    Plugin,
+    Seconds,
+    Set,
+    err,
+    horizon,
+    load_study,
+    out,
+    print_json,
+    print_note,
+    reported,
+    working,
+)
 
 QUIET_SECONDS = 10.0
 MAX_GANTT_PLANS = 8
@@ -35,8 +52,8 @@ GANTT_ROUNDS = 6
 DEFAULT_ROUNDS = 400
 MAX_ROUNDS = 10**9
 
-Advance = Callable[[str, int], None]
-"""Receives the name of a plan, and how many more of its rounds are planned."""
+Advance = Callable[[str, float], None]
+"""Receives the name of a plan, and how many more of its rounds or simulated seconds are planned."""
 
 
 def plan(
@@ -47,6 +64,7 @@ def plan(
     rounds: Annotated[
         int | None, Option(min=1, help="Rounds to plan.", show_default=f"stop.max_rounds, at most {DEFAULT_ROUNDS}")
     ] = None,
+    seconds: Seconds = None,
     num_clients: Annotated[int | None, Option(help="N, short for --set clients.num_clients=N; up to millions.")] = None,
     updates_per_round: Annotated[int | None, Option(help="n, short for --set training.updates_per_round=n.")] = None,
     overrides: Set = None,
@@ -61,12 +79,13 @@ def plan(
     plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
-    """Plan without training: round times, staleness, participation, idle time, traffic, state, and a Gantt chart.
+    """Plan without training: round times, staleness, participation, timeouts, idle time, traffic, energy, state.
 
-    Every plan is checked while it is made. From 20,000 clients on, a plan follows only the jobs whose updates are
-    uploaded (`clients.plan_detail`), so a million clients take minutes and little memory.
+    With `--seconds` all algorithms get the same simulated time, otherwise the same number of rounds. Every plan is
+    checked while it is made. From 20,000 clients on, a plan follows only the jobs whose updates are uploaded
+    (`clients.plan_detail`), so a million clients take minutes and little memory.
 
-    Example: `defedavg plan my.toml --set 'training.updates_per_round=[5, 10, 20]' --gantt plan.png`
+    Example: `defedavg plan my.toml --seconds 6h --set 'training.updates_per_round=[5, 10, 20]' --gantt plan.png`
     """
     short = {"clients.num_clients": num_clients, "training.updates_per_round": updates_per_round}
     settings = (*(overrides or ()), *(f"{name}={value}" for name, value in short.items() if value is not None))
@@ -74,15 +93,18 @@ def plan(
     points = study.points()
     if gantt and len(points) > MAX_GANTT_PLANS:
         raise UserError(f"a chart of {len(points)} settings is not readable; plan at most {MAX_GANTT_PLANS}")
-    rounds = _rounds(rounds, points)
-    stats, kept = _make_plans(study, rounds, save, keep=gantt is not None)
+    limits = _limits(rounds, horizon(seconds), points)
+    stats, kept = _make_plans(study, limits, save, keep=gantt is not None)
     if gantt:
         _draw(kept, until, gantt)
     if as_json:
         print_json(tables.stats_json(stats, [dict(point.swept) for point in points for _ in study.seeds]))
         return
     groups = [stats[i : i + len(study.seeds)] for i in range(0, len(stats), len(study.seeds))]
-    out.print(tables.plan_table([point.label for point in points], groups, rounds))
+    labels = [point.label for point in points]
+    out.print(tables.plan_table(labels, groups, limits.rounds, limits.seconds))
+    out.print()
+    out.print(tables.clients_table(labels, groups))
 
 
 def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], plugins: Sequence[Path] | None) -> Study:
@@ -99,6 +121,28 @@ def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], p
     return load_study(file, overrides, plugins)
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Where plans end: after a number of rounds, and after a simulated time if there is one."""
+
+    rounds: int
+    seconds: float | None
+
+    @property
+    def amount(self) -> float:
+        """What progress is measured in: simulated seconds, or else rounds."""
+        return self.rounds if self.seconds is None else self.seconds
+
+    def text(self, amount: float) -> str:
+        """Return a part of the amount for the user."""
+        return f"{amount:.0f} rounds" if self.seconds is None else duration(amount)
+
+
+def _limits(rounds: int | None, seconds: float | None, points: Sequence[SweepPoint]) -> _Limits:
+    """Return the limits given, or else the rounds of the study."""
+    return _Limits(MAX_ROUNDS if rounds is None and seconds is not None else _rounds(rounds, points), seconds)
+
+
 def _rounds(given: int | None, points: Sequence[SweepPoint]) -> int:
     """Return the rounds given, or else those of the study; if they are too many to plan without a request, say so."""
     if given is not None:
@@ -111,7 +155,9 @@ def _rounds(given: int | None, points: Sequence[SweepPoint]) -> int:
     return min(most, DEFAULT_ROUNDS)
 
 
-def _make_plans(study: Study, rounds: int, save: Path | None, *, keep: bool) -> tuple[list[PlanStats], dict[str, Plan]]:
+def _make_plans(
+    study: Study, limits: _Limits, save: Path | None, *, keep: bool
+) -> tuple[list[PlanStats], dict[str, Plan]]:
     """Plan every setting and seed; return their statistics and, to be drawn, the first plan of each setting."""
     if save:
         with writing(save):
@@ -119,9 +165,9 @@ def _make_plans(study: Study, rounds: int, save: Path | None, *, keep: bool) -> 
     stats: list[PlanStats] = []
     kept: dict[str, Plan] = {}
     pending = list(itertools.product(study.points(), study.seeds))
-    with _progress(len(pending) * rounds) as advance:
+    with _progress(len(pending), limits) as advance:
         for point, seed in pending:
-            summary, plan = _make_plan(point, seed, rounds, save, keep and point.label not in kept, advance)
+            summary, plan = _make_plan(point, seed, limits, save, keep and point.label not in kept, advance)
             stats.append(summary)
             if plan is not None:
                 kept[point.label] = plan
@@ -129,21 +175,25 @@ def _make_plans(study: Study, rounds: int, save: Path | None, *, keep: bool) -> 
 
 
 def _make_plan(
-    point: SweepPoint, seed: int, rounds: int, save: Path | None, keep: bool, advance: Advance
+    point: SweepPoint, seed: int, limits: _Limits, save: Path | None, keep: bool, advance: Advance
 ) -> tuple[PlanStats, Plan | None]:
     simulator = make_simulator(point.settings, seed)
-    header = simulator.header
+    header, clients = simulator.header, point.settings.clients
     collector = PlanStatsCollector(
         header,
         simulator.fleet,
-        vector_megabytes=point.settings.clients.model_megabytes,
+        vector_megabytes=clients.model_megabytes,
         server_vectors=server_vectors(point.settings),
+        horizon_seconds=limits.seconds,
+        timeout_seconds=simulator.server.setup.timeout_seconds,
+        energy=Energy(clients.joules_per_step, clients.joules_per_byte),
     )
-    stream: Iterator[Record] = checked_for_use(header, records(simulator, rounds))
+    until = math.inf if limits.seconds is None else limits.seconds
+    stream: Iterator[Record] = checked_for_use(header, records(simulator, limits.rounds, until))
     if save:
         stream = saved(save / (file_name(point.label, seed) + ".jsonl.gz"), header, stream)
     kept: list[Record] = []
-    name, done = f"{point.label} seed {seed}", 0
+    name, done = f"{point.label} seed {seed}", 0.0
     advance(name, 0)
     with without_gc():
         for record in stream:
@@ -151,31 +201,33 @@ def _make_plan(
             if keep:
                 kept.append(record)
             if isinstance(record, Round):
-                done += 1
-                advance(name, 1)
-    advance(name, rounds - done)  # a plan in which every client was lost has fewer rounds
+                reached = done + 1 if limits.seconds is None else record.time
+                advance(name, reached - done)
+                done = reached
+    advance(name, limits.amount - done)  # a plan in which every client was lost ends before
     return collector.stats(), Plan(header, tuple(kept)) if keep else None
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Advance]:
-    """Show planned rounds: a bar on a terminal, a plain line every ten seconds elsewhere."""
+def _progress(plans: int, limits: _Limits) -> Iterator[Advance]:
+    """Show planned rounds or seconds: a bar on a terminal, a plain line every ten seconds elsewhere."""
+    total = plans * limits.amount
     if not err.is_terminal:
-        last, done = time.monotonic(), 0
+        last, done = time.monotonic(), 0.0
 
-        def print_sometimes(name: str, rounds: int) -> None:
+        def print_sometimes(name: str, amount: float) -> None:
             nonlocal last, done
-            done += rounds
+            done += amount
             if time.monotonic() - last >= QUIET_SECONDS:
                 last = time.monotonic()
-                print_note(f"planning {name}: {done} of {total} rounds")
+                print_note(f"planning {name}: {limits.text(done)} of {limits.text(total)}")
 
         yield print_sometimes
         return
     columns = (TextColumn("planning"), BarColumn(30), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}", markup=False), console=err, transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda name, rounds: bar.update(task, advance=rounds, description=name)
+        yield lambda name, amount: bar.update(task, advance=amount, description=name)
 
 
 def _draw(plans: dict[str, Plan], until: float | None, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..config.doubtful_settings import doubtful_settings
+from ..config.timeout_lines import timeout_lines
 from ..report import tables
 from . import options as opt
 from .data_command import DataDir
@@ -14,6 +15,7 @@ from .report_command import close_with_page
 def run(
     file: opt.StudyFile,
     overrides: opt.Set = None,
+    seconds: opt.Seconds = None,
     folder: opt.Out = Path("runs"),
     force: opt.Force = False,
     resume: opt.Resume = False,
@@ -41,14 +43,15 @@ def run(
     from ..runstore.export import write_parquet
     from .progress_table import progress_and_logs
 
-    study = opt.load_study(file, overrides, plugin)
+    study = opt.load_study(file, overrides, plugin, opt.horizon(seconds))
     target = folder / study.name
     with opt.working("preparing …"):
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
         session = StudyRun(
             study, target, force=force, compute=compute, resume=resume, checkpoint_interval=checkpoint_every
         )
-    opt.print_notes([*(f"defedavg: {line}" for line in doubtful_settings(study)), *session.notes])
+    lines = [*doubtful_settings(study), *timeout_lines(study)]
+    opt.print_notes([*(f"defedavg: {line}" for line in lines), *session.notes])
     runs = len(session.points) * len(study.seeds)
     try:
         with progress_and_logs(study.name, runs, session.folder, tensorboard) as watch:

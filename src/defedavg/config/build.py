@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from ..algorithms import BUILT_IN, ServerMachine, Setup, algorithm
 from ..algorithms.protocol import SERVER_OPTIMIZERS
 from ..errors import UserError
-from ..planning.devices import Fleet, Slowness, parse_availability
+from ..planning.devices import Fleet, parse_availability
 from ..planning.plan import Plan
 from ..planning.simulator import Simulator
+from ..planning.slowness import Slowness
 from ..planning.sparse_simulator import make_simulator_for
 from ..planning.traces import read_trace
 from .settings import Settings
 from .task_module import task_from_module
+from .timeouts import answer_timeout
 
 if TYPE_CHECKING:
     from ..tasks import Task
@@ -90,16 +92,8 @@ _rehearsed: set[tuple[type[ServerMachine], Setup, str, str]] = set()
 def make_simulator(settings: Settings, seed: int) -> Simulator:
     """Return the simulator of a run, at time zero."""
     fleet = make_fleet(settings, seed)
-    kind = algorithm(settings.algorithm)
-    timeout: float | None = settings.training.timeout_seconds or None
-    trip = fleet.round_trip(kind.steps_per_job(settings.training.local_steps))
-    if timeout is None and fleet.lossy:
-        timeout = 10.0 * trip
-    if timeout is not None and timeout < trip:
-        raise UserError(
-            f"training.timeout_seconds is {timeout:g}, but a client may need {trip:.4g} s to answer; give more"
-        )
-    return make_simulator_for(make_server(settings, seed, timeout), fleet, settings.clients.plan_detail)
+    server = make_server(settings, seed, answer_timeout(settings, fleet))
+    return make_simulator_for(server, fleet, settings.clients.plan_detail)
 
 
 def make_plan(settings: Settings, seed: int, rounds: int) -> Plan:

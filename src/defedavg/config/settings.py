@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..algorithms import ALGORITHMS, algorithm
 from ..algorithms.protocol import SERVER_OPTIMIZERS, UPLOADS, WEIGHTINGS
 from ..errors import UserError, unknown
-from ..planning.devices import LINKS, MAX_CLIENTS, PAPER, Slowness, parse_availability
+from ..planning.devices import LINKS, MAX_CLIENTS, PAPER, parse_availability
 from ..planning.profiles import PROFILES
 from ..planning.rate_schedules import SCHEDULE_TEXT, Schedule
+from ..planning.slowness import Slowness
 from ..planning.sparse_simulator import PLAN_DETAIL
+from .setting_fields import check_limits, is_count, require, setting
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 ADAPTIVE = OPTIMIZERS[1:]
@@ -35,6 +37,8 @@ MAX_RATE = 1e30
 """Of a learning rate: float32 has numbers up to 3.4e38."""
 MAX_SECONDS = 1e9
 """Of a waiting time that is not infinite: thirty years."""
+MAX_JOULES = 1e9
+"""Of the energy of a step or of a byte."""
 
 
 SERVER_CONSTANTS = {
@@ -45,143 +49,114 @@ SERVER_CONSTANTS = {
 """Constants of server optimisers -> the optimisers that use them."""
 
 
-def _setting(default: Any, text: str, **metadata: Any) -> Any:
-    """Return a field.
-
-    ``most`` is the largest value that is not infinite; ``profile`` marks a value that a profile sets. The setting has
-    no effect while one of those that it ``needs``, of the same table, is zero, false or empty, beside all of those
-    that it is ``replaced_by``, and while each setting of ``idle_while`` has one of the values given there.
-    """
-    return field(default=default, metadata={"help": text, **metadata})
-
-
-def _require(table: Any, valid: Callable[[Any], bool], rule: str, *names: str) -> None:
-    for name in names:
-        value = getattr(table, name.partition(".")[2])
-        if not valid(value):
-            raise UserError(f"{name} is {value}; {rule}")
-
-
-def _count(value: int) -> bool:
-    return value >= 1
-
-
-def _limit(most: float) -> str:
-    return f"{most:,.0f}" if most < 1e15 else f"{most:g}"
-
-
-def _check_limits(table: Any, name: str) -> None:
-    for item in dataclasses.fields(table):
-        value, most = getattr(table, item.name), item.metadata.get("most")
-        if most is not None and most < value < math.inf:
-            shown = value if isinstance(value, float) or value < 1e30 else "far larger"
-            raise UserError(f"{name}.{item.name} is {shown}; it must be at most {_limit(most)}")
-
-
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
     """[task]: the model, the data, and how the data are partitioned among clients."""
 
-    data: str = _setting(
+    data: str = setting(
         "mnist5k",
         "mnist5k, fashionmnist, cifar10, flights, mnist-writers, shakespeare-roles, one of a plugin, hf:NAME from "
         "Hugging Face, or leaf:/folder",
     )
-    model: str = _setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
-    split: str = _setting(
+    model: str = setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
+    split: str = setting(
         "iid",
         "iid, classes, random-classes, grouped-classes, dirichlet, shards, sampled, sampled-classes, natural, or one "
         "of a plugin",
     )
-    classes_per_client: int = _setting(
+    classes_per_client: int = setting(
         2,
         "classes of each client, for split = classes, random-classes, grouped-classes or sampled-classes",
         most=MAX_CLIENTS,
     )
-    alpha: float = _setting(0.5, "Dirichlet parameter, for split = dirichlet: smaller is less even")
-    shards_per_client: int = _setting(2, "shards of each client, for split = shards", most=MAX_CLIENTS)
-    samples_per_client: int = _setting(
+    alpha: float = setting(0.5, "Dirichlet parameter, for split = dirichlet: smaller is less even")
+    shards_per_client: int = setting(2, "shards of each client, for split = shards", most=MAX_CLIENTS)
+    samples_per_client: int = setting(
         100, "samples of each client, for split = sampled or sampled-classes", most=MAX_CLIENTS
     )
-    min_samples_per_client: int = _setting(
+    min_samples_per_client: int = setting(
         1, "users with fewer training samples are no clients, for split = natural", most=MAX_CLIENTS
     )
-    partition_by: str = _setting("", "the column of hf:NAME that names the users, for split = natural")
-    normalise: str = _setting(
+    partition_by: str = setting("", "the column of hf:NAME that names the users, for split = natural")
+    normalise: str = setting(
         "standard", "pixel values: standard (mean 0, deviation 1), unit (0 to 1) or symmetric (-1 to 1)"
     )
-    test_share: float = _setting(
+    test_share: float = setting(
         0.0, "share of the pooled training and test data that becomes the test set; 0: the test set of the data"
     )
-    module: str = _setting("", "a task of your own instead: my_task.py:make, a function (config, client) -> Task")
+    module: str = setting("", "a task of your own instead: my_task.py:make, a function (config, client) -> Task")
 
     def __post_init__(self) -> None:
-        _check_limits(self, "task")
-        _require(self, lambda share: 0 <= share < 1, "give a number from 0 to below 1", "task.test_share")
+        check_limits(self, "task")
+        require(self, lambda share: 0 <= share < 1, "give a number from 0 to below 1", "task.test_share")
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     """[clients]: number, speed and reliability of the simulated devices."""
 
-    num_clients: int = _setting(
+    num_clients: int = setting(
         100,
         "number of clients, N; where it is not set, all those of a task module, a trace or split = natural",
         most=MAX_CLIENTS,
     )
-    profile: str = _setting(
+    profile: str = setting(
         DEFAULT_PROFILE,
         "default of step_seconds and model_megabytes: paper-fashionmnist or paper-cifar10; of slowness, links and "
         "availability as well: phones",
     )
-    step_seconds: float = _setting(
+    step_seconds: float = setting(
         PAPER[DEFAULT_PROFILE]["step_seconds"],
         "duration of a local step on the fastest client",
         profile=True,
         replaced_by=("trace",),
     )
-    model_megabytes: float = _setting(
+    model_megabytes: float = setting(
         PAPER[DEFAULT_PROFILE]["model_megabytes"], "size of a model in a message, in 10^6 bytes", profile=True
     )
-    slowness: str = _setting(
+    slowness: str = setting(
         "uniform(1, 5)",
         "slowdown of each client: equal, uniform(low, high), inverse-uniform(low, high) (uniform speeds), "
         "lognormal(sigma), exponential(mean), two-speed(share, factor), pareto(shape), phones (as measured)",
         profile=True,
         replaced_by=("trace",),
     )
-    jitter: float = _setting(0.0, "variation of job durations (sigma of a log-normal distribution of mean 1)")
-    links: str = _setting(
+    jitter: float = setting(0.0, "variation of job durations (sigma of a log-normal distribution of mean 1)")
+    links: str = setting(
         "equal",
         "equal (uplink_mbps and downlink_mbps for all), or phones (drawn as measured)",
         profile=True,
         replaced_by=("trace",),
     )
-    uplink_mbps: float = _setting(400.0, "bandwidth from client to server, in Mbit/s", replaced_by=("trace",))
-    downlink_mbps: float = _setting(400.0, "bandwidth from server to client, in Mbit/s", replaced_by=("trace",))
-    latency_seconds: float = _setting(0.0, "delay added to every message")
-    upload: str = _setting(
+    uplink_mbps: float = setting(400.0, "bandwidth from client to server, in Mbit/s", replaced_by=("trace",))
+    downlink_mbps: float = setting(400.0, "bandwidth from server to client, in Mbit/s", replaced_by=("trace",))
+    latency_seconds: float = setting(0.0, "delay added to every message")
+    upload: str = setting(
         "auto",
         "an update that is sent unrequested: background (the client trains on), blocking (it waits until the upload "
         "ends), or auto (the algorithm's own)",
     )
-    availability: str = _setting("always", "always, windows(on_seconds, off_seconds), or phones", profile=True)
-    failure_rate: float = _setting(0.0, "probability that a client fails during a job")
-    return_seconds: float = _setting(
+    availability: str = setting("always", "always, windows(on_seconds, off_seconds), or phones", profile=True)
+    failure_rate: float = setting(0.0, "probability that a client fails during a job")
+    return_seconds: float = setting(
         1.0, "time until a failed client returns (inf: never)", most=MAX_SECONDS, needs=("failure_rate",)
     )
-    trace: str = _setting(
+    joules_per_step: float = setting(0.0, "energy of a local step on any client, for plan", most=MAX_JOULES)
+    joules_per_byte: float = setting(0.0, "energy of a byte that a client sends or receives, for plan", most=MAX_JOULES)
+    trace: str = setting(
         "",
         "CSV of measured devices: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]"
         "[,available_from,available_to,repeat_every]",
     )
-    plan_detail: str = _setting(
+    plan_detail: str = setting(
         "auto", "jobs that plans record: all, used (uploaded ones), or auto (used from 20,000 reliable clients on)"
     )
 
     def __post_init__(self) -> None:
-        _require(self, _count, "it must be at least 1", "clients.num_clients")
-        _check_limits(self, "clients")
+        require(self, is_count, "it must be at least 1", "clients.num_clients")
+        joules = ("clients.joules_per_step", "clients.joules_per_byte")
+        require(self, lambda value: 0 <= value < math.inf, "it must be zero or more, and finite", *joules)
+        check_limits(self, "clients")
         if self.profile not in PROFILES:
             raise unknown("profile", self.profile, PROFILES)
         if self.links not in LINKS:
@@ -198,55 +173,55 @@ class ClientSettings:
 class TrainingSettings:
     """[training]: round size, local training and learning rates."""
 
-    updates_per_round: int = _setting(10, "updates merged per round, n", most=MAX_UPDATES)
-    local_steps: int = _setting(50, "local SGD steps per job, K", most=MAX_JOB)
-    batch_size: int = _setting(10, "samples per local step", most=MAX_JOB)
-    global_lr: float = _setting(1.0, "global learning rate, η", most=MAX_RATE)
-    local_lr: float = _setting(0.05, "local learning rate, η̄", most=MAX_RATE)
-    sampling: str = _setting("replacement", "mini-batches: drawn with replacement, or shuffle (epoch by epoch)")
-    weighting: str = _setting("uniform", "weight of an update: uniform, or samples (its client's share of all data)")
-    server_optimizer: str = _setting(
+    updates_per_round: int = setting(10, "updates merged per round, n", most=MAX_UPDATES)
+    local_steps: int = setting(50, "local SGD steps per job, K", most=MAX_JOB)
+    batch_size: int = setting(10, "samples per local step", most=MAX_JOB)
+    global_lr: float = setting(1.0, "global learning rate, η", most=MAX_RATE)
+    local_lr: float = setting(0.05, "local learning rate, η̄", most=MAX_RATE)
+    sampling: str = setting("replacement", "mini-batches: drawn with replacement, or shuffle (epoch by epoch)")
+    weighting: str = setting("uniform", "weight of an update: uniform, or samples (its client's share of all data)")
+    server_optimizer: str = setting(
         "",
         "optimiser of the server, with the rate global_lr: sgd, momentum, nesterov, adagrad, adam, amsgrad, yogi; "
         "empty: the algorithm's own",
     )
-    server_momentum: float = _setting(0.9, "momentum, or β1, of the server optimiser")
-    server_beta2: float = _setting(0.99, "β2 of the server optimiser: adam, amsgrad, yogi")
-    server_epsilon: float = _setting(1e-3, "ε of the server optimiser: adagrad, adam, amsgrad, yogi")
-    timeout_seconds: float = _setting(
+    server_momentum: float = setting(0.9, "momentum, or β1, of the server optimiser")
+    server_beta2: float = setting(0.99, "β2 of the server optimiser: adam, amsgrad, yogi")
+    server_epsilon: float = setting(1e-3, "ε of the server optimiser: adagrad, adam, amsgrad, yogi")
+    timeout_seconds: float = setting(
         0.0,
-        "wait for a client before another is drawn; 0: ten times the longest round trip, if clients can fail",
+        "wait for a client before another is drawn; 0: 1.5 times what 95 % of the clients need, if some may not answer",
         most=MAX_SECONDS,
     )
-    optimizer: str = _setting("sgd", "local optimiser: sgd, adam or adamw; its state is reset for every job")
-    momentum: float = _setting(0.0, "momentum of sgd", idle_while={"optimizer": ADAPTIVE})
-    nesterov: bool = _setting(
+    optimizer: str = setting("sgd", "local optimiser: sgd, adam or adamw; its state is reset for every job")
+    momentum: float = setting(0.0, "momentum of sgd", idle_while={"optimizer": ADAPTIVE})
+    nesterov: bool = setting(
         False, "Nesterov's form of the momentum", needs=("momentum",), idle_while={"optimizer": ADAPTIVE}
     )
-    beta1: float = _setting(0.9, "decay of the mean of adam and adamw", idle_while=ONLY_SGD)
-    beta2: float = _setting(0.999, "decay of the mean square of adam and adamw", idle_while=ONLY_SGD)
-    epsilon: float = _setting(1e-8, "added to the root of the mean square of adam and adamw", idle_while=ONLY_SGD)
-    weight_decay: float = _setting(
+    beta1: float = setting(0.9, "decay of the mean of adam and adamw", idle_while=ONLY_SGD)
+    beta2: float = setting(0.999, "decay of the mean square of adam and adamw", idle_while=ONLY_SGD)
+    epsilon: float = setting(1e-8, "added to the root of the mean square of adam and adamw", idle_while=ONLY_SGD)
+    weight_decay: float = setting(
         0.0, "added to the gradient, times the weights (sgd, adam); decoupled for adamw", most=MAX_RATE
     )
-    prox: float = _setting(0.0, "proximal term μ: μ·(w − start of the job) is added to the gradient", most=MAX_RATE)
-    clip_norm: float = _setting(
+    prox: float = setting(0.0, "proximal term μ: μ·(w − start of the job) is added to the gradient", most=MAX_RATE)
+    clip_norm: float = setting(
         0.0, "limit on the norm of the mini-batch gradient, before decay and prox; 0: none", most=MAX_RATE
     )
-    local_schedule: str = _setting("constant", f"factor of local_lr: {SCHEDULE_TEXT}")
-    global_schedule: str = _setting("constant", "factor of global_lr, written like local_schedule")
-    schedule_by: str = _setting(
+    local_schedule: str = setting("constant", f"factor of local_lr: {SCHEDULE_TEXT}")
+    global_schedule: str = setting("constant", "factor of global_lr, written like local_schedule")
+    schedule_by: str = setting(
         "version",
         "schedules count versions, or the seconds at which they were made: version or seconds",
         idle_while={"local_schedule": ("constant",), "global_schedule": ("constant",)},
     )
-    augment: str = _setting("none", "keyed changes of training images: none, flip, crop(pixels) or flip+crop(pixels)")
+    augment: str = setting("none", "keyed changes of training images: none, flip, crop(pixels) or flip+crop(pixels)")
 
     def __post_init__(self) -> None:
         sizes = ("training.updates_per_round", "training.local_steps", "training.batch_size")
-        _require(self, _count, "it must be at least 1", *sizes)
+        require(self, is_count, "it must be at least 1", *sizes)
         rates = ("training.global_lr", "training.local_lr")
-        _require(self, lambda rate: 0 < rate < math.inf, "a learning rate must be above zero", *rates)
+        require(self, lambda rate: 0 < rate < math.inf, "a learning rate must be above zero", *rates)
         if self.sampling not in ("replacement", "shuffle"):
             raise unknown("sampling", self.sampling, ("replacement", "shuffle"))
         if self.weighting not in WEIGHTINGS:
@@ -254,11 +229,11 @@ class TrainingSettings:
         if self.server_optimizer not in ("", *SERVER_OPTIMIZERS):
             raise unknown("training.server_optimizer", self.server_optimizer, SERVER_OPTIMIZERS)
         decays = ("training.server_momentum", "training.server_beta2")
-        _require(self, lambda decay: 0 <= decay < 1, "give a number from 0 to below 1", *decays)
-        _require(self, lambda e: 0 < e < math.inf, "it must be above zero", "training.server_epsilon")
-        _require(self, lambda seconds: seconds >= 0, "it must be zero or more", "training.timeout_seconds")
+        require(self, lambda decay: 0 <= decay < 1, "give a number from 0 to below 1", *decays)
+        require(self, lambda e: 0 < e < math.inf, "it must be above zero", "training.server_epsilon")
+        require(self, lambda seconds: seconds >= 0, "it must be zero or more", "training.timeout_seconds")
         self._check_optimizer()
-        _check_limits(self, "training")
+        check_limits(self, "training")
         if self.local_steps * self.batch_size > MAX_JOB_SAMPLES:
             raise UserError(
                 f"training.local_steps is {self.local_steps} and training.batch_size {self.batch_size}; their product, "
@@ -283,11 +258,11 @@ class TrainingSettings:
         if self.optimizer not in OPTIMIZERS:
             raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
         shares = ("training.momentum", "training.beta1", "training.beta2")
-        _require(self, lambda share: 0 <= share < 1, "it must be at least 0 and below 1", *shares)
+        require(self, lambda share: 0 <= share < 1, "it must be at least 0 and below 1", *shares)
         # Far above the smallest number of float32, so that no mean is divided by zero.
-        _require(self, lambda value: 1e-30 <= value <= 1, "it must be between 1e-30 and 1", "training.epsilon")
+        require(self, lambda value: 1e-30 <= value <= 1, "it must be between 1e-30 and 1", "training.epsilon")
         amounts = ("training.weight_decay", "training.prox", "training.clip_norm")
-        _require(self, lambda amount: 0 <= amount < math.inf, "it must be zero or more, and finite", *amounts)
+        require(self, lambda amount: 0 <= amount < math.inf, "it must be zero or more, and finite", *amounts)
         for name in ("local_schedule", "global_schedule"):
             Schedule.parse(getattr(self, name), f"training.{name}")
         if self.schedule_by not in SCHEDULE_BY:
@@ -302,30 +277,28 @@ class TrainingSettings:
 class StopSettings:
     """[stop]: the end of a run, and how often the model is evaluated."""
 
-    target_accuracy: float = _setting(0.0, "test accuracy, or metric of your task, at which a run stops; 0: no target")
-    stop_at_target: bool = _setting(True, "false: continue after the target is reached", needs=("target_accuracy",))
-    consecutive_hits: int = _setting(
+    target_accuracy: float = setting(0.0, "test accuracy, or metric of your task, at which a run stops; 0: no target")
+    stop_at_target: bool = setting(True, "false: continue after the target is reached", needs=("target_accuracy",))
+    consecutive_hits: int = setting(
         1,
         "evaluations in a row at the target that end a run; 5: a sustained hit",
         most=MAX_COUNT,
         needs=("target_accuracy", "stop_at_target"),
     )
-    max_rounds: int = _setting(400, "limit on rounds", most=MAX_COUNT)
-    max_seconds: float = _setting(math.inf, "limit on simulated seconds")
-    eval_every_rounds: int = _setting(1, "rounds between evaluations, at least", most=MAX_COUNT)
-    eval_every_seconds: float = _setting(0.0, "simulated seconds between evaluations, at least")
-    train_samples: int = _setting(
-        0, "training samples on which the training loss is evaluated; 0: none", most=MAX_COUNT
-    )
+    max_rounds: int = setting(400, "limit on rounds", most=MAX_COUNT)
+    max_seconds: float = setting(math.inf, "limit on simulated seconds")
+    eval_every_rounds: int = setting(1, "rounds between evaluations, at least", most=MAX_COUNT)
+    eval_every_seconds: float = setting(0.0, "simulated seconds between evaluations, at least")
+    train_samples: int = setting(0, "training samples on which the training loss is evaluated; 0: none", most=MAX_COUNT)
 
     def __post_init__(self) -> None:
-        _require(self, lambda share: 0 <= share <= 1, "give a share, like 0.8", "stop.target_accuracy")
+        require(self, lambda share: 0 <= share <= 1, "give a share, like 0.8", "stop.target_accuracy")
         counts = ("stop.consecutive_hits", "stop.max_rounds", "stop.eval_every_rounds")
-        _require(self, _count, "it must be at least 1", *counts)
-        _require(self, lambda seconds: seconds > 0, "it must be above zero", "stop.max_seconds")
+        require(self, is_count, "it must be at least 1", *counts)
+        require(self, lambda seconds: seconds > 0, "it must be above zero", "stop.max_seconds")
         amounts = ("stop.eval_every_seconds", "stop.train_samples")
-        _require(self, lambda amount: amount >= 0, "it must be zero or more", *amounts)
-        _check_limits(self, "stop")
+        require(self, lambda amount: amount >= 0, "it must be zero or more", *amounts)
+        check_limits(self, "stop")
 
 
 TABLES: dict[str, type[Any]] = {

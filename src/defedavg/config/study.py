@@ -27,6 +27,7 @@ from ..plugins import load_plugins
 from .renamed_settings import current_name, current_names
 from .settings import (
     DEFAULT_PROFILE,
+    MAX_COUNT,
     TABLES,
     ClientSettings,
     Settings,
@@ -122,8 +123,17 @@ class Study:
 # Reading.
 
 
-def load(path: str | Path, overrides: tuple[str, ...] = (), plugins: Iterable[str | Path] = ()) -> Study:
-    """Read a study from a TOML file, apply ``table.key=value`` overrides, and load its plugins and further ones."""
+def load(
+    path: str | Path,
+    overrides: tuple[str, ...] = (),
+    plugins: Iterable[str | Path] = (),
+    *,
+    seconds: float | None = None,
+) -> Study:
+    """Read a study from a TOML file, apply ``table.key=value`` overrides, and load its plugins and further ones.
+
+    ``seconds`` is the simulated time of all its runs (see ``with_horizon``).
+    """
     path = Path(path)
     try:
         found = tomllib.loads(read_input(path))
@@ -133,7 +143,16 @@ def load(path: str | Path, overrides: tuple[str, ...] = (), plugins: Iterable[st
         raise UserError(f"the configuration {path} cannot be read: {first_line(error)}") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError among them
         raise UserError(f"{path} is not valid TOML: {first_line(error)}") from None
-    return study(override(found, overrides), folder=path.parent, fallback_name=path.stem, plugins=plugins)
+    merged = with_horizon(override(found, overrides), seconds)
+    return study(merged, folder=path.parent, fallback_name=path.stem, plugins=plugins)
+
+
+def with_horizon(found: Mapping[str, Any], seconds: float | None) -> Mapping[str, Any]:
+    """Return a study that ends after a simulated time, whatever its rounds, unless it sets a limit on them itself."""
+    stop = found.get("stop", {})
+    if seconds is None or not isinstance(stop, dict):  # what is not a table is refused later
+        return found
+    return {**found, "stop": {"max_rounds": MAX_COUNT, **stop, "max_seconds": seconds}}
 
 
 def override(found: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:

@@ -9,107 +9,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..algorithms.protocol import UPLOADS
-from ..errors import UserError, unknown
-from ..rng import extend, extend_all, key, normal, normal_all, uniform, uniform_all
+from ..errors import UserError
+from ..rng import extend, extend_all, key, normal, uniform, uniform_all
 from . import phones
 from .intervals import Floats, Intervals, Ints, Schedule
+from .slowness import PAPER_SLOWNESS, Slowness
 
 MAX_CLIENTS = 100_000_000
 MAX_WINDOW_SECONDS = 1e9
 MAX_SIGMAS = 8.6  # no normal deviate that is drawn by key is farther from zero
+TIMEOUT_SHARE, TIMEOUT_FACTOR = 0.95, 1.5
+"""The automatic timeout: this share of the clients answers within it even if each takes this many times as long."""
 BLOCK = 1 << 14  # clients whose speeds are drawn at a time
-
-
-@dataclass(frozen=True, slots=True)
-class _Distribution:
-    """A family of distributions: its arguments, their defaults, their valid range, and the draw by key."""
-
-    arguments: tuple[str, ...]
-    defaults: tuple[float, ...]
-    valid: Callable[..., bool]
-    draw: Callable[..., Floats]
-
-
-SLOWNESS: dict[str, _Distribution] = {
-    "equal": _Distribution((), (), lambda: True, lambda keys: np.ones(len(keys))),
-    "uniform": _Distribution(
-        ("low", "high"),
-        (1.0, 5.0),
-        lambda low, high: 0 < low <= high,
-        lambda keys, low, high: low + (high - low) * uniform_all(keys),
-    ),
-    "inverse-uniform": _Distribution(
-        ("low", "high"),
-        (1.0, 5.0),
-        lambda low, high: 0 < low <= high,
-        lambda keys, low, high: high / (low + (high - low) * uniform_all(keys)),
-    ),
-    "lognormal": _Distribution(
-        ("sigma",), (0.5,), lambda sigma: sigma >= 0, lambda keys, sigma: np.exp(sigma * normal_all(keys))
-    ),
-    "exponential": _Distribution(
-        ("mean",), (1.0,), lambda mean: mean >= 0, lambda keys, mean: 1.0 - mean * np.log1p(-uniform_all(keys))
-    ),
-    "two-speed": _Distribution(
-        ("share", "factor"),
-        (0.2, 5.0),
-        lambda share, factor: 0 <= share <= 1 and factor > 0,
-        lambda keys, share, factor: np.where(uniform_all(keys) < share, factor, 1.0),
-    ),
-    "pareto": _Distribution(
-        ("shape",), (2.0,), lambda shape: shape > 0, lambda keys, shape: (1.0 - uniform_all(keys)) ** (-1.0 / shape)
-    ),
-    "phones": _Distribution((), (), lambda: True, phones.slowness),
-}
 LINKS = ("equal", "phones")
 PHONES = "phones"
 """The value of ``availability`` that stands for the hours of phones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slowness:
-    """A distribution of slowness, written like ``uniform(1, 5)``; at slowness 1 a local step takes ``step_seconds``.
-
-    equal · uniform(low, high) · inverse-uniform(low, high): speeds are uniform, the fastest has slowness 1 and the
-    slowest high/low · lognormal(sigma) with median 1 · exponential(mean), 1 plus an exponential delay ·
-    two-speed(share, factor): a share of the clients is slower by the factor · pareto(shape), at least 1 · phones,
-    fitted to measured ones, with median 1.
-    """
-
-    kind: str
-    arguments: tuple[float, ...]
-
-    @classmethod
-    def parse(cls, text: str) -> Slowness:
-        """Read ``name`` or ``name(number, …)``."""
-        match = re.fullmatch(r"\s*([a-z-]+)\s*(?:\(([^()]*)\))?\s*", text)
-        if not match:
-            raise UserError(f"slowness {text!r} cannot be read; write it like 'uniform(1, 5)' or 'equal'")
-        name = match[1]
-        if name not in SLOWNESS:
-            raise unknown("slowness", name, SLOWNESS)
-        kind = SLOWNESS[name]
-        form = f"{name}({', '.join(kind.arguments)})"
-        written = (match[2] or "").strip()
-        try:
-            given = tuple(map(float, written.split(","))) if written else kind.defaults
-        except ValueError:
-            raise UserError(f"slowness {text!r} cannot be read; write it as {form} with numbers") from None
-        if len(given) != len(kind.arguments) or not all(map(math.isfinite, given)) or not kind.valid(*given):
-            raise UserError(f"slowness {text!r} is out of range; write it as {form} with numbers in its range")
-        return cls(name, given)
-
-    def draw(self, keys: NDArray[np.uint64]) -> Floats:
-        """Return a slowness for every key."""
-        return SLOWNESS[self.kind].draw(keys, *self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +120,7 @@ class Fleet:
     num_clients: int
     seed: int = 0
     step_seconds: float = 0.0017
-    slowness: Slowness = Slowness("uniform", (1.0, 5.0))
+    slowness: Slowness = PAPER_SLOWNESS
     jitter: float = 0.0
     uplink_mbps: float = 400.0
     downlink_mbps: float = 400.0
@@ -359,6 +280,28 @@ class Fleet:
     def longest_job(self, local_steps: int) -> float:
         """Return a time in which every job ends, whatever its jitter."""
         return self.step_range[1] * local_steps * math.exp(self.jitter * MAX_SIGMAS)
+
+    @property
+    def unreliable(self) -> bool:
+        """Whether a request may remain unanswered for long: clients can fail, leave, or be unreachable for a time."""
+        return self.lossy or self.longest_closed > 0.0
+
+    def answer_times(self, local_steps: int) -> Floats:
+        """Return the time of every client from sending it a model to the arrival of its update, while it is reachable.
+
+        Jitter is not included.
+        """
+        return self.step_times * local_steps + self.up_times + self.down_times
+
+    def automatic_timeout(self, local_steps: int) -> float | None:
+        """Return how long a server waits for a client; None, without limit, if every client answers for sure."""
+        if not self.unreliable:
+            return None
+        return TIMEOUT_FACTOR * float(np.quantile(self.answer_times(local_steps), TIMEOUT_SHARE))
+
+    def last_arrival(self, local_steps: int) -> float:
+        """Return a time after which no update arrives, because the intervals of all clients have ended."""
+        return (self.reachable_until[1] + self.longest_job(local_steps) + float(self.up_times.max())) * (1.0 + 1e-9)
 
     def round_trip(self, local_steps: int) -> float:
         """Return the longest time from sending a model to the arrival of its update, without jitter."""

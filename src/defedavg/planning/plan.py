@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,10 +26,10 @@ class Plan:
     records: tuple[Record, ...]
 
     @classmethod
-    def collect(cls, simulator: Simulator, rounds: int) -> Plan:
-        """Plan that many rounds; fewer if every client is lost."""
+    def collect(cls, simulator: Simulator, rounds: int, seconds: float = math.inf) -> Plan:
+        """Plan that many rounds; fewer if every client is lost or the simulated time is up."""
         with without_gc():
-            return cls(simulator.header, tuple(records(simulator, rounds)))
+            return cls(simulator.header, tuple(records(simulator, rounds, seconds)))
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
@@ -79,8 +80,9 @@ class Plan:
             pass
 
 
-def records(simulator: Simulator, rounds: int) -> Iterator[Record]:
-    """Yield the records of a plan of that many rounds without storing them."""
+def records(simulator: Simulator, rounds: int, seconds: float = math.inf) -> Iterator[Record]:
+    """Yield the records of a plan of that many rounds, within that simulated time, without storing them."""
+    simulator.horizon = seconds
     for record in available(simulator.fleet, simulator if rounds > 0 else ()):
         yield record
         if isinstance(record, Round) and record.merge.version >= rounds:

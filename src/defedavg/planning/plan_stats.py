@@ -1,4 +1,4 @@
-"""Statistics of a plan, without training: speed, staleness, participation, idle time, bytes.
+"""Statistics of a plan, without training: speed, staleness, participation, idle time, timeouts, bytes, energy.
 
 They are collected record by record, so that a plan need not be stored.
 """
@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from ..algorithms.protocol import Merge, StateVector
+from .client_totals import ClientTotals, Energy, Spread, gini
 from .devices import Fleet
 from .plan import Plan
-from .records import Absence, Header, Job, Record, Round, Sent, Stall, Timeout, Uploaded
+from .records import Absence, Header, Job, Record, Round, Stall, Timeout, Uploaded
 
 QUARTERS = 4
+NO_ENERGY = Energy()
+NOTHING = Spread(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,15 @@ class PlanStats:
 
     ``jobs_trained`` are the merged ones with at least one local step: what an executor must compute, so it is at most
     ``jobs_merged``, which is at most ``jobs_started``. None marks what a sparse plan does not contain, since it omits
-    the jobs that no merge uses. ``replacements`` counts timeouts. ``state_vectors`` are those that are declared,
-    ``state_peak`` those that have a value of their own at the same time, at most, and ``state_bytes`` is their size.
+    the jobs that no merge uses. ``state_vectors`` are those that are declared, ``state_peak`` those that have a value
+    of their own at the same time, at most, and ``state_bytes`` is their size.
+
+    ``horizon_seconds`` is the simulated time that was planned: the one that was asked for, or else that of the last
+    merge. ``replacements`` counts the moments at which clients timed out, ``timed_out`` these clients and
+    ``substitutes`` those drawn for them. ``coverage`` is the share of the clients of which an update was merged by 10,
+    50 and 100 % of the horizon, ``never_heard`` the number of the others at its end, and ``gini`` the Gini coefficient
+    of the merged updates per client. Bytes and joules per client are explained in ``client_totals``; ``energy`` is None
+    if steps and bytes take none, and in sparse plans.
     """
 
     algorithm: str
@@ -53,6 +63,17 @@ class PlanStats:
     state_vectors: int = 0
     state_peak: int = 0
     state_bytes: float = 0.0
+    horizon_seconds: float = 0.0
+    timeout_seconds: float | None = None
+    timed_out: int = 0
+    substitutes: int = 0
+    coverage: tuple[float, ...] = (0.0, 0.0, 0.0)
+    never_heard: int = 0
+    gini: float = 0.0
+    uplink_per_client: Spread = NOTHING
+    downlink_per_client: Spread = NOTHING
+    energy_joules: float | None = None
+    energy_per_client: Spread | None = None
 
 
 def summarise(plan: Plan, fleet: Fleet) -> PlanStats:
@@ -67,11 +88,20 @@ class PlanStatsCollector:
     """Collects the records of a plan in order; its statistics are available at any time.
 
     ``vector_megabytes`` is the size of a state vector, where messages have another, and ``server_vectors`` is the
-    number of those that the server optimiser keeps.
+    number of those that the server optimiser keeps. ``horizon_seconds`` is the simulated time of the plan, where the
+    plan does not end with its last merge.
     """
 
     def __init__(
-        self, header: Header, fleet: Fleet, *, vector_megabytes: float | None = None, server_vectors: int = 0
+        self,
+        header: Header,
+        fleet: Fleet,
+        *,
+        vector_megabytes: float | None = None,
+        server_vectors: int = 0,
+        horizon_seconds: float | None = None,
+        timeout_seconds: float | None = None,
+        energy: Energy = NO_ENERGY,
     ) -> None:
         self._vector_bytes = 1e6 * (fleet.model_megabytes if vector_megabytes is None else vector_megabytes)
         self._server_vectors = server_vectors
@@ -81,15 +111,19 @@ class PlanStatsCollector:
         self._rounds = 0
         self._seconds = 0.0
         self._staleness: Counter[int] = Counter()
-        self._merged = np.zeros(fleet.num_clients, np.int64)
+        self._clients = ClientTotals(fleet, energy)
+        self._energy = energy
+        self._horizon = horizon_seconds
+        self._timeout = timeout_seconds
+        self._timed_out = self._substitutes = 0
         self._trained = 0
-        self._sent = 0
         self._counts: Counter[type[Record]] = Counter()
         self._busy = None if header.sparse else _BusyTime()
 
     def add(self, record: Record) -> None:
         """Count the next record."""
         self._counts[type(record)] += 1
+        self._clients.add(record)
         if isinstance(record, Job | Uploaded):
             if self._busy is not None:
                 self._busy.add(record)
@@ -99,11 +133,11 @@ class PlanStatsCollector:
             self._staleness.update(record.merge.staleness)
             self._trained += sum(update.steps > 0 for update, _ in record.merge.updates)
             self._state.add(record.merge)
-            np.add.at(self._merged, [update.client for update, _ in record.merge.updates], 1)
             if self._busy is not None:
                 self._busy.merged()
-        elif isinstance(record, Sent):
-            self._sent += self._fleet.num_clients if record.client is None else 1
+        elif isinstance(record, Timeout):
+            self._timed_out += len(record.missing)
+            self._substitutes += len(record.drawn)
 
     def stats(self) -> PlanStats:
         """Return the statistics of the records so far."""
@@ -112,7 +146,8 @@ class PlanStatsCollector:
         counts = np.array([self._staleness[value] for value in values.tolist()], dtype=np.int64)
         merged = int(counts.sum())
         started = None if header.sparse else seen[Job]
-        size, vectors = fleet.model_megabytes * 1e6, self._state.peak + (self._server_vectors if self._rounds else 0)
+        vectors = self._state.peak + (self._server_vectors if self._rounds else 0)
+        horizon = self._seconds if self._horizon is None else self._horizon
         return PlanStats(
             algorithm=header.algorithm,
             updates_per_round=header.updates_per_round,
@@ -123,21 +158,41 @@ class PlanStatsCollector:
             staleness_mean=float(values @ counts) / merged if merged else 0.0,
             staleness_p95=_percentile(values, counts, 95) if merged else 0.0,
             staleness_max=int(values[-1]) if merged else 0,
-            participation=_participation(self._merged, fleet),
-            idle_share=None if self._busy is None else self._busy.idle_share(self._seconds, fleet.num_clients),
+            participation=_participation(self._clients.merged, fleet),
+            idle_share=None if self._busy is None else self._busy.idle_share(horizon, fleet.num_clients),
             jobs_started=started,
             jobs_merged=merged,
             jobs_trained=self._trained,
             merged_share=None if started is None else merged / started if started else 0.0,
-            uplink_bytes=seen[Uploaded] * size,
-            downlink_bytes=self._sent * size,
             absences=seen[Absence],
             replacements=seen[Timeout],
             stalled=seen[Stall] > 0,
             state_vectors=header.state_vectors + self._server_vectors,
             state_peak=vectors,
             state_bytes=vectors * self._vector_bytes,
+            horizon_seconds=horizon,
+            timeout_seconds=self._timeout,
+            timed_out=self._timed_out,
+            substitutes=self._substitutes,
+            **self._of_clients(horizon),
         )
+
+    def _of_clients(self, horizon: float) -> dict[str, Any]:
+        """Return the statistics over clients."""
+        clients, size = self._clients, self._fleet.model_megabytes * 1e6
+        joules = clients.joules(horizon) if self._energy and not self._header.sparse else None
+        (uploads, downloads), (up, down) = clients.messages, clients.traffic()
+        return {
+            "uplink_bytes": uploads * size,
+            "downlink_bytes": downloads * size,
+            "coverage": clients.coverage(horizon),
+            "never_heard": clients.never_heard,
+            "gini": gini(clients.merged),
+            "uplink_per_client": up,
+            "downlink_per_client": down,
+            "energy_joules": None if joules is None else float(joules.sum()),
+            "energy_per_client": None if joules is None else Spread.of(joules),
+        }
 
 
 def _percentile(values: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], share: float) -> float:

@@ -68,8 +68,7 @@ class Simulator:
     def __init__(self, server: ServerMachine, fleet: Fleet) -> None:
         if fleet.num_clients != server.setup.num_clients:
             raise ValueError("the server and the fleet have different numbers of clients")
-        self.server = server
-        self.fleet = fleet
+        self.server, self.fleet = server, fleet
         self.policy = server.policy_with(fleet.upload)
         self.steps = server.steps_per_job(server.setup.local_steps)
         self.now = 0.0
@@ -90,15 +89,14 @@ class Simulator:
         self._received_in_vain = False  # whether some client received a version that it could not use
         self._slack = 0.0  # seconds after its arrival in which a client may still start from a version
         self._lost_for_good = 0
-        # Later, no update arrives, because the intervals of all clients have ended.
-        self._last_arrival = (fleet.reachable_until[1] + fleet.longest_job(self.steps) + max(self._up)) * (1.0 + 1e-9)
+        self._last_arrival = fleet.last_arrival(self.steps)
         self._absent_until: dict[int, float] = {}
         # Without these, no client receives a second model before it has answered, or a request.
-        has_timeout = server.setup.timeout_seconds is not None
-        policy = self.policy
+        has_timeout, policy = server.setup.timeout_seconds is not None, self.policy
         several = policy.hold_until_requested or policy.restart_on_model or policy.background_upload
         self._one_message = not (server.broadcasts or several or fleet.lossy or has_timeout)
         self._started_iteration = False
+        self.horizon = math.inf  # seconds after which no event is handled
         self.handled = 0  # events so far
         setup = server.setup
         self._events_per_round = MAX_EVENTS_WITHOUT_MERGE + 100 * (setup.num_clients + setup.updates_per_round)
@@ -138,10 +136,12 @@ class Simulator:
     def _records(self) -> Iterator[Record]:
         self._begin(self.server.start())
         while self._queue and self._lost_for_good < self.fleet.num_clients:
-            self.now, _, client, _, event, detail = self._queue.pop()
-            if self.now > self._last_arrival:
+            time, _, client, _, event, detail = self._queue.pop()
+            if time > self.horizon:
+                return
+            self.now, self.handled = time, self.handled + 1
+            if time > self._last_arrival:
                 break
-            self.handled += 1
             if self.handled > self._deadline:
                 action_checks.refuse_endless_round(self.server, self._newest, self._events_per_round)
             self._handle(event, client, detail)

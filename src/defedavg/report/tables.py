@@ -13,6 +13,8 @@ from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..config.study import TABLES
+from ..config.timeouts import AUTOMATIC
+from ..durations import duration
 from ..errors import printable
 from ..planning.plan_stats import PlanStats
 from ..runstore.metrics import common_metric, metric_of
@@ -24,6 +26,15 @@ Key = TypeVar("Key", bound=Hashable)
 _QUARTERS = "fastest ¼, slowest ¼: how often updates of these clients are merged, relative to an equal share (1.00)."
 _LEAN = "–: not simulated, since no merge depends on it (clients.plan_detail)."
 _STATE = "state: vectors that the server keeps from merge to merge, at most, × the size of a model."
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+_HEARD = (
+    "heard: share of the clients of which an update was merged by 10, 50 and 100 % of the time; never: number of the "
+    "others at the end. Gini: of merged updates per client, 0 if all have the same number. timed out, drawn: clients "
+    f"that did not answer within the timeout, and those drawn instead; unless training.timeout_seconds is set, it is "
+    f"{AUTOMATIC}, if some may not answer. up, down: per client, median / 95 % / most; updates count whether they are "
+    "merged or not."
+)
+_ENERGY = "energy: per client, median / 95 % / most, of all local steps, merged or not, and of all messages."
 _COUNTS = (
     "trained: updates that the merges of these rounds used, with at least one local step; at most started: all updates "
     "that clients began in these rounds."
@@ -87,32 +98,80 @@ def _participation(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{fmean(record['participation'][quarter] for record in records):.2f}" for quarter in (0, -1)]
 
 
-def plan_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]], rounds: int) -> Table:
-    """Return a table with one row per setting: means over its seeds."""
+def plan_table(
+    labels: Sequence[str], stats: Sequence[Sequence[PlanStats]], rounds: int, seconds: float | None = None
+) -> Table:
+    """Return a table with one row per setting: means over its seeds; ``seconds`` were planned, or else ``rounds``."""
     columns: tuple[str, ...] = (
-        "algorithm", "n", "s/round", "stale mean", "p95", "max", "fastest ¼", "slowest ¼", "idle", "up", "down",
-        "started", "merged",
+        "algorithm", "n", *(() if seconds is None else ("rounds", "updates")), "time/round", "stale mean", "p95", "max",
+        "fastest ¼", "slowest ¼", "idle", "up", "down", "started", "merged",
     )  # fmt: skip
-    rows = []
     stateful = any(each.state_vectors for group in stats for each in group)
-    for label, group in zip(labels, stats, strict=True):
-        plans = [asdict(each) for each in group]
-        cells = [
-            label + (" (stalled)" if any(plan["stalled"] for plan in plans) else ""),
-            str(group[0].updates_per_round),
-            *_means(plans, seconds_per_round=".4g", staleness_mean=".1f", staleness_p95=".1f"),
-            str(max(plan["staleness_max"] for plan in plans)),
-            *_participation(plans),
-            share(mean(plans, "idle_share")),
-            *(size(mean(plans, name) or 0.0) for name in ("uplink_bytes", "downlink_bytes")),
-            *_means(plans, jobs_started=".0f"),
-            share(mean(plans, "merged_share")),
-        ]
-        rows.append([*cells, _state(group)] if stateful else cells)
+    rows = [
+        [*_plan_row(label, group, seconds is not None), *([_state(group)] if stateful else [])]
+        for label, group in zip(labels, stats, strict=True)
+    ]
     caption = f"{_QUARTERS} idle: neither training nor uploading. {_LEAN}{' ' + _STATE if stateful else ''}"
     if stateful:
         columns = (*columns, "state")
-    return make(f"{rounds} rounds, mean over {len(stats[0])} seed(s)", columns, rows, caption)
+    planned = f"{rounds} rounds" if seconds is None else duration(seconds)
+    return make(f"{planned}, mean over {len(stats[0])} seed(s)", columns, rows, caption)
+
+
+def _plan_row(label: str, group: Sequence[PlanStats], timed: bool) -> list[str]:
+    """Return the cells of one setting; ``timed`` plans differ in their rounds."""
+    plans = [asdict(each) for each in group]
+    return [
+        label + (" (stalled)" if any(plan["stalled"] for plan in plans) else ""),
+        str(group[0].updates_per_round),
+        *(_means(plans, rounds=".0f", jobs_merged=".0f") if timed else []),
+        _duration(mean(plans, "seconds_per_round")),
+        *_means(plans, staleness_mean=".1f", staleness_p95=".1f"),
+        str(max(plan["staleness_max"] for plan in plans)),
+        *_participation(plans),
+        share(mean(plans, "idle_share")),
+        *(size(mean(plans, name) or 0.0) for name in ("uplink_bytes", "downlink_bytes")),
+        *_means(plans, jobs_started=".0f"),
+        share(mean(plans, "merged_share")),
+    ]
+
+
+def clients_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]]) -> Table:
+    """Return a table of what clients did, with one row per setting: means over its seeds."""
+    columns = ["algorithm", "heard: 10 %", "50 %", "100 %", "never", "Gini", "timeout", "timed out", "drawn"]
+    spreads = {"uplink_per_client": "up", "downlink_per_client": "down", "energy_per_client": "energy"}
+    powered = any(each.energy_per_client is not None for group in stats for each in group)
+    if not powered:
+        del spreads["energy_per_client"]
+    rows = []
+    for label, group in zip(labels, stats, strict=True):
+        plans = [asdict(each) for each in group]
+        rows.append(
+            [
+                label,
+                *(f"{100 * fmean(plan['coverage'][i] for plan in plans):.0f} %" for i in range(3)),
+                *_means(plans, never_heard=".0f", gini=".2f"),
+                _duration(mean(plans, "timeout_seconds")),
+                *_means(plans, timed_out=".0f", substitutes=".0f"),
+                *(_spread([plan[name] for plan in plans], "B" if "link" in name else "J") for name in spreads),
+            ]
+        )
+    return make("clients", [*columns, *spreads.values()], rows, f"{_HEARD}{' ' + _ENERGY if powered else ''}")
+
+
+def _spread(spreads: Sequence[Mapping[str, float] | None], unit: str) -> str:
+    """Format the median, the 95th percentile and the maximum over clients, each as a mean over seeds, in one unit."""
+    known = [spread for spread in spreads if spread is not None]
+    if not known:
+        return "–"
+    values = [fmean(spread[name] for spread in known) for name in ("median", "p95", "most")]
+    power = min((len(f"{values[-1]:.0f}") - 1) // 3, len(_PREFIXES) - 1)
+    return f"{' / '.join(f'{value / 1000**power:.3g}' for value in values)} {_PREFIXES[power]}{unit}"
+
+
+def _duration(value: float | None) -> str:
+    """Format a duration that may be unknown."""
+    return "–" if value is None else duration(value)
 
 
 def _state(plans: Sequence[PlanStats]) -> str:
