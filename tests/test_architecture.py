@@ -108,12 +108,14 @@ def test_planning_needs_numpy_only(module: str) -> None:
 
 @pytest.mark.parametrize("module", in_area("training", "tasks"), ids=name_of)
 def test_computing_needs_torch_and_numpy_only(module: str) -> None:
-    # Triton comes with PyTorch on CUDA machines; datasets is an extra that one module imports where it is used.
+    # Triton comes with PyTorch on CUDA machines. datasets, and pandas for flights, are extras that one module each
+    # imports where it is used.
     # psutil tells the free memory where it is installed.
     extra = {
         "training.memory": {"psutil"},
         "training.kernels.triton_kernels": {"triton"},
         "tasks.datasets.hub": {"datasets"},
+        "tasks.datasets.flights": {"pandas"},
         "tasks.datasets.download": {"filelock"},
     }
     assert packages_of(module) <= {"numpy", "torch"} | extra.get(module, set())

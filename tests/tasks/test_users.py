@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -141,9 +141,8 @@ SENSORS = DataSet("sensors", "numbers", "made up", (4,), 90, 20, 2, read, inputs
 
 
 @pytest.fixture
-def _sensors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _sensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATASETS._known, "sensors", SENSORS)
-    return
 
 
 TASK = {"data": "sensors", "model": "mlp", "split": "natural"}
@@ -170,7 +169,9 @@ def test_a_stored_study_reads_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_sensors")
 def test_a_run_on_users_trains_and_weights_them_by_their_samples() -> None:
-    options = {f"task.{name}": value for name, value in TASK.items()} | {"training.weighting": "samples"}
+    options: dict[str, Any] = {f"task.{name}": value for name, value in TASK.items()} | {
+        "training.weighting": "samples"
+    }
     options |= {"training.updates_per_round": 2, "training.local_lr": 0.3, "stop.max_rounds": 15}
     result = simulate("fedavg", settings=options)
     assert result.plan.header.num_clients == 5

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from defedavg.tasks import DATASETS, load, load_users
 from defedavg.tasks.datasets.flights import AIRPORTS, CARRIERS, FLIGHTS
@@ -28,16 +30,16 @@ FIRST = {
 }  # fmt: skip
 
 
-def write(path: Path, *rows: dict[str, object], head: str = HEAD) -> Path:
+def write(path: Path, *rows: Mapping[str, object], head: str = HEAD) -> Path:
     """Write a file in the format of the package; a row has the values of ``FIRST`` where it gives no other."""
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("flights.csv", "\n".join([head, *(ROW.format(**(FIRST | row)) for row in rows), ""]))
+        archive.writestr("flights.csv", "\n".join([head, *(ROW.format(**{**FIRST, **row}) for row in rows), ""]))
     return path
 
 
-def inputs_of(path: Path) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-    (x, y, _), (test_x, test_y, _) = (part for part in FLIGHTS.read([path]))  # type: ignore[misc]
-    return np.concatenate([x, test_x]), np.concatenate([y, test_y])
+def inputs_of(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    train, test = FLIGHTS.read([path])
+    return np.concatenate([train[0], test[0]]), np.concatenate([train[1], test[1]])
 
 
 def test_what_the_package_holds() -> None:

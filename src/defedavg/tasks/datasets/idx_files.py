@@ -14,7 +14,7 @@ from .dataset_files import MAX_IMAGES, check_classes, check_published, damaged, 
 
 BYTES: Final = 8
 INTEGERS: Final = 12
-TYPES: Final = {BYTES: np.dtype(np.uint8), INTEGERS: np.dtype(">i4")}
+TYPES: Final[dict[int, np.dtype[Any]]] = {BYTES: np.dtype(np.uint8), INTEGERS: np.dtype(">i4")}
 """Codes of types in the third byte of a file."""
 
 

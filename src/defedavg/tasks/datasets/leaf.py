@@ -60,46 +60,63 @@ def load(name: str) -> tuple[Data, Data, int, Users, str]:
 
 
 def _part(folder: Path, kind: list[str]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
+    """Return inputs, targets and users of all files of a folder, in the order of their names."""
+    users: list[str] = []
+    inputs: list[NDArray[Any]] = []
+    targets: list[NDArray[np.int64]] = []
+    for path in _files(folder):
+        for user, (x, y) in _users(path, kind):
+            if inputs and x.shape[1:] != inputs[0].shape[1:]:
+                raise UserError(f"{path}: the inputs of user {user!r} differ in size from those of other users")
+            users.append(user)
+            inputs.append(x)
+            targets.append(y)
+    if not users:
+        raise UserError(f"{folder} has no JSON file with samples; run LEAF's preprocess.sh, and name its folder data")
+    ids = np.repeat(np.array(users, dtype=str), [len(y) for y in targets])
+    return np.concatenate(inputs), np.concatenate(targets), ids
+
+
+def _files(folder: Path) -> list[Path]:
     try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix == ".json")
+        return sorted(path for path in folder.iterdir() if path.suffix == ".json")
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror or error}; name the folder above it") from None
-    read = [(user, arrays) for path in paths for user, arrays in _users(path, kind)]
-    if not read:
-        raise UserError(f"{folder} has no JSON file with samples; run LEAF's preprocess.sh, and name its folder data")
-    if len({arrays[0].shape[1:] for _, arrays in read}) > 1:
-        user = next(user for user, arrays in read if arrays[0].shape[1:] != read[0][1][0].shape[1:])
-        raise UserError(f"{folder}: the inputs of user {user!r} differ in size from those of other users")
-    ids = np.repeat(np.array([user for user, _ in read], dtype=str), [len(arrays[1]) for _, arrays in read])
-    inputs, targets = (np.concatenate([arrays[i] for _, arrays in read]) for i in (0, 1))
-    return inputs, targets, ids
 
 
 def _users(path: Path, kind: list[str]) -> list[tuple[str, Arrays]]:
     """Return the users of a file that have samples, with their samples."""
+    found, read = _table(path), []
+    for user, count in _counts(path, found):
+        try:
+            arrays = _samples(found["user_data"].get(user), count, kind)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise UserError(f"{path}: user {user!r}: {first_line(error)}; create the file again") from None
+        if arrays is not None:
+            read.append((user, arrays))
+    return read
+
+
+def _counts(path: Path, found: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return every user of a file with its number of samples, None where the file does not give them."""
+    users, data = found.get("users"), found.get("user_data")
+    if not isinstance(users, list) or not isinstance(data, dict) or not all(isinstance(user, str) for user in users):
+        raise UserError(f"{path} has no list 'users' of names and table 'user_data'; create it again")
+    counts = found.get("num_samples", [None] * len(users))
+    if not isinstance(counts, list) or len(counts) != len(users) or len(set(users)) != len(users):
+        what = f"{path} has {len(users)} users, which repeat or differ from its 'num_samples'"
+        raise UserError(f"{what}; create it again")
+    return list(zip(users, counts, strict=True))
+
+
+def _table(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}; make it readable") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {first_line(error)}; create it again") from None
-    users, data = (found.get(key) if isinstance(found, dict) else None for key in ("users", "user_data"))
-    if not isinstance(users, list) or not isinstance(data, dict) or not all(isinstance(user, str) for user in users):
-        raise UserError(f"{path} has no list 'users' of names and table 'user_data'; create it again")
-    counts = found.get("num_samples", [None] * len(users))
-    if not isinstance(counts, list) or len(counts) != len(users) or len(set(users)) != len(users):
-        raise UserError(
-            f"{path} has {len(users)} users, which repeat or differ from its 'num_samples'; create it again"
-        )
-    read = []
-    for user, count in zip(users, counts, strict=True):
-        try:
-            arrays = _samples(data.get(user), count, kind)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise UserError(f"{path}: user {user!r}: {first_line(error)}; create the file again") from None
-        if arrays is not None:
-            read.append((user, arrays))
-    return read
+    return found if isinstance(found, dict) else {}
 
 
 def _samples(entry: Any, count: Any, kind: list[str]) -> Arrays | None:
