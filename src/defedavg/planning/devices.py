@@ -20,7 +20,7 @@ from ..algorithms.protocol import UPLOADS
 from ..errors import UserError, unknown
 from ..rng import extend, extend_all, key, normal, normal_all, uniform, uniform_all
 from . import phones
-from .intervals import Floats, Intervals, Ints, Schedule
+from .intervals import Availability, Floats, Intervals, Ints
 
 MAX_CLIENTS = 100_000_000
 MAX_WINDOW_SECONDS = 1e9
@@ -205,12 +205,12 @@ class Fleet:
     downlink_mbps: float = 400.0
     latency_seconds: float = 0.0
     model_megabytes: float = 2.2
-    links: str = "equal"  # one of ``LINKS``; equal: ``uplink_mbps`` and ``downlink_mbps`` for all
     availability: Windows | str | None = None  # text: ``PHONES``
     failure_rate: float = 0.0
     return_seconds: float = 1.0
     trace: Trace | None = None
     upload: str = "auto"  # one of ``UPLOADS``: replaces the meaning of the algorithm
+    links: str = "equal"  # one of ``LINKS``; equal: ``uplink_mbps`` and ``downlink_mbps`` for all
 
     def __post_init__(self) -> None:
         for name, valid, rule in (
@@ -310,7 +310,7 @@ class Fleet:
         return u / self.failure_rate if u < self.failure_rate else None
 
     @cached_property
-    def schedule(self) -> Schedule | None:
+    def schedule(self) -> Availability | None:
         """When clients are reachable; None: at all times."""
         if self.trace and self.trace.intervals:
             return self.trace.intervals
@@ -359,6 +359,10 @@ class Fleet:
     def longest_job(self, local_steps: int) -> float:
         """Return a time in which every job ends, whatever its jitter."""
         return self.step_range[1] * local_steps * math.exp(self.jitter * MAX_SIGMAS)
+
+    def last_arrival(self, local_steps: int) -> float:
+        """Return a time after which no update arrives, because the intervals of all clients have ended."""
+        return (self.reachable_until[1] + self.longest_job(local_steps) + float(self.up_times.max())) * (1.0 + 1e-9)
 
     def round_trip(self, local_steps: int) -> float:
         """Return the longest time from sending a model to the arrival of its update, without jitter."""

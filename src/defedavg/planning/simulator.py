@@ -31,8 +31,9 @@ from ..algorithms.protocol import (
     Upload,
 )
 from . import action_checks
-from .devices import Fleet, Floats, StepTimes
+from .devices import Fleet, StepTimes
 from .event_queue import EventKind, EventQueue
+from .intervals import Floats
 from .records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Stall, Timeout, Uploaded
 from .version_tracker import Broadcasts, Versions
 
@@ -90,8 +91,7 @@ class Simulator:
         self._received_in_vain = False  # whether some client received a version that it could not use
         self._slack = 0.0  # seconds after its arrival in which a client may still start from a version
         self._lost_for_good = 0
-        # Later, no update arrives, because the intervals of all clients have ended.
-        self._last_arrival = (fleet.reachable_until[1] + fleet.longest_job(self.steps) + max(self._up)) * (1.0 + 1e-9)
+        self._last_arrival = fleet.last_arrival(self.steps)
         self._absent_until: dict[int, float] = {}
         # Without these, no client receives a second model before it has answered, or a request.
         has_timeout = server.setup.timeout_seconds is not None
