@@ -39,6 +39,8 @@ PARSED_ONLY = {
     "defedavg paper table": "hours, and data that must be downloaded",
     "defedavg paper infer": "data that must be downloaded; tests/paper has a search",
     "defedavg plan --num-clients 1000000": "minutes",
+    "defedavg plan --num-clients 100000 ": "a minute",
+    "defedavg traces convert": "needs a file of another project",
     "defedavg run study.toml --executor ray": "a cluster; tests/experiments/ray has one",
     "defedavg tune study.toml --executor ray": "a cluster; tests/experiments/ray has one",
     "defedavg deploy local": "Flower processes; tests/deploy/flower has them",

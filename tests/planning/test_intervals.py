@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def test_omitting_unused_jobs_changes_no_round(found: Case) -> None:
         plan.check(found.fleet)
 
 
-def fleet_of(*clients: tuple[list[tuple[float, float]], float]) -> dict[str, Trace]:
+def fleet_of(*clients: tuple[list[tuple[float, float]], float]) -> dict[str, Any]:
     ones = np.ones(len(clients))
     return {"trace": Trace(0.01 * ones, math.inf * ones, math.inf * ones, intervals=Intervals.of(clients))}
 
@@ -144,7 +145,7 @@ def test_a_plan_ends_when_the_intervals_of_all_clients_have_ended() -> None:
 
 
 def test_a_client_whose_intervals_end_is_replaced() -> None:
-    found = case("fedavg", 3, 2, timeout=0.5, **fleet_of(([(0, 0.1)], math.inf), *[([(0, 0.6)], 1.0)] * 2))
+    found = case("fedavg", 3, 2, timeout=0.5, **fleet_of(([(0.0, 0.1)], math.inf), *[([(0.0, 0.6)], 1.0)] * 2))
     assert found.fleet.lossy
     assert len(found.plan(50).rounds) == 50
 

@@ -19,7 +19,7 @@ from ..algorithms.protocol import UPLOADS
 from ..errors import UserError
 from ..rng import extend, extend_all, key, normal, uniform, uniform_all
 from . import phones
-from .intervals import Floats, Intervals, Ints, Schedule
+from .intervals import Availability, Floats, Intervals, Ints
 from .slowness import PAPER_SLOWNESS, Slowness
 
 MAX_CLIENTS = 100_000_000
@@ -126,12 +126,12 @@ class Fleet:
     downlink_mbps: float = 400.0
     latency_seconds: float = 0.0
     model_megabytes: float = 2.2
-    links: str = "equal"  # one of ``LINKS``; equal: ``uplink_mbps`` and ``downlink_mbps`` for all
     availability: Windows | str | None = None  # text: ``PHONES``
     failure_rate: float = 0.0
     return_seconds: float = 1.0
     trace: Trace | None = None
     upload: str = "auto"  # one of ``UPLOADS``: replaces the meaning of the algorithm
+    links: str = "equal"  # one of ``LINKS``; equal: ``uplink_mbps`` and ``downlink_mbps`` for all
 
     def __post_init__(self) -> None:
         for name, valid, rule in (
@@ -231,7 +231,7 @@ class Fleet:
         return u / self.failure_rate if u < self.failure_rate else None
 
     @cached_property
-    def schedule(self) -> Schedule | None:
+    def schedule(self) -> Availability | None:
         """When clients are reachable; None: at all times."""
         if self.trace and self.trace.intervals:
             return self.trace.intervals

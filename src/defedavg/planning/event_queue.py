@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from .devices import Floats
+from .intervals import Floats
 
 CHUNK = 4096
 

@@ -24,7 +24,7 @@ MIN_SECONDS = 1e-3
 """The shortest interval: far more than the rounding of any time that a plan reaches."""
 
 
-class Schedule(Protocol):
+class Availability(Protocol):
     """When clients are reachable."""
 
     def opens(self, client: int, time: float) -> float:

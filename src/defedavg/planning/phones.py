@@ -41,7 +41,7 @@ class Quantiles:
 
     def __call__(self, u: Floats) -> Floats:
         """Return the values at shares u in [0, 1)."""
-        return np.exp(np.interp(u, self.shares, np.log(self.values)))
+        return np.asarray(np.exp(np.interp(u, self.shares, np.log(self.values))))
 
 
 _SHARES = (0.0, 0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.0)

@@ -31,8 +31,9 @@ from ..algorithms.protocol import (
     Upload,
 )
 from . import action_checks
-from .devices import Fleet, Floats, StepTimes
+from .devices import Fleet, StepTimes
 from .event_queue import EventKind, EventQueue
+from .intervals import Floats
 from .records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Stall, Timeout, Uploaded
 from .version_tracker import Broadcasts, Versions
 
@@ -81,8 +82,7 @@ class Simulator:
         self._idle: dict[int, None] = {}
         self._out: list[Record] = []
         self._step_times = StepTimes(fleet)
-        self._up = _as_list(fleet.up_times)
-        self._down = _as_list(fleet.down_times)
+        self._up, self._down = _as_list(fleet.up_times), _as_list(fleet.down_times)
         self._broadcasts = Broadcasts(self._down)
         self._versions = Versions(self._broadcasts, server.broadcasts, server.past_versions)
         self._newest = 0

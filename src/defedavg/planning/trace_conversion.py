@@ -143,6 +143,8 @@ def _flhetbench(path: Path) -> Phones:
         return
     for name, entry in _entries(path):
         where = f"{path}, client {name}"
+        spans: Any
+        end: Any
         if isinstance(entry, dict) and isinstance(entry.get("messages"), str):
             spans, end = _ready(entry["messages"], where)
         elif isinstance(entry, dict):
@@ -253,13 +255,13 @@ def _ready(messages: str, where: str) -> tuple[list[list[float]], float]:
 def _latencies(path: Path, notes: list[str]) -> Floats:
     required, optional = ("phone_model", "resnet"), ("vit", "vit_sd", "resnet_sd")
     cells = [(row["resnet"], where) for where, row in table(text_of(path), path, required, optional)]
-    values = np.array([number(cell, "resnet", where) for cell, where in cells if cell.strip()])
+    values: Floats = np.array([number(cell, "resnet", where) for cell, where in cells if cell.strip()], np.float64)
     valid = values[(values > 0) & np.isfinite(values)]
     if not len(valid):
         raise UserError(f"{path} has no latency above zero in the column resnet")
     if len(valid) < len(cells):
         notes.append(f"left out {len(cells) - len(valid)} latencies that are empty, infinite or not above zero")
-    return valid
+    return np.asarray(valid)
 
 
 def _links(path: Path) -> tuple[Floats, Floats]:

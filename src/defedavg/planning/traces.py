@@ -168,6 +168,25 @@ def table(
     separator = ";" if lines and lines[0].count(";") > lines[0].count(",") else ","
     rows = csv.reader(lines, delimiter=separator)
     header = [cell.strip() for cell in next(_rows(rows, path), [])]
+    _check_header(header, path, required, optional, together)
+    known = {*required, *optional}
+    for row in _rows(rows, path):
+        where = f"{path}, line {rows.line_num}"
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) != len(header):
+            raise UserError(f"{where}: {len(row)} cells, but the header has {len(header)}")
+        yield where, {name: cell for name, cell in zip(header, row, strict=True) if name in known}
+
+
+def _check_header(
+    header: list[str],
+    path: str | Path,
+    required: tuple[str, ...],
+    optional: tuple[str, ...],
+    together: tuple[str, ...],
+) -> None:
+    """Refuse a header without the columns needed; name the columns that are ignored."""
     if (
         not {*required} <= {*header}
         or len({*header}) != len(header)
@@ -181,14 +200,7 @@ def table(
         message = (
             f"{path}: ignored the columns {', '.join(map(repr, ignored))}; known: {','.join((*required, *optional))}"
         )
-        warnings.warn(message, IgnoredWarning, stacklevel=2)
-    for row in _rows(rows, path):
-        where = f"{path}, line {rows.line_num}"
-        if not any(cell.strip() for cell in row):
-            continue
-        if len(row) != len(header):
-            raise UserError(f"{where}: {len(row)} cells, but the header has {len(header)}")
-        yield where, {name: cell for name, cell in zip(header, row, strict=True) if name in known}
+        warnings.warn(message, IgnoredWarning, stacklevel=3)
 
 
 def _rows(rows: Any, path: str | Path) -> Iterator[list[str]]:
