@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from defedavg.planning.client_totals import Energy, Spread, gini
-from defedavg.planning.devices import Fleet, Windows
+from defedavg.planning.devices import Fleet, Trace, Windows
 from defedavg.planning.plan import Plan
 from defedavg.planning.plan_stats import PlanStats, PlanStatsCollector
 from defedavg.planning.records import Job, Round, Sent, Timeout, Uploaded, moment
@@ -53,7 +54,7 @@ def test_the_gini_coefficient_is_half_the_relative_mean_difference(counts: list[
 
 def test_equal_clients_that_all_answer_are_heard_together() -> None:
     """FedBuff with all clients at work and n = N: a round takes down + 5 steps + up, and merges every client once."""
-    words = {"slowness": Slowness.parse("equal"), "step_seconds": 0.25, "model_megabytes": 25.0}
+    words: dict[str, Any] = {"slowness": Slowness.parse("equal"), "step_seconds": 0.25, "model_megabytes": 25.0}
     found = case("fedbuff", 8, 8, steps=5, **words)
     stats = collected(found.plan(10), found.fleet)
     trip = 0.5 + 1.25 + 0.5
@@ -69,10 +70,8 @@ def test_equal_clients_that_all_answer_are_heard_together() -> None:
 
 def test_a_round_robin_covers_one_more_client_at_a_time() -> None:
     """Ten clients with jobs of 1, 2, …, 10 seconds and merges of one: client i is first heard at second i."""
-    from defedavg.planning.devices import Trace
-
     instant = np.full(10, np.inf)
-    found = case("fedbuff", 10, 1, steps=1, trace=Trace(np.arange(1.0, 11.0), instant, instant))
+    found = case("fedbuff", 10, 1, steps=1, trace=Trace(np.arange(1, 11).astype(np.float64), instant, instant))
     plan = Plan.collect(found.simulator(), 10**6, 10.0)
     stats = collected(plan, found.fleet, 10.0)
     assert stats.coverage == (0.1, 0.5, 1.0)

@@ -108,7 +108,7 @@ class ClientTotals:
 
     def _bytes(self, *, up: bool) -> NDArray[np.float64]:
         messages = self._uploads.counts() if up else self._downloads.counts() + self._broadcasts
-        return messages * (self._fleet.model_megabytes * 1e6)
+        return messages.astype(np.float64) * np.float64(self._fleet.model_megabytes * 1e6)
 
     def joules(self, seconds: float) -> NDArray[np.float64]:
         """Return the energy of every client up to a time at which the plan ends."""
