@@ -158,7 +158,7 @@ def test_augmentation_copies_the_same_values() -> None:
         "resnet", "transformer", "residual with dropout", "frozen", "convolutions", "encoder, norm first",
         "cross attention with dropout", "dropout", "batch normalisation", "mean of the batch", "again", "hooked",
         "batch normalisation of features", "running statistics", "normalised twice", "running statistics, mapped",
-        "instance statistics", "own statistics",
+        "instance statistics", "own statistics", "lstm", "gru", "rnn",
     ],
 )  # fmt: skip
 def test_modules_of_all_kinds_agree(model: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import UserError, unknown
 from .. import models
-from ..losses import cross_entropy
+from ..losses import IGNORED, cross_entropy, token_accuracy, token_cross_entropy
 from ..partition import split
 from ..samples import Data
 from ..task import Task
@@ -66,8 +66,10 @@ def load(name: str, normalise: str = "standard") -> Loaded:
 
 @lru_cache(maxsize=4)
 def _normalised(loaded: Loaded, normalise: str) -> Loaded:
-    """Normalise a data set; the cache is keyed by the loaded tensors, so another folder is another data set."""
+    """Normalise the pixels of a data set; the cache is keyed by the loaded tensors, so another folder is another data set."""
     train, test, classes = loaded
+    if not train.inputs.is_floating_point() and train.inputs.dtype != torch.uint8:
+        return loaded  # numbers of characters
     scale = NORMALISERS[normalise](train.inputs)
     return Data(scale(train.inputs), train.targets), Data(scale(test.inputs), test.targets), classes
 
@@ -105,13 +107,34 @@ def classification_task(
     normalise: str = "standard",
     **split_options: int | float,
 ) -> Task:
-    """Return a classification task from the names of its data set, model and split, and the options of the split."""
+    """Return a classification task from the names of its data set, model and split, and the options of the split.
+
+    If a sample has one target per position, the loss and the accuracy are those of tokens, and a sample has no class.
+    """
     train, test, classes = load(data, normalise)
+    tokens = train.targets.ndim == 2
+    if tokens:
+        _check_texts(data, (train, test), classes)
     builder = partial(models.build, model, tuple(train.inputs.shape[1:]), classes)
     with torch.device("meta"):  # an unknown or unfit model is reported now, without memory or a random draw
         builder()
-    clients = split(split_kind, train.targets.numpy(), num_clients, seed, **split_options)
-    return Task(f"{data}/{model}/{split_kind}", builder, cross_entropy, train, test, clients, classes)
+    name, labels = f"{data}/{model}/{split_kind}", np.zeros(len(train), np.int64) if tokens else train.targets.numpy()
+    clients = split(split_kind, labels, num_clients, seed, **split_options)
+    if tokens:
+        return Task(name, builder, token_cross_entropy, train, test, clients, None, metric=token_accuracy)
+    return Task(name, builder, cross_entropy, train, test, clients, classes)
+
+
+def _check_texts(data: str, parts: tuple[Data, Data], classes: int) -> None:
+    """Refuse texts whose targets do not fit their inputs, or that have other numbers than those of the alphabet."""
+    for part in parts:
+        inputs, targets = part.inputs, part.targets
+        if inputs.shape != targets.shape or inputs.is_floating_point():
+            shapes = f"{tuple(inputs.shape)} {inputs.dtype} and {tuple(targets.shape)}"
+            raise UserError(f"{data} has inputs and targets {shapes}; texts need integers (samples, length) for both")
+        counted = torch.cat([inputs.flatten(), targets[targets != IGNORED]])
+        if not (int(counted.min()) >= 0 and int(counted.max()) < classes):
+            raise UserError(f"{data} has characters outside 0..{classes - 1}; renumber them, or raise its classes")
 
 
 # Normalisation.

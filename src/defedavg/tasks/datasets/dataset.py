@@ -19,7 +19,10 @@ from ...errors import UserError
 from ...registry import Registry
 
 Part = tuple[NDArray[Any], NDArray[np.int64]]
-"""Images (n, channels, height, width) with pixel values 0..255, as bytes or as float32, and their classes."""
+"""Images (n, channels, height, width) with pixel values 0..255, as bytes or as float32, and their classes.
+
+Or texts: int64 numbers of characters (n, length), and a class at every position (n, length), -100 where none counts.
+"""
 
 Layout = tuple[str, tuple[tuple[str, ...], ...]]
 """A folder below the data folder, and the names that each file of the data set may have in it."""
