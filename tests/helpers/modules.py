@@ -118,7 +118,7 @@ class Cross(nn.Module):
 class Recurrent(nn.Module):
     """A recurrent module over words; its first state depends on the text."""
 
-    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase], **options: Any) -> None:
         super().__init__()
         self.words, self.net = nn.Embedding(7, 3), kind(3, 4, **options)
         self.last, self.is_lstm = nn.Linear(4 * (1 + self.net.bidirectional), 3), kind is nn.LSTM

@@ -82,7 +82,9 @@ class TaskSettings:
     """[task]: the model, the data, and how the data are partitioned among clients."""
 
     data: str = _setting("mnist5k", "mnist5k, fashionmnist, cifar10, one of a plugin, or hf:NAME from Hugging Face")
-    model: str = _setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
+    model: str = _setting(
+        "cnn", "cnn, mlp, softmax, resnet, transformer, char-lstm, char-transformer, or one of a plugin"
+    )
     split: str = _setting(
         "iid",
         "iid, classes, random-classes, grouped-classes, dirichlet, shards, sampled, sampled-classes, or one of a plugin",

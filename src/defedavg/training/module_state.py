@@ -29,8 +29,8 @@ def keyed_copy(module: nn.Module) -> tuple[nn.Module, Draws]:
             vars(inner)["drawn_dimensions"] = drawn
         elif type(inner) is nn.MultiheadAttention and inner.dropout > 0 and is_standard(inner):
             inner.__class__ = KeyedAttention
-        elif (keyed := KEYED.get(type(inner))) and inner.dropout > 0 and inner.num_layers > 1:
-            inner.__class__ = keyed
+        elif isinstance(inner, nn.RNNBase) and type(inner) in KEYED and inner.dropout > 0 and inner.num_layers > 1:
+            inner.__class__ = KEYED[type(inner)]
         if isinstance(inner, KeyedDropout | KeyedAttention | KeyedRecurrent):
             inner.number, inner.draws = number, draws
             number += inner.num_layers - 1 if isinstance(inner, KeyedRecurrent) else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -44,13 +45,13 @@ def flat(result: Any) -> list[Tensor]:
     single=st.booleans(),
 )
 def test_a_stacked_layer_is_the_module_for_every_client(
-    kind: type[nn.RNNBase], sizes: tuple[int, ...], layers: int, bias: bool, batch_first: bool, bidirectional: bool,
-    with_states: bool, single: bool,
+    kind: Callable[..., nn.RNNBase], sizes: tuple[int, ...], layers: int, bias: bool, batch_first: bool,
+    bidirectional: bool, with_states: bool, single: bool,
 ) -> None:  # fmt: skip
     """Outputs, last states and all gradients; in single precision, the LSTM of one client is oneDNN's."""
     clients, samples, steps, ins, outs = sizes
     dtype = torch.float32 if single else torch.float64
-    tolerance = {"rtol": 1e-3, "atol": 1e-5} if single else {"rtol": 1e-10, "atol": 1e-12}
+    tolerance: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-5} if single else {"rtol": 1e-10, "atol": 1e-12}
     source = torch.Generator().manual_seed(sum(sizes))
     draw = partial(torch.randn, dtype=dtype, generator=source)
     options: dict[str, Any] = {"bias": bias, "batch_first": batch_first, "bidirectional": bidirectional}
@@ -112,7 +113,7 @@ def task_of(seed: int, **options: Any) -> Task:
     algorithm=st.sampled_from(["defedavg-niid", "fedbuff", "fedavg"]),
 )
 def test_whole_runs_agree_with_the_reference(
-    kind: type[nn.RNNBase], layers: int, bidirectional: bool, batch_first: bool, dropout: float,
+    kind: Callable[..., nn.RNNBase], layers: int, bidirectional: bool, batch_first: bool, dropout: float,
     training: dict[str, Any], algorithm: str,
 ) -> None:  # fmt: skip
     task = task_of(
@@ -127,14 +128,14 @@ def test_whole_runs_agree_with_the_reference(
 
 def test_an_lstm_in_single_precision_is_bit_identical_in_every_batch() -> None:
     double = task_of(0, kind=nn.LSTM, num_layers=2, dropout=0.3)
-    parts = {"train": double.train, "test": double.test, "clients": double.clients}
+    parts: dict[str, Any] = {"train": double.train, "test": double.test, "clients": double.clients}
     task, chosen = make_task(model=lambda: double.model().float(), **parts), how("defedavg-niid")
     found = [final_versions([batched_run(chosen, task, 3)], task, jobs)[0] for jobs in (1, 2, 64)]
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_an_lstm_in_single_precision_is_declared_batch_invariant(kind: type[nn.RNNBase]) -> None:
+def test_only_an_lstm_in_single_precision_is_declared_batch_invariant(kind: Callable[..., nn.RNNBase]) -> None:
     task = task_of(0, kind=kind)
     for module, invariant in ((task.model(), False), (task.model().float(), kind is nn.LSTM)):
         assert stack(module, None, task.train.inputs[:3]).batch_invariant == invariant
@@ -143,9 +144,9 @@ def test_only_an_lstm_in_single_precision_is_declared_batch_invariant(kind: type
 def test_dropout_between_layers_is_keyed_and_changes_training_alone() -> None:
     module = nn.GRU(3, 4, num_layers=3, dropout=0.5, batch_first=True)
     copied, draws = keyed_copy(nn.ModuleList([module, nn.Dropout(0.2)]))
-    keyed = copied[0]
+    keyed, dropout = copied.children()
     assert isinstance(keyed, KeyedRecurrent)
-    assert (keyed.number, copied[1].number) == (0, 2)  # two masks in the GRU
+    assert (keyed.number, dropout.number) == (0, 2)  # two masks in the GRU
     x = torch.linspace(-1, 1, 30).view(2, 5, 3)
     torch.testing.assert_close(keyed.eval()(x)[0], module.eval()(x)[0])
     keyed.train()
@@ -187,11 +188,11 @@ def test_a_frozen_layer_is_not_trained() -> None:
 @pytest.mark.parametrize("cell", [GruCell(), LstmCell()])
 def test_the_gradients_of_a_cell_are_those_of_autograd(cell: GruCell | LstmCell) -> None:
     draw = partial(torch.randn, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    given = [draw(2, 3, 4 * cell.gates, requires_grad=True) for _ in range(2)]
+    inputs, hidden = (draw(2, 3, 4 * cell.gates, requires_grad=True) for _ in range(2))
     states = tuple(draw(2, 3, 4, requires_grad=True) for _ in range(cell.states))
-    out, saved = cell.forward(*given, states)
+    out, saved = cell.forward(inputs, hidden, states)
     slopes = tuple(draw(state.shape) for state in out)
-    wanted = torch.autograd.grad(out, [*given, *states], slopes, allow_unused=True)
+    wanted = torch.autograd.grad(out, [inputs, hidden, *states], slopes, allow_unused=True)
     by_input, by_hidden, by_states = cell.backward(slopes, tuple(s.detach() for s in saved))
     for a, b in zip((by_input, by_hidden, *by_states), wanted, strict=True):
         assert (a is None) == (b is None)

@@ -66,7 +66,7 @@ def load(name: str, normalise: str = "standard") -> Loaded:
 
 @lru_cache(maxsize=4)
 def _normalised(loaded: Loaded, normalise: str) -> Loaded:
-    """Normalise the pixels of a data set; the cache is keyed by the loaded tensors, so another folder is another data set."""
+    """Normalise pixels; the cache is keyed by the loaded tensors, so another folder is another data set."""
     train, test, classes = loaded
     if not train.inputs.is_floating_point() and train.inputs.dtype != torch.uint8:
         return loaded  # numbers of characters

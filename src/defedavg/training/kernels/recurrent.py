@@ -242,7 +242,8 @@ def recurrence(
 
 def has_fast_lstm(x: Tensor) -> bool:
     """Return whether oneDNN computes the LSTM of one client faster than plain operations that of many."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def lstm_one_by_one(

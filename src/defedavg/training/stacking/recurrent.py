@@ -45,7 +45,7 @@ class KeyedRecurrent(nn.RNNBase):
     def forward(self, x: Any, hx: HiddenState = None) -> Any:
         """Compute the module; inputs without a dimension for samples use PyTorch's own dropout."""
         if not self.training or not isinstance(x, Tensor) or x.ndim != 3:
-            return super().forward(x, hx)  # type: ignore[misc]  # that of nn.LSTM, nn.GRU or nn.RNN
+            return super().forward(x, hx)  # of nn.LSTM, nn.GRU or nn.RNN
         x = x if self.batch_first else x.transpose(0, 1)
         states, found = _first_states(self, x, hx), list[States]()
         one_layer = getattr(torch._VF, self.mode.lower())
@@ -103,8 +103,8 @@ def recurrent(module: nn.RNNBase, site: LayerSite) -> StackedLayer:
         x = x if module.batch_first else x.transpose(0, 1)
         first, found = _first_states(module, x, hx), list[States]()
         # From here on, samples have two dimensions, (C, B).
-        states = tuple(state.unflatten(1, (context.clients, -1)) for state in first)
-        x = x.unflatten(0, (context.clients, -1))
+        states = tuple(state.reshape(len(state), context.clients, -1, module.hidden_size) for state in first)
+        x = x.reshape(context.clients, -1, *x.shape[1:])
         for layer in range(module.num_layers):
             if context.training and isinstance(module, KeyedRecurrent):
                 x = module.drop(x, layer, context.keys)
@@ -115,7 +115,7 @@ def recurrent(module: nn.RNNBase, site: LayerSite) -> StackedLayer:
         return x if module.batch_first else x.transpose(0, 1), _joined(found)
 
     # PyTorch's sigmoid rounds the last few values of a tensor in another way than the others.
-    return StackedLayer(run, batch_invariant=module.mode == "LSTM" and has_fast_lstm(module.weight_ih_l0))
+    return StackedLayer(run, batch_invariant=module.mode == "LSTM" and has_fast_lstm(next(module.parameters())))
 
 
 def _run_layer(
@@ -128,7 +128,7 @@ def _run_layer(
     for direction in range(1 + module.bidirectional):
         of_input, of_hidden, *biases = weights[direction * each : (direction + 1) * each]
         input_bias, hidden_bias = biases or (None, None)
-        inputs = projected(kernels, x.flatten(1, 2), of_input, input_bias).unflatten(1, x.shape[1:3])
+        inputs = projected(kernels, x.flatten(1, 2), of_input, input_bias).view(*x.shape[:3], -1)
         by_time = inputs.permute(2, 0, 1, 3).contiguous()
         first = tuple(state[direction] for state in states)
         out, last = recurrence(kernels, module.mode, by_time, of_hidden, hidden_bias, first, reverse=direction == 1)
