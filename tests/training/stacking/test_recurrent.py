@@ -17,7 +17,7 @@ from defedavg.tasks import Task, make_task
 from defedavg.tasks.models import seeded
 from defedavg.training import StackedPass, StackingError
 from defedavg.training.kernels.plain import CpuLayerKernels, LayerKernels
-from defedavg.training.kernels.recurrent import GruCell, LstmCell
+from defedavg.training.kernels.recurrence import GruCell, LstmCell
 from defedavg.training.module_state import keyed_copy
 from defedavg.training.stacking.layer_registry import LayerSite, build_layer
 from defedavg.training.stacking.recurrent import KeyedRecurrent
@@ -144,7 +144,8 @@ def test_only_an_lstm_in_single_precision_is_declared_batch_invariant(kind: Call
 def test_dropout_between_layers_is_keyed_and_changes_training_alone() -> None:
     module = nn.GRU(3, 4, num_layers=3, dropout=0.5, batch_first=True)
     copied, draws = keyed_copy(nn.ModuleList([module, nn.Dropout(0.2)]))
-    keyed, dropout = copied.children()
+    layers: Any = copied
+    keyed, dropout = layers
     assert isinstance(keyed, KeyedRecurrent)
     assert (keyed.number, dropout.number) == (0, 2)  # two masks in the GRU
     x = torch.linspace(-1, 1, 30).view(2, 5, 3)

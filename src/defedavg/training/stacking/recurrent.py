@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.plain import LayerKernels
-from ..kernels.recurrent import STATES, States, has_fast_lstm, lstm_one_by_one, projected, recurrence
+from ..kernels.recurrence import STATES, States, has_fast_lstm, lstm_one_by_one, projected, recurrence
 from .dropout import Draws, factors
 from .layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, stacked_layer
 
@@ -100,22 +100,31 @@ def recurrent(module: nn.RNNBase, site: LayerSite) -> StackedLayer:
     def run(context: StackedPass, x: Any, hx: HiddenState = None) -> tuple[Tensor, HiddenState]:
         if not isinstance(x, Tensor) or x.ndim != 3:
             raise StackingError(f"{type(module).__name__} with packed sequences, or without a dimension for samples")
-        x = x if module.batch_first else x.transpose(0, 1)
-        first, found = _first_states(module, x, hx), list[States]()
-        # From here on, samples have two dimensions, (C, B).
-        states = tuple(state.reshape(len(state), context.clients, -1, module.hidden_size) for state in first)
-        x = x.reshape(context.clients, -1, *x.shape[1:])
-        for layer in range(module.num_layers):
-            if context.training and isinstance(module, KeyedRecurrent):
-                x = module.drop(x, layer, context.keys)
-            weights = [context.weights[name] for name in names[layer]]
-            x, last = _run_layer(module, site.kernels, x, weights, _of_layer(module, layer, states))
-            found.append(tuple(state.flatten(1, 2) for state in last))
-        x = x.flatten(0, 1)
-        return x if module.batch_first else x.transpose(0, 1), _joined(found)
+        weights = [[context.weights[name] for name in of_layer] for of_layer in names]
+        if module.batch_first:
+            return _run_layers(module, site.kernels, context, x, hx, weights)
+        out, last = _run_layers(module, site.kernels, context, x.transpose(0, 1), hx, weights)
+        return out.transpose(0, 1), last
 
     # PyTorch's sigmoid rounds the last few values of a tensor in another way than the others.
     return StackedLayer(run, batch_invariant=module.mode == "LSTM" and has_fast_lstm(next(module.parameters())))
+
+
+def _run_layers(
+    module: nn.RNNBase, kernels: LayerKernels, context: StackedPass, x: Tensor, hx: HiddenState,
+    weights: Sequence[Sequence[Tensor]],
+) -> tuple[Tensor, HiddenState]:  # fmt: skip
+    """Return what the module returns for samples (C·B, T, I)."""
+    first, found = _first_states(module, x, hx), list[States]()
+    # From here on, samples have two dimensions, (C, B).
+    states = tuple(state.reshape(len(state), context.clients, -1, module.hidden_size) for state in first)
+    x = x.reshape(context.clients, -1, *x.shape[1:])
+    for layer, of_layer in enumerate(weights):
+        if context.training and isinstance(module, KeyedRecurrent):
+            x = module.drop(x, layer, context.keys)
+        x, last = _run_layer(module, kernels, x, of_layer, _of_layer(module, layer, states))
+        found.append(tuple(state.flatten(1, 2) for state in last))
+    return x.flatten(0, 1), _joined(found)
 
 
 def _run_layer(

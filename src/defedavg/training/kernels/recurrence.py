@@ -21,7 +21,7 @@ States = tuple[Tensor, ...]  # of one time step, each (C, B, H): the hidden stat
 StateGradients = tuple[Tensor | None, ...]  # None for zero
 
 
-class Cell:
+class RecurrentCell:
     """The elementwise part of one time step."""
 
     gates: ClassVar[int] = 1
@@ -39,41 +39,41 @@ class Cell:
         raise NotImplementedError
 
 
-class TanhCell(Cell):
+class TanhCell(RecurrentCell):
     """The cell of ``nn.RNN`` with ``nonlinearity="tanh"``."""
 
     def forward(self, inputs: Tensor, hidden: Tensor, states: States) -> tuple[States, Saved]:  # noqa: ARG002
-        """Do what ``Cell.forward`` does."""
+        """Do what ``RecurrentCell.forward`` does."""
         out = torch.tanh(inputs + hidden)
         return (out,), (out,)
 
     def backward(self, grads: States, saved: Saved) -> tuple[Tensor, Tensor, StateGradients]:
-        """Do what ``Cell.backward`` does."""
+        """Do what ``RecurrentCell.backward`` does."""
         grad = aten.tanh_backward(grads[0], saved[0])
         return grad, grad, (None,)
 
 
-class ReluCell(Cell):
+class ReluCell(RecurrentCell):
     """The cell of ``nn.RNN`` with ``nonlinearity="relu"``."""
 
     def forward(self, inputs: Tensor, hidden: Tensor, states: States) -> tuple[States, Saved]:  # noqa: ARG002
-        """Do what ``Cell.forward`` does."""
+        """Do what ``RecurrentCell.forward`` does."""
         out = torch.relu(inputs + hidden)
         return (out,), (out,)
 
     def backward(self, grads: States, saved: Saved) -> tuple[Tensor, Tensor, StateGradients]:
-        """Do what ``Cell.backward`` does."""
+        """Do what ``RecurrentCell.backward`` does."""
         grad = aten.threshold_backward(grads[0], saved[0], 0)
         return grad, grad, (None,)
 
 
-class GruCell(Cell):
+class GruCell(RecurrentCell):
     """The cell of ``nn.GRU``: gates r, z and n."""
 
     gates = 3
 
     def forward(self, inputs: Tensor, hidden: Tensor, states: States) -> tuple[States, Saved]:
-        """Do what ``Cell.forward`` does."""
+        """Do what ``RecurrentCell.forward`` does."""
         size = states[0].shape[-1]
         r, z = torch.sigmoid(inputs[..., : 2 * size] + hidden[..., : 2 * size]).chunk(2, dim=-1)
         hidden_n = hidden[..., 2 * size :]
@@ -81,7 +81,7 @@ class GruCell(Cell):
         return (torch.lerp(n, states[0], z),), (r, z, n, hidden_n, states[0])
 
     def backward(self, grads: States, saved: Saved) -> tuple[Tensor, Tensor, StateGradients]:
-        """Do what ``Cell.backward`` does."""
+        """Do what ``RecurrentCell.backward`` does."""
         (grad,), (r, z, n, hidden_n, before) = grads, saved
         through_state = grad * z
         grad_n = aten.tanh_backward(grad - through_state, n)
@@ -90,13 +90,13 @@ class GruCell(Cell):
         return torch.cat((grad_r, grad_z, grad_n), -1), torch.cat((grad_r, grad_z, grad_n * r), -1), (through_state,)
 
 
-class LstmCell(Cell):
+class LstmCell(RecurrentCell):
     """The cell of ``nn.LSTM``: gates i, f, g and o."""
 
     gates, states = 4, 2
 
     def forward(self, inputs: Tensor, hidden: Tensor, states: States) -> tuple[States, Saved]:
-        """Do what ``Cell.forward`` does."""
+        """Do what ``RecurrentCell.forward`` does."""
         i, f, g, o = (inputs + hidden).chunk(4, dim=-1)
         i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
         content = torch.addcmul(f * states[1], i, g)
@@ -104,7 +104,7 @@ class LstmCell(Cell):
         return (o * squashed, content), (i, f, g, o, states[1], squashed)
 
     def backward(self, grads: States, saved: Saved) -> tuple[Tensor, Tensor, StateGradients]:
-        """Do what ``Cell.backward`` does."""
+        """Do what ``RecurrentCell.backward`` does."""
         i, f, g, o, before, squashed = saved
         grad_content = grads[1] + aten.tanh_backward(grads[0] * o, squashed)
         gates = (
@@ -121,12 +121,12 @@ class CudaGruCell(GruCell):
     """One kernel for a time step, one for its backward pass."""
 
     def forward(self, inputs: Tensor, hidden: Tensor, states: States) -> tuple[States, Saved]:
-        """Do what ``Cell.forward`` does."""
+        """Do what ``RecurrentCell.forward`` does."""
         out, workspace = aten._thnn_fused_gru_cell(*(values.flatten(0, 1) for values in (inputs, hidden, states[0])))
         return (out.view_as(states[0]),), (workspace,)
 
     def backward(self, grads: States, saved: Saved) -> tuple[Tensor, Tensor, StateGradients]:
-        """Do what ``Cell.backward`` does."""
+        """Do what ``RecurrentCell.backward`` does."""
         grad = grads[0]
         found = aten._thnn_fused_gru_cell_backward(grad.flatten(0, 1), saved[0], False)[:3]
         by_input, by_hidden, by_state = (values.view(*grad.shape[:2], -1) for values in found)
@@ -137,13 +137,13 @@ class CudaLstmCell(LstmCell):
     """One kernel for a time step, one for its backward pass."""
 
     def forward(self, inputs: Tensor, hidden: Tensor, states: States) -> tuple[States, Saved]:
-        """Do what ``Cell.forward`` does."""
+        """Do what ``RecurrentCell.forward`` does."""
         before = states[1].flatten(0, 1)
         out, content, workspace = aten._thnn_fused_lstm_cell(inputs.flatten(0, 1), hidden.flatten(0, 1), before)
         return (out.view_as(states[0]), content.view_as(states[0])), (before, content, workspace)
 
     def backward(self, grads: States, saved: Saved) -> tuple[Tensor, Tensor, StateGradients]:
-        """Do what ``Cell.backward`` does."""
+        """Do what ``RecurrentCell.backward`` does."""
         flat = (grad.flatten(0, 1) for grad in grads)
         gates, content, _ = aten._thnn_fused_lstm_cell_backward_impl(*flat, *saved, False)
         shape = grads[0].shape[:2]
@@ -151,7 +151,7 @@ class CudaLstmCell(LstmCell):
         return by_gates, by_gates, (None, content.view(*shape, -1))
 
 
-CELLS: dict[str, tuple[Cell, Cell]] = {
+CELLS: dict[str, tuple[RecurrentCell, RecurrentCell]] = {
     "RNN_TANH": (TanhCell(), TanhCell()),
     "RNN_RELU": (ReluCell(), ReluCell()),
     "GRU": (GruCell(), CudaGruCell()),
