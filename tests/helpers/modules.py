@@ -115,6 +115,25 @@ class Cross(nn.Module):
         return out
 
 
+class Recurrent(nn.Module):
+    """A recurrent module over words; its first state depends on the text."""
+
+    def __init__(self, kind: Callable[..., nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.words, self.net = nn.Embedding(7, 3), kind(3, 4, **options)
+        self.last, self.is_lstm = nn.Linear(4 * (1 + self.net.bidirectional), 3), kind is nn.LSTM
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.words(x)
+        first = words.mean((1, 2)).expand(self.net.num_layers * (1 + self.net.bidirectional), 4, -1).transpose(1, 2)
+        states = (first.contiguous(), 2 * first.contiguous()) if self.is_lstm else first.contiguous()
+        out, last = self.net(words if self.net.batch_first else words.transpose(0, 1), states)
+        mean = out.mean(1 if self.net.batch_first else 0)
+        last = last[0] + last[1] if self.is_lstm else last
+        scores: Tensor = self.last(mean) + last.sum(0)[:, :3]
+        return scores
+
+
 class Around(nn.Module):
     """A chain whose inputs are changed by a function."""
 
@@ -205,6 +224,9 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "language": ("composed", Language),
     "encoder": ("composed", Encoder),
     "encoder, norm first": ("composed", lambda: Encoder(norm_first=True, activation="gelu", dropout=0.0)),
+    "lstm": ("composed", lambda: Recurrent(nn.LSTM, num_layers=2, dropout=0.3, batch_first=True)),
+    "gru": ("composed", lambda: Recurrent(nn.GRU, bidirectional=True)),
+    "rnn": ("composed", lambda: Recurrent(nn.RNN, nonlinearity="relu", bias=False, batch_first=True)),
     "cross attention": ("composed", Cross),
     "cross attention with dropout": ("composed", lambda: Cross(dropout=0.2, bias=False)),
     "dropout": ("chain", lambda: nn.Sequential(
@@ -253,4 +275,5 @@ def task_of(model: Callable[[], nn.Module], inputs: Any = X) -> Task:
 
 
 def named(model: str) -> Task:
-    return task_of(MODELS[model][1], WORDS if model.startswith(("language", "encoder")) else X)
+    texts = model.startswith(("language", "encoder", "lstm", "gru", "rnn"))
+    return task_of(MODELS[model][1], WORDS if texts else X)

@@ -27,7 +27,7 @@ from helpers.user_errors import line_of
 
 
 def test_names() -> None:
-    assert list(MODELS) == ["cnn", "mlp", "softmax", "resnet", "transformer"]
+    assert list(MODELS) == ["cnn", "mlp", "softmax", "resnet", "transformer", "char-lstm", "char-transformer"]
     assert list(PARTITIONS) == [
         "iid", "classes", "random-classes", "grouped-classes", "dirichlet", "shards", "sampled", "sampled-classes",
         "natural",

@@ -158,7 +158,7 @@ def test_augmentation_copies_the_same_values() -> None:
         "resnet", "transformer", "residual with dropout", "frozen", "convolutions", "encoder, norm first",
         "cross attention with dropout", "dropout", "batch normalisation", "mean of the batch", "again", "hooked",
         "batch normalisation of features", "running statistics", "normalised twice", "running statistics, mapped",
-        "instance statistics", "own statistics",
+        "instance statistics", "own statistics", "lstm", "gru", "rnn",
     ],
 )  # fmt: skip
 def test_modules_of_all_kinds_agree(model: str) -> None:
@@ -192,6 +192,19 @@ def test_tokens_agree() -> None:
     expected = reference(chosen, task, 6)
     (found,) = final_versions([(chosen, 0)], task.to("cuda"), 6, precision="float32")
     assert float((found.cpu() - expected).norm() / expected.norm()) < 1e-10
+
+
+@pytest.mark.parametrize("model", ["char-lstm", "char-transformer"])
+def test_models_of_texts_agree_in_single_precision(model: str) -> None:
+    texts = np.random.default_rng(0).integers(0, 20, (120, 31))
+    data, parts = (texts[:, :-1], texts[:, 1:]), [np.arange(i, 120, 6) for i in range(6)]
+    functions: dict[str, Any] = {"loss": token_cross_entropy, "metric": token_accuracy}
+    task = make_task(model=lambda: build(model, (30,), 20), train=data, test=data, clients=parts, **functions)
+    chosen = how("defedavg-iid")
+    start = make_executor(chosen, 0, task).versions[0]
+    expected = reference(chosen, task, MERGES)
+    (found,) = final_versions([(chosen, 0)], task.to("cuda"), MERGES, precision="float32")
+    assert float((found.cpu() - expected).norm() / (expected - start).norm()) < 1e-4
 
 
 def test_the_device_draws_what_the_host_draws() -> None:

@@ -13,8 +13,12 @@ from .options import Device, Json, MaxBatchJobs, Memory, Precision, out, print_j
 
 
 def bench(
-    model: Annotated[str, Option(help="cnn, mlp, softmax, resnet or transformer.")] = "cnn",
-    image: Annotated[str, Option(metavar="C,H,W", help="Shape of the random images.")] = "1,28,28",
+    model: Annotated[
+        str, Option(help="cnn, mlp, softmax, resnet, transformer, char-lstm or char-transformer.")
+    ] = "cnn",
+    image: Annotated[
+        str, Option(metavar="C,H,W", help="Shape of the random images; for a char model, the length of the texts.")
+    ] = "1,28,28",
     runs: Annotated[int, Option(help="Seeds that share batches.")] = 3,
     updates: Annotated[int, Option(help="Updates per repeat of the batched executor.")] = 300,
     reference_updates: Annotated[int, Option(help="Updates per repeat of the reference executor.")] = 20,
@@ -28,8 +32,8 @@ def bench(
 ) -> None:
     """Measure this machine: updates per second of the reference and of the batched executor.
 
-    Both train DeFedAvg-IID (N = 100, n = 10, K = 50, batch size 10) on random images, so no data set is needed.
-    It takes about half a minute with the defaults.
+    Both train DeFedAvg-IID (N = 100, n = 10, K = 50, batch size 10) on random images or
+    texts, so no data set is needed. It takes about half a minute with the defaults.
 
     Example: `defedavg bench --model mlp --device cpu`
     """

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..experiments.run_events import Event, RunEvaluated, RunSpec, Watch
 from ..report.palette import terminal_style
-from ..report.tables import score
+from ..report.tables import score_and_perplexity
 from ..runstore.layout import RunFiles
 from ..runstore.metrics import common_metric
 from ..runstore.tensorboard import TensorBoardLogs
@@ -45,7 +45,7 @@ class Row:
             f"{self.event.spec.label} seed {self.event.spec.seed}",
             str(e.round),
             f"{e.seconds:.2f} s",
-            score(e.accuracy, self.event.metric),
+            score_and_perplexity(e.accuracy, e.loss, self.event.metric),
             f"{updates / spent:.3g}" if spent > 0 else "–",
             f"{e.staleness:.1f}",
             duration(spent * (1.0 - share) / done if done > 0 else None),  # a target may end the run earlier

@@ -58,7 +58,9 @@ class TaskSettings:
         "mnist5k, fashionmnist, cifar10, flights, mnist-writers, shakespeare-roles, one of a plugin, hf:NAME from "
         "Hugging Face, or leaf:/folder",
     )
-    model: str = setting("cnn", "cnn, mlp, softmax, resnet, transformer, or one of a plugin")
+    model: str = setting(
+        "cnn", "cnn, mlp, softmax, resnet, transformer, char-lstm, char-transformer, or one of a plugin"
+    )
     split: str = setting(
         "iid",
         "iid, classes, random-classes, grouped-classes, dirichlet, shards, sampled, sampled-classes, natural, or one "

@@ -1,7 +1,7 @@
 """Measures the speed of this machine: reference and batched executor side by side, and the hardware limits.
 
-The load is a real run of DeFedAvg-IID with several seeds, on random images, so no data set is needed. The executors
-alternate; medians are reported.
+The load is a real run of DeFedAvg-IID with several seeds, on random images or characters, so no data set is needed. The
+executors alternate; medians are reported.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,7 +24,8 @@ from ..config.build import make_executor, make_simulator
 from ..config.settings import Settings
 from ..errors import UserError
 from ..planning.records import Round
-from ..tasks import Data, Task, build, cross_entropy, iid
+from ..tasks import Data, Task, build, cross_entropy, iid, token_accuracy, token_cross_entropy
+from ..tasks.models import TEXT_MODELS
 from ..training import BatchedRun, RunProgress, StackingError, StoppingRule, Trainer, run_batched
 from ..training.local_training import TrainingJob
 from ..training.precision import computing_in
@@ -32,6 +34,7 @@ from ..training.threads import threads as using
 from .compute import ComputeConfig
 
 CLASSES = 10
+CHARACTERS = 80
 CLIENTS = 100
 TRAIN = 6_000
 TEST = {"cpu": 200, "cuda": 10_000}  # evaluation takes about the same share of the time as in a study
@@ -63,18 +66,23 @@ class BenchLoad:
         return config.study(tables).points()[0].settings
 
     def task(self, device: str) -> Task:
-        """Return a task of random images."""
-        source = torch.Generator().manual_seed(0)
-        parts = [
-            Data(
-                torch.randn(count, *self.image, generator=source),
-                torch.randint(0, CLASSES, (count,), generator=source),
-            ).to(device)
-            for count in (TRAIN, TEST[device])
-        ]
-        clients = iid(parts[0].targets.cpu().numpy(), CLIENTS, 0)
-        model = partial(build, self.model, self.image, CLASSES)
-        return Task("random", model, cross_entropy, parts[0], parts[1], clients, CLASSES)
+        """Return a task of random images, or of random characters for a model of texts."""
+        source, texts = torch.Generator().manual_seed(0), self.model in TEXT_MODELS
+        classes = CHARACTERS if texts else CLASSES
+
+        def part(count: int) -> Data:
+            shape = (count, *self.image)
+            if texts:
+                return Data(*torch.randint(0, classes, (2, *shape), generator=source)).to(device)
+            images = torch.randn(shape, generator=source)
+            return Data(images, torch.randint(0, classes, (count,), generator=source)).to(device)
+
+        train, test = part(TRAIN), part(TEST[device])
+        clients = iid(np.zeros(TRAIN, np.int64), CLIENTS, 0)
+        model = partial(build, self.model, self.image, classes)
+        if texts:
+            return Task("random", model, token_cross_entropy, train, test, clients, None, metric=token_accuracy)
+        return Task("random", model, cross_entropy, train, test, clients, classes)
 
 
 def bench(load: BenchLoad, compute: ComputeConfig, notify: Notify) -> dict[str, Any]:

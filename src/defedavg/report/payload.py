@@ -222,7 +222,7 @@ def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]
         "hits": series.hits,
         **{name: mean(series.numbers, name) for name in (
             "best_accuracy", "final_accuracy", "rounds", "seconds", "staleness_mean", "updates_trained",
-            "updates_started", "wall_seconds",
+            "updates_started", "wall_seconds", "final_perplexity",
         )},
         "runs": [_run(run, plans.get(run.seed), megabytes, step) for run in series.runs],
         "lean_plans": any(not plan.traffic for plan in plans.values()),

@@ -17,7 +17,7 @@ from ..config.timeouts import AUTOMATIC
 from ..durations import duration
 from ..errors import printable
 from ..planning.plan_stats import PlanStats
-from ..runstore.metrics import common_metric, metric_of
+from ..runstore.metrics import PER_POSITION, common_metric, metric_of, perplexity
 from ..runstore.reader import RunEntry
 from .seed_figures import Record, accuracy_text, mean, outcomes, over_seeds_caption, record_of, time_to_target
 
@@ -62,6 +62,12 @@ def share(value: float | None) -> str:
 def score(value: float | None, metric: str) -> str:
     """Format the value of a metric: the accuracy as a percentage, others as they are."""
     return share(value) if metric == "accuracy" or value is None else f"{value:.4g}"
+
+
+def score_and_perplexity(value: float | None, loss: float | None, metric: str) -> str:
+    """Format the value of a metric and, if targets are tokens, the perplexity."""
+    found = perplexity(metric, loss)
+    return score(value, metric) if found is None else f"{score(value, metric)} (perplexity {found:.4g})"
 
 
 def size(value: float) -> str:
@@ -223,8 +229,10 @@ def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "si
     target = targets.pop() if len(targets) == 1 else None
     metric = common_metric(map(metric_of, entries))
     goal = f"{100 * target:.0f} %" if target and metric == "accuracy" else f"{target:g}" if target else "target"
+    tokens = metric == PER_POSITION
     columns = (
         "algorithm", f"time to {goal}", "rounds", f"best {metric}", f"final {metric}",
+        *(["final perplexity"] if tokens else []),
         "staleness", "fastest ¼", "slowest ¼", "trained", "started", "real time",
     )  # fmt: skip
     rows = [
@@ -233,6 +241,7 @@ def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "si
             time_to_target(seeds),
             *_means(seeds, rounds=".0f"),
             *(accuracy_text(seeds, name, metric_of(seeds[0])) for name in ("best_accuracy", "final_accuracy")),
+            *(_means(seeds, final_perplexity=".4g") if tokens else []),
             *_means(seeds, staleness_mean=".1f"),
             *_participation(seeds),
             *_means(seeds, updates_trained=".0f", updates_started=".0f"),

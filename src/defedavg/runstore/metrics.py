@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,10 @@ MAX_TEXT = 2000  # characters of one value
 REAL = ("seconds", "accuracy", "loss", "train_loss", "staleness", "wall_seconds")
 
 
+PER_POSITION = "token_accuracy"
+"""The metric of tasks whose targets are tokens; their results have a perplexity."""
+
+LARGEST_EXPONENT = 600.0  # a larger loss would overflow
 LARGEST = 1e300  # a percentage of a larger number, or its sum over seeds, could overflow
 
 
@@ -67,6 +72,13 @@ def common_metric(metrics: Iterable[str]) -> str:
 def metric_field(metric: str) -> dict[str, str]:
     """Return what a line or an entry says about its metric: nothing if it is the accuracy."""
     return {} if metric == "accuracy" else {"metric": metric}
+
+
+def perplexity(metric: str, loss: float | None) -> float | None:
+    """Return the exponential of the mean loss per token; None for a task whose targets are not tokens."""
+    if metric != PER_POSITION or loss is None or not math.isfinite(loss):
+        return None
+    return math.exp(min(loss, LARGEST_EXPONENT))
 
 
 def measurement(line: Mapping[str, Any]) -> Measurement | None:

@@ -21,7 +21,18 @@ from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
 from ..fileio import read_regular
 from .layout import MARKERS, PREVIOUS, RunFiles, find_run_folders, is_being_replaced, is_run
-from .metrics import JsonLines, Measurement, Trail, is_whole, metric_of, number, read_lines, read_metrics, text_of
+from .metrics import (
+    JsonLines,
+    Measurement,
+    Trail,
+    is_whole,
+    metric_of,
+    number,
+    perplexity,
+    read_lines,
+    read_metrics,
+    text_of,
+)
 from .summary import NUMBERS, label_with_rates
 
 RATES = ("global_lr", "local_lr")
@@ -160,7 +171,7 @@ class RunFolder:
         for key, (one, trail) in trails.items():
             if key not in known:  # in progress, or interrupted
                 found = RunEntry(one.label, one.algorithm, one.seed, "running", metric=one.metric)
-                entries.append(replace(found, numbers=_so_far(trail), trail=trail))
+                entries.append(replace(found, numbers=_so_far(trail, one.metric), trail=trail))
         return tuple(entries), lines.notes(RunFiles(self.path).metrics.name)
 
     @property
@@ -298,10 +309,11 @@ def read_entry(raw: Any) -> RunEntry | None:
     return RunEntry(label, algorithm, raw["seed"], status, plan, swept, rates, numbers, metric=metric_of(raw))
 
 
-def _so_far(trail: Trail) -> dict[str, float | None]:
+def _so_far(trail: Trail, metric: str) -> dict[str, float | None]:
     numbers: dict[str, float | None] = dict.fromkeys(NUMBERS)
     numbers["rounds"], numbers["seconds"] = trail.rounds[-1], trail.seconds[-1]
     numbers["final_accuracy"] = trail.accuracy[-1]
+    numbers["final_perplexity"] = perplexity(metric, trail.loss[-1])
     numbers["best_accuracy"] = max((a for a in trail.accuracy if a is not None), default=None)
     return numbers
 

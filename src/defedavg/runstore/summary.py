@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.study import SweepPoint
 from ..planning.plan_stats import PlanStats
-from .metrics import is_whole, metric_field, number
+from .metrics import PER_POSITION, is_whole, metric_field, number, perplexity
 
 if TYPE_CHECKING:
     from ..training import RunProgress
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 NUMBERS = (
     "target_accuracy", "first_hit_seconds", "sustained_seconds", "rounds", "seconds", "best_accuracy",
     "final_accuracy", "diverged_at", "updates_trained", "updates_started", "staleness_mean", "uplink_bytes",
-    "downlink_bytes", "wall_seconds",
+    "downlink_bytes", "wall_seconds", "final_perplexity",
 )  # fmt: skip
 """The numbers in an entry of a summary."""
 
-_SINCE_0_2 = ("uplink_bytes", "downlink_bytes")
+_OPTIONAL = ("uplink_bytes", "downlink_bytes", "final_perplexity")
 
 
 def run_entry(
@@ -37,6 +37,8 @@ def run_entry(
 
     ``updates_trained`` are those of its rounds, without what was computed ahead.
     """
+    last = progress.evaluations[-1].loss if progress.evaluations else None
+    tokens = {"final_perplexity": perplexity(metric, last)} if metric == PER_POSITION else {}
     return {
         "algorithm": point.settings.algorithm,
         "label": point.label,
@@ -51,6 +53,7 @@ def run_entry(
         "seconds": progress.seconds,
         "best_accuracy": progress.best_accuracy,
         "final_accuracy": progress.final_accuracy,
+        **tokens,
         "diverged_at": progress.diverged_at,
         "updates_trained": stats.jobs_trained,
         "updates_started": stats.jobs_started,
@@ -67,7 +70,7 @@ def run_entry(
 
 def is_whole_entry(entry: Mapping[str, Any]) -> bool:
     """Return whether a stored entry has the fields that a table of finished runs needs; an unknown number is None."""
-    numbers = [entry.get(name) if name in _SINCE_0_2 else entry.get(name, "missing") for name in NUMBERS]
+    numbers = [entry.get(name) if name in _OPTIONAL else entry.get(name, "missing") for name in NUMBERS]
     shares = entry.get("participation")
     return (
         all(isinstance(entry.get(name), str) for name in ("label", "status"))

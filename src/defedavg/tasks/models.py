@@ -22,7 +22,9 @@ HIDDEN: Final = 64
 MIN_SIDE: Final = 16  # the smallest side that leaves one pixel after two 5x5 convolutions and two poolings
 GROUPS: Final = 4  # of channels, in group normalisation
 PATCH: Final = 7  # the largest patch: 4x4 patches of 28x28 pixels
-WIDTH: Final = 64  # dimension of the transformer's tokens
+WIDTH: Final = 64  # dimension of the transformers' tokens
+CHARACTER: Final = 8  # dimension of a character in the LSTM, as in LEAF's Shakespeare task
+UNITS: Final = 128  # of the LSTM
 
 
 def cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -117,11 +119,69 @@ def transformer(input_shape: Sequence[int], classes: int) -> nn.Module:
             f"the transformer needs inputs (channels, height, width) that squares of 2 to {PATCH} pixels can tile, "
             f"not {tuple(input_shape)}; pad the images, or use 'mlp' or 'softmax'"
         )
-    block = partial(nn.TransformerEncoderLayer, WIDTH, 4, 2 * WIDTH, dropout=0.0, activation="gelu")
-    blocks = [block(batch_first=True, norm_first=True) for _ in range(2)]
     channels, height, width = input_shape
     patches = Patches(channels, height, width, patch)
-    return nn.Sequential(patches, *blocks, nn.LayerNorm(WIDTH), Mean(), nn.Linear(WIDTH, classes))
+    return nn.Sequential(patches, *_blocks(), nn.LayerNorm(WIDTH), Mean(), nn.Linear(WIDTH, classes))
+
+
+def _blocks() -> list[nn.Module]:
+    block = partial(nn.TransformerEncoderLayer, WIDTH, 4, 2 * WIDTH, dropout=0.0, activation="gelu")
+    return [block(batch_first=True, norm_first=True) for _ in range(2)]
+
+
+class CharLSTM(nn.Module):
+    """Texts (samples, length) to scores of the next character at every position, (samples, length, characters)."""
+
+    def __init__(self, characters: int) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(characters, CHARACTER)
+        self.lstm = nn.LSTM(CHARACTER, UNITS, batch_first=True)
+        self.leave = nn.Linear(UNITS, characters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map texts to scores."""
+        scores: Tensor = self.leave(self.lstm(self.characters(x))[0])
+        return scores
+
+
+def char_lstm(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Build an LSTM of 128 units over characters, with scores at every position; for texts (length,)."""
+    _require_texts("char-lstm", input_shape)
+    return CharLSTM(classes)
+
+
+class CharTransformer(nn.Module):
+    """Texts to scores, as ``CharLSTM``; a position attends to itself and to those before it."""
+
+    mask: Tensor
+
+    def __init__(self, length: int, characters: int) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(characters, WIDTH)
+        self.place = nn.Parameter(0.02 * torch.randn(1, length, WIDTH))
+        self.blocks = nn.ModuleList(_blocks())
+        self.norm, self.leave = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, characters)
+        forbidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+        self.register_buffer("mask", forbidden, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map texts to scores."""
+        hidden = self.characters(x) + self.place
+        for block in self.blocks:
+            hidden = block(hidden, src_mask=self.mask)
+        scores: Tensor = self.leave(self.norm(hidden))
+        return scores
+
+
+def char_transformer(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Build two causal blocks with four heads over characters, with scores at every position; for texts (length,)."""
+    _require_texts("char-transformer", input_shape)
+    return CharTransformer(input_shape[0], classes)
+
+
+def _require_texts(model: str, input_shape: Sequence[int]) -> None:
+    if len(input_shape) != 1:
+        raise UserError(f"{model} needs inputs (length,) of character numbers, not {tuple(input_shape)}")
 
 
 ModelBuilder = Callable[[Sequence[int], int], nn.Module]
@@ -141,8 +201,11 @@ def register_model(name: str, builder: ModelBuilder) -> ModelBuilder:
     return MODELS.register(name, builder)
 
 
-for _builder in (cnn, mlp, softmax, resnet, transformer):
-    register_model(_builder.__name__, _builder)
+for _builder in (cnn, mlp, softmax, resnet, transformer, char_lstm, char_transformer):
+    register_model(_builder.__name__.replace("_", "-"), _builder)
+
+TEXT_MODELS: Final = ("char-lstm", "char-transformer")
+"""Their inputs are integers (length,); their outputs have one score per class at every position."""
 
 
 def build(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..tasks.samples import Inputs, tensors_of
 from .stacking.attention import KeyedAttention, is_standard
 from .stacking.dropout import DRAWN_DIMENSIONS, Draws, KeyedDropout
+from .stacking.recurrent import KEYED, KeyedRecurrent
 
 
 def keyed_copy(module: nn.Module) -> tuple[nn.Module, Draws]:
@@ -28,9 +29,11 @@ def keyed_copy(module: nn.Module) -> tuple[nn.Module, Draws]:
             vars(inner)["drawn_dimensions"] = drawn
         elif type(inner) is nn.MultiheadAttention and inner.dropout > 0 and is_standard(inner):
             inner.__class__ = KeyedAttention
-        if isinstance(inner, KeyedDropout | KeyedAttention):
+        elif isinstance(inner, nn.RNNBase) and type(inner) in KEYED and inner.dropout > 0 and inner.num_layers > 1:
+            inner.__class__ = KEYED[type(inner)]
+        if isinstance(inner, KeyedDropout | KeyedAttention | KeyedRecurrent):
             inner.number, inner.draws = number, draws
-            number += 1
+            number += inner.num_layers - 1 if isinstance(inner, KeyedRecurrent) else 1
     draws.used = number > 0
     return module, draws
 

@@ -260,8 +260,9 @@ class Trainer:
         return deltas
 
     def _graph(self, count: int, size: int, steps: int, like: Tensor, method: LocalMethod) -> StepGraph:
-        # Where unused slots cost nothing, two graphs are enough.
-        sizes = (16, self.max_batch_jobs) if self._kernels.skips_zero_rates else GRAPH_SLOTS
+        # Where unused slots cost nothing, two graphs are enough. Layers that are not batch-invariant compute all slots.
+        free = self._kernels.skips_zero_rates and self._stacked.batch_invariant
+        sizes = (16, self.max_batch_jobs) if free else GRAPH_SLOTS
         slots = next(n for n in (*sizes, count) if n >= count)
         steps = 1 << (steps - 1).bit_length()
         if (slots, size, steps, method) not in self._graphs:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ...config.build import make_fleet
 from ...errors import UserError
-from ...report.tables import score
+from ...report.tables import score_and_perplexity
 from ...runstore.layout import RunFiles, is_being_replaced
 from ...runstore.metrics import metric_of
 from ...runstore.reader import read_run
@@ -132,7 +132,8 @@ class LocalProgress:
         if not evaluation:
             return f"waiting: {connected}"
         metric = metric_of(evaluation)
-        value = "" if evaluation.get("accuracy") is None else f", {metric} {score(evaluation['accuracy'], metric)}"
+        accuracy, loss = evaluation.get("accuracy"), evaluation.get("loss")
+        value = "" if accuracy is None else f", {metric} {score_and_perplexity(accuracy, loss, metric)}"
         done = f"round {evaluation['round']}, {evaluation['seconds']:.0f} s{value}"
         return f"{done}, {self._updates} updates, {connected}"
 

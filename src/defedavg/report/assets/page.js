@@ -13,11 +13,15 @@
 
   const COLUMNS = [
     ["accuracy_text", "best accuracy", (v) => v, "the highest of each seed: mean ± sample standard deviation over seeds"],
+    ["final_perplexity", "final perplexity", (v) => (v === null ? "–" : digits(v, 4)), "the exponential of the last loss per token: mean over seeds"],
     ["rounds", "rounds", (v) => digits(v, 4), "merges by the server"],
     ["staleness_mean", "staleness", (v) => digits(v, 3), "mean staleness of merged updates"],
     ["updates_trained", "trained", (v) => (v === null ? "–" : Math.round(v).toLocaleString("en")), "updates that the merges used, with at least one local step"],
     ["wall_seconds", "real time", (v) => (v === null ? "–" : `${digits(v, 3)} s`), "seconds of computation on this computer"],
   ];
+
+  const known = (key) => group().series.some((s) => s[key] !== null);
+  const columns = () => COLUMNS.filter(([key]) => key !== "final_perplexity" || known(key)); // texts alone have one
 
   const resultText = (s) => (group().target ? s.time_text : s.accuracy_text);
 
@@ -34,7 +38,7 @@
       best ? badge(target ? "★ fastest" : "★ best") : null, s.chosen ? badge("← chosen") : null);
     return element("tr", best ? { class: "best" } : {}, element("th", { scope: "row" }, name),
       element("td", { class: "bar-cell" }, element("span", { class: "bar-row" }, bar, element("span", {}, resultText(s)))),
-      ...COLUMNS.map(([key, , format]) => element("td", { class: "number" }, format(s[key]))));
+      ...columns().map(([key, , format]) => element("td", { class: "number" }, format(s[key]))));
   }
 
   function results() {
@@ -44,7 +48,7 @@
     const longest = Math.max(...series.map((s) => (target ? s.seconds_to_target : s.best_accuracy) || 0), 1e-12);
     const head = element("tr", {}, element("th", { scope: "col" }, "setting"),
       element("th", { scope: "col" }, target ? `simulated seconds to ${goal(target, metric)}` : `best ${metric}`),
-      ...COLUMNS.map(([, name, , help]) => element("th", { scope: "col", class: "number", title: help }, name.replace("accuracy", metric))));
+      ...columns().map(([, name, , help]) => element("th", { scope: "col", class: "number", title: help }, name.replace("accuracy", metric))));
     const search = $("search").value.toLowerCase();
     const rows = series.filter((s) => s.name.toLowerCase().includes(search)).sort(byRank);
     $("results-table").replaceChildren(

@@ -18,7 +18,7 @@ from torch import Tensor
 from ... import rng as keyed
 from ...errors import UserError, unknown
 from .. import models
-from ..losses import cross_entropy, token_accuracy, token_cross_entropy
+from ..losses import IGNORED, cross_entropy, token_accuracy, token_cross_entropy
 from ..partition import PARTITIONS, is_identical, needs_users, split
 from ..samples import Data
 from ..task import Task
@@ -123,7 +123,7 @@ def _pooled(loaded: Loaded, test_share: float) -> Loaded:
 
 @lru_cache(maxsize=4)
 def _normalised(loaded: Loaded, normalise: str) -> Loaded:
-    """Normalise a data set; the cache is keyed by the loaded tensors, so another folder is another data set."""
+    """Normalise pixels; the cache is keyed by the loaded tensors, so another folder is another data set."""
     train, test, classes = loaded
     scale = NORMALISERS[normalise](train.inputs)
     return Data(scale(train.inputs), train.targets), Data(scale(test.inputs), test.targets), classes
@@ -164,18 +164,24 @@ def classification_task(
     partition_by: str = "",
     **split_options: int | float,
 ) -> Task:
-    """Return a classification task from the names of its data set, model and split, and the options of the split."""
+    """Return a classification task from the names of its data set, model and split, and the options of the split.
+
+    If a sample has one target per position, the loss and the accuracy are those of tokens, and a sample has no class.
+    """
     if test_share and needs_users(split_kind):
         raise UserError(
             f"split = {split_kind} keeps the test set of every user, so task.test_share must be 0; remove it"
         )
     train, test, classes = load(data, normalise, test_share)
+    tokens = kind_of_inputs(data) == "tokens"
+    if tokens:
+        _check_texts(data, (train, test), classes)
     builder = partial(models.build, model, tuple(train.inputs.shape[1:]), classes)
     with torch.device("meta"):  # an unknown or unfit model is reported now, without memory or a random draw
         builder()
     users = load_users(data, partition_by).train if needs_users(split_kind) else None
     name, labels = f"{data}/{model}/{split_kind}", train.targets.numpy()
-    if kind_of_inputs(data) != "tokens":
+    if not tokens:
         clients = split(split_kind, labels, num_clients, seed, users=users, **split_options)
         return Task(name, builder, cross_entropy, train, test, clients, classes)
     PARTITIONS.find(split_kind)
@@ -184,6 +190,18 @@ def classification_task(
         raise UserError(f"{what}; use natural, iid or sampled")
     clients = split(split_kind, labels[:, 0], num_clients, seed, users=users, **split_options)
     return Task(name, builder, token_cross_entropy, train, test, clients, None, metric=token_accuracy)
+
+
+def _check_texts(data: str, parts: tuple[Data, Data], classes: int) -> None:
+    """Refuse texts whose targets do not fit their inputs, or that have other numbers than those of the alphabet."""
+    for part in parts:
+        inputs, targets = part.inputs, part.targets
+        if inputs.shape != targets.shape or inputs.is_floating_point():
+            shapes = f"{tuple(inputs.shape)} {inputs.dtype} and {tuple(targets.shape)}"
+            raise UserError(f"{data} has inputs and targets {shapes}; texts need integers (samples, length) for both")
+        counted = torch.cat([inputs.flatten(), targets[targets != IGNORED]])
+        if not (int(counted.min()) >= 0 and int(counted.max()) < classes):
+            raise UserError(f"{data} has characters outside 0..{classes - 1}; renumber them, or raise its classes")
 
 
 # Normalisation.

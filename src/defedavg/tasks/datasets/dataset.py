@@ -29,7 +29,7 @@ UserPart = tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]
 
 KINDS = ("images", "vectors", "tokens")
 """Inputs: pixel values, which ``task.normalise`` scales; vectors (n, features) of float32, used as they are; or tokens
-(n, length) of int64, with a target for every one of them."""
+(n, length) of int64, with a class for every one of them, -100 where none counts."""
 
 Layout = tuple[str, tuple[tuple[str, ...], ...]]
 """A folder below the data folder, and the names that each file of the data set may have in it."""

@@ -74,7 +74,7 @@ class LayerKernels:
 
     def linear(self, x: Tensor, params: LayerWeights, relu: bool) -> tuple[Tensor, Saved]:
         """Return the (C, R, O) outputs of (C, R, I) inputs, and the tensors for the backward pass."""
-        out = self._product(x, params.weight.transpose(1, 2), params.bias)
+        out = self.product(x, params.weight.transpose(1, 2), params.bias)
         if relu:
             out.relu_()
         return out, (x, out) if relu else (x,)
@@ -84,7 +84,7 @@ class LayerKernels:
         x = saved[0]
         if relu:
             grad = aten.threshold_backward(grad, saved[1], 0)
-        grad_x = self._product(grad, params.weight) if needs_x else None
+        grad_x = self.product(grad, params.weight) if needs_x else None
         self._update(params, grad, x)
         return grad_x
 
@@ -92,7 +92,7 @@ class LayerKernels:
         """Return the (C·B, H', W', O) outputs of (C·B, H, W, I) images, and the tensors for the backward pass."""
         columns = self._columns(x, len(params), window)
         late_bias = window.pool and params.bias is not None  # one bias for four values does not change their order
-        out = self._product(columns, params.weight.flatten(2).transpose(1, 2), None if late_bias else params.bias)
+        out = self.product(columns, params.weight.flatten(2).transpose(1, 2), None if late_bias else params.bias)
         high, wide = window.out(x.shape[1], x.shape[2])
         out, saved = self._activate(out.view(len(x), high, wide, -1), window, params.bias if late_bias else None)
         return out, (columns, *saved)
@@ -107,13 +107,18 @@ class LayerKernels:
         flat = grad.reshape(len(params), -1, grad.shape[-1])
         grad_x = None
         if needs_x:
-            patches = self._product(flat, params.weight.flatten(2)).view(len(grad), high, wide, *window.size, -1)
+            patches = self.product(flat, params.weight.flatten(2)).view(len(grad), high, wide, *window.size, -1)
             grad_x = _sum_patches(patches, shape, window)
         weight, target = params.weight.flatten(2), params.updated_weight.flatten(2)
         self._update(replace(params, weight=weight, targets=(target, params.targets[1])), flat, columns)
         return grad_x
 
-    def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    def operand(self, weights: Tensor) -> Tensor:
+        """Return weights in the precision of products, so that several products convert them once."""
+        return weights.bfloat16() if self._half else weights
+
+    def product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the products of all clients' matrices, with a bias (C, columns) added to every row."""
         if self._half:
             out = torch.bmm(a.bfloat16(), b.bfloat16()).to(a.dtype)
             return out if bias is None else out.add_(bias.unsqueeze(1))
@@ -121,7 +126,7 @@ class LayerKernels:
 
     def _add_product(self, weight: Tensor, a: Tensor, b: Tensor) -> None:
         if self._half:
-            weight.add_(self._product(a, b))
+            weight.add_(self.product(a, b))
         else:
             weight.baddbmm_(a, b)
 
@@ -131,7 +136,7 @@ class LayerKernels:
         rates = params.rates.view(-1, 1, 1)
         if params.weight[0].numel() < grad[0].numel():  # scale the smaller of the two
             if params.trainable[0]:
-                params.updated_weight.sub_(scaled(self._product(grad.transpose(1, 2), x), rates))
+                params.updated_weight.sub_(scaled(self.product(grad.transpose(1, 2), x), rates))
             if (bias := params.updated_bias) is not None and params.trainable[1]:
                 bias.sub_(scaled(grad.sum(1), params.rates.view(-1, 1)))
             return
@@ -214,10 +219,11 @@ class CpuLayerKernels(LayerKernels):
     which one is a vector by another routine than several pairs, and it rounds differently: such a pair is doubled.
     """
 
-    def _product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    def product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Do what ``LayerKernels.product`` does."""
         if not _is_single_vector_product(a, b):
-            return super()._product(a, b, bias)
-        return super()._product(_doubled(a), _doubled(b), None if bias is None else bias.expand(2, -1))[:1]
+            return super().product(a, b, bias)
+        return super().product(_doubled(a), _doubled(b), None if bias is None else bias.expand(2, -1))[:1]
 
     def _add_product(self, weight: Tensor, a: Tensor, b: Tensor) -> None:
         if _is_single_vector_product(a, b):

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...tasks.samples import Inputs, each, tensors_of
 from ..kernels.plain import LayerKernels
-from . import attention, dropout  # noqa: F401  these modules register layers
+from . import attention, dropout, recurrent  # noqa: F401  these modules register layers
 from .layer_registry import LayerSite, StackedLayer, StackedModel, StackedPass, StackingError, build_layer
 from .layers import embedding
 

@@ -72,13 +72,15 @@ class StackedLayer:
 
     ``run(context, x)`` computes the layer; ``self_updating`` names the parameters whose SGD update is fused into its
     backward pass; ``channels_last`` those that it expects as (C, O, kh, kw, I). ``absorbs`` counts the layers that
-    follow in the sequence and that ``run`` computes, too.
+    follow in the sequence and that ``run`` computes, too. If ``batch_invariant`` is False, the rounding of one client's
+    results depends on the number of clients, even on the CPU.
     """
 
     run: Callable[..., Any]  # attention has three inputs and two outputs
     self_updating: tuple[str, ...] = ()
     channels_last: tuple[str, ...] = ()
     absorbs: int = 0
+    batch_invariant: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +102,12 @@ class StackedModel:
     @classmethod
     def of(cls, run: Callable[[StackedPass, Any], Tensor], layers: Iterable[StackedLayer]) -> StackedModel:
         """Return the model that computes ``run`` with these layers."""
-        self_updating, channels_last = set[str](), set[str]()
+        self_updating, channels_last, batch_invariant = set[str](), set[str](), True
         for layer in layers:
             self_updating.update(layer.self_updating)
             channels_last.update(layer.channels_last)
-        return cls(run, frozenset(self_updating), frozenset(channels_last))
+            batch_invariant = batch_invariant and layer.batch_invariant
+        return cls(run, frozenset(self_updating), frozenset(channels_last), batch_invariant=batch_invariant)
 
     def sgd_step(
         self, weights: Mapping[str, Tensor], trainable: Iterable[str], rates: Tensor, keys: Tensor, inputs: Any,
