@@ -20,13 +20,12 @@ from defedavg.planning.sparse_simulator import make_simulator_for
 from helpers.strategies import bounded, case
 
 MANY = 10_000
-SEED = 1
+SEEDS = range(10)  # one draw of 10,000 phones has a sampling error of up to 6 % where a quantile function is steep
 SPANS = TRACE_DAYS * DAY
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Fleet:
-    return Fleet(MANY, SEED, step_seconds=172.0, slowness=Slowness.parse("phones"), links=PHONES, availability=PHONES)
+def fleet_of(seed: int) -> Fleet:
+    return Fleet(MANY, seed, step_seconds=172.0, slowness=Slowness.parse("phones"), links=PHONES, availability=PHONES)
 
 
 def intervals_of(hours: PhoneHours) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -53,16 +52,21 @@ def test_quantile_functions_have_the_published_quantiles(found: Quantiles, figur
     assert (np.diff(found(np.linspace(0, 1, 1001))) > 0).all()
 
 
-def test_drawn_phones_have_the_published_quantiles(fleet: Fleet) -> None:
-    up, down = (8.0 * fleet.model_megabytes / times for times in (fleet.up_times, fleet.down_times))
-    for values, figures in ((fleet.step_times, (59, 172, 572)), (up, (0.08, 10.8, 220)), (down, (2, 57, 500))):
-        assert np.percentile(values, [5, 50, 95]) == pytest.approx(figures, rel=0.05)
-    ranks = np.array([np.argsort(np.argsort(values)) for values in (up, down)])
-    assert np.corrcoef(ranks)[0, 1] == pytest.approx(0.6, abs=0.03)
+def test_drawn_phones_have_the_published_quantiles() -> None:
+    quantiles, correlations = [], []
+    for fleet in map(fleet_of, SEEDS):
+        up, down = (8.0 * fleet.model_megabytes / times for times in (fleet.up_times, fleet.down_times))
+        quantiles.append([np.percentile(values, [5, 50, 95]) for values in (fleet.step_times, up, down)])
+        ranks = np.array([np.argsort(np.argsort(values)) for values in (up, down)])
+        correlations.append(np.corrcoef(ranks)[0, 1])
+    figures = np.array([(59, 172, 572), (0.08, 10.8, 220), (2, 57, 500)])
+    assert np.mean(quantiles, axis=0) == pytest.approx(figures, rel=0.05)
+    assert np.mean(correlations) == pytest.approx(0.6, abs=0.03)
 
 
-def test_drawn_hours_have_the_published_figures() -> None:
-    phones, starts, ends = intervals_of(PhoneHours(SEED))
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_hours_have_the_published_figures(seed: int) -> None:
+    phones, starts, ends = intervals_of(PhoneHours(seed))
     ready = np.bincount(phones, ends - starts, MANY)
     counts = np.bincount(phones, minlength=MANY)
     assert np.median(ready) / SPANS == pytest.approx(0.055, rel=0.05)
