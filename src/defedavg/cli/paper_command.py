@@ -234,6 +234,13 @@ def figure1(
     save_figure(draw_figure1(seed), folder, "figure1", as_json=False)
 
 
+def checked_seeds(number: int) -> range:
+    """Return the seeds of a command; raise a UserError if there are none."""
+    if number < 1:
+        raise UserError(f"--seeds is {number}; it must be at least 1")
+    return range(number)
+
+
 def stopped() -> NoReturn:
     """Tell the user that Ctrl-C or another signal stopped the command, and exit."""
     print_note(f"{stopped_by()}; the results of finished runs are stored, run the command again to continue")
@@ -271,14 +278,12 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool
         from .progress_table import watching
 
         selected = select_cells(datasets, settings, sizes, algorithms)
-        if seeds < 1:
-            raise UserError(f"--seeds is {seeds}; it must be at least 1")
         if rates not in RATES:
             raise unknown("rates", rates, RATES)
         readings = Readings.parse(reading or ())
         request = PaperRequest(
             cells=tuple(selected),
-            seeds=range(seeds),
+            seeds=checked_seeds(seeds),
             rates=rates,
             choices=Choices.checked(measure_seconds, train_samples, time_limit_factor, max_time, readings),
             folder=folder,

@@ -7,7 +7,6 @@ import shlex
 from dataclasses import replace
 from functools import partial
 
-from ..errors import UserError
 from ..paper.published import SIZES, cells
 from ..paper.readings import FIRST, READINGS, Readings
 from .consoles import print_text
@@ -35,6 +34,7 @@ from .paper_command import (
     Show,
     Sizes,
     app,
+    checked_seeds,
     save_figure,
     stopped,
 )
@@ -102,10 +102,9 @@ def rounds(
 
     readings = Readings.parse(reading or ())
     wanted = select_cells(datasets, settings, sizes or SIZES, algorithms)
-    if seeds < 1:
-        raise UserError(f"--seeds is {seeds}; it must be at least 1")
+    chosen = checked_seeds(seeds)
     with err.status("planning"):
-        table = rows(wanted, readings, range(seeds))
+        table = rows(wanted, readings, chosen)
     if as_json:
         print_json(table)
     else:

@@ -7,12 +7,11 @@ So the implied rounds test the readings of the time model, and show the cells in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any, Final
 
-from ..config.build import make_simulator
-from ..planning.plan import Plan
+from ..config.build import make_plan
 from .paper_tables import markdown, rates_pair
 from .published import Cell
 from .readings import Readings
@@ -26,8 +25,7 @@ WARM_UP: Final = 100
 def round_seconds(cell: Cell, readings: Readings, seeds: Sequence[int]) -> float:
     """Return the mean time of a planned round after the warm-up, over seeds."""
     settings = Choices(readings=readings).settings(PaperRun(cell, cell.rates))
-    settings = replace(settings, stop=replace(settings.stop, max_seconds=float("inf")))
-    plans = (Plan.collect(make_simulator(settings, seed), ROUNDS).rounds for seed in seeds)
+    plans = (make_plan(settings, seed, ROUNDS).rounds for seed in seeds)
     return fmean((plan[-1].time - plan[WARM_UP - 1].time) / (ROUNDS - WARM_UP) for plan in plans)
 
 

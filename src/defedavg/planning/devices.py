@@ -305,10 +305,7 @@ class Fleet:
 
     def round_trip(self, local_steps: int) -> float:
         """Return the longest time from sending a model to the arrival of its update, without jitter."""
-        closed = self.longest_closed
-        if self.equal_links:  # all links are equal, and rounding is monotonic, so the slowest client determines it
-            return closed + (self.step_range[1] * local_steps + float(self.up_times[0]) + float(self.down_times[0]))
-        return closed + float(np.max(self.step_times * local_steps + self.up_times + self.down_times))
+        return self.longest_closed + float(self.answer_times(local_steps).max())
 
 
 class StepTimes:
