@@ -6,7 +6,11 @@ import json
 import shlex
 from dataclasses import replace
 from functools import partial
+from typing import Annotated
 
+import typer
+
+from ..errors import UserError
 from ..paper.published import SIZES, cells
 from ..paper.readings import FIRST, READINGS, Readings
 from .consoles import print_text
@@ -113,6 +117,10 @@ def rounds(
 
 @app.command("infer")
 def infer(
+    stage: Annotated[
+        int | None, typer.Option(min=1, help="Compute the runs of this stage alone, to compute stages side by side.")
+    ] = None,
+    reading: ReadingsOption = None,
     folder: Folder = OUT,
     executor: Executor = "batched",
     ray_address: RayAddress = None,
@@ -129,6 +137,8 @@ def infer(
     Prints the best readings, how much worse the others are, and the cells that stay unexplained. The errors of
     held-out cells are those of `paper table1`, as far as it has been computed with the best readings. A run whose
     result is stored is not computed again; Ctrl-C loses only the runs that have not finished.
+
+    With --stage, the readings of earlier stages are those of --reading, or the defaults.
     """
     from ..experiments.compute import ComputeConfig
     from ..fileio import write_whole
@@ -143,6 +153,14 @@ def infer(
         folder, tuple(cells()), range(3), compute=compute, show_only=show, notify=print_note,
         watching=partial(watching, err),
     )  # fmt: skip
+    if stage is not None:
+        if stage > len(STAGES):
+            raise UserError(f"--stage is {stage}; the search has {len(STAGES)} stages")
+        if not Search(request).compute_stage(stage - 1, Readings.parse(reading or ())):
+            stopped()
+        return
+    if reading:
+        raise UserError("--reading is for --stage: the search itself chooses the readings; give both or neither")
     ranked, finished = Search(request).run()
     if ranked:
         found = report(STAGES, ranked)

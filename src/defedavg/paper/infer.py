@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Final
 
 from .published import BOUNDS, Cell, cells
-from .readings import FIRST, READINGS, Readings
+from .readings import FIRST, READINGS, N, Readings
 from .result_files import Result, ResultFiles, StoredRun
 from .run_grid import PaperRun
 from .run_request import PaperRequest
@@ -24,6 +24,20 @@ from .run_request import PaperRequest
 SEED: Final = 0
 MISSED: Final = 2.0
 """A run is given up after this multiple of the paper's seconds, and a target that is missed counts as this ratio."""
+
+START: Final = Readings(
+    upload="background",
+    asysg_concurrency=N,
+    favano_anchor="newest",
+    favano_wait="0.05",
+    fedbuff_concurrency="100",
+    slowness="uniform(1, 5)",
+    normalise="symmetric",
+    test_data="own",
+    split="grouped-classes",
+    sampling="shuffle",
+)
+"""Where the search starts. It does not follow the defaults, so that stored results stay those of the search."""
 
 TIMES: Final = {"first_hit_seconds": "first hit", "sustained_seconds": "sustained"}
 
@@ -149,14 +163,10 @@ class Search:
 
         The search ends with the first stage that is not complete.
         """
-        kept = [Readings()]
+        kept = [START]
         ranked: list[list[Candidate]] = []
         for number, stage in enumerate(self.stages):
-            combinations = [
-                replace(base, **dict(zip(stage.readings, values, strict=True)))
-                for base in kept
-                for values in product(*(READINGS[name].values for name in stage.readings))
-            ]
+            combinations = _combinations(stage, kept)
             if not self._compute(stage, combinations):
                 return ranked, False
             scored = [*stage.cells, *self._unaffected(number)]
@@ -165,6 +175,14 @@ class Search:
             ranked.append(candidates)
             kept = [candidate.readings for candidate in candidates[: stage.keep]]
         return ranked, True
+
+    def compute_stage(self, number: int, assumed: Readings) -> bool:
+        """Compute the runs of one stage as if the stages before had found ``assumed``; return whether all are stored.
+
+        So stages can be computed side by side. ``run`` uses the results of those that were assumed correctly.
+        """
+        stage = self.stages[number]
+        return self._compute(stage, _combinations(stage, [assumed]))
 
     def _unaffected(self, number: int) -> list[Cell]:
         """Return the cells of earlier stages that the readings of a stage do not affect: their results are known."""
@@ -192,6 +210,15 @@ class Search:
         if key not in self._results:
             (self._results[key],) = self.store(readings, cell).results([PaperRun(cell, cell.rates)], [SEED])
         return {kind: self._results[key][kind] for kind in TIMES}
+
+
+def _combinations(stage: Stage, bases: Sequence[Readings]) -> list[Readings]:
+    """Return every combination of the readings of a stage with each of the bases."""
+    return [
+        replace(base, **dict(zip(stage.readings, values, strict=True)))
+        for base in bases
+        for values in product(*(READINGS[name].values for name in stage.readings))
+    ]
 
 
 def _key(readings: Readings, cell: Cell) -> tuple[Cell, tuple[tuple[str, str], ...]]:
