@@ -13,7 +13,7 @@ import pytest
 
 from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
-from defedavg.paper.infer import HELD_OUT, MISSED, SEARCHED, STAGES, Candidate, Search, Stage, error
+from defedavg.paper.infer import HELD_OUT, MISSED, SEARCHED, STAGES, START, Candidate, Search, Stage, error
 from defedavg.paper.infer_report import agreement, agreement_to_markdown, alternatives, report, to_markdown
 from defedavg.paper.published import Cell, cells
 from defedavg.paper.readings import FIRST, READINGS, Readings
@@ -165,13 +165,24 @@ def test_a_search_scores_every_combination_and_resumes(computed: list[str], tmp_
     assert (len(partial), finished) == (1, False)
 
 
+def test_a_stage_computed_alone_serves_the_search(computed: list[str], tmp_path: Path) -> None:
+    search = Search(PaperRequest(folder=tmp_path), SMALL)
+    assert search.compute_stage(1, replace(START, normalise="symmetric"))
+    assert len(computed) == 2
+    assert all("asysg" in label for label in computed)
+    _, finished = search.run()
+    assert finished
+    # The search keeps two scalings for its second stage, of which one was assumed.
+    assert len(computed) == len(set(computed)) == 7
+
+
 def test_the_report_names_the_best_the_next_and_the_unexplained(computed: list[str], tmp_path: Path) -> None:
     ranked, _ = Search(PaperRequest(folder=tmp_path), SMALL).run()
     rows = alternatives(SMALL[0], ranked[0])
     assert [row["value"] for row in rows] == list(READINGS["normalise"].values)
     assert [row["worse"] for row in rows] == pytest.approx([math.log(1.3 / 1.1), 0.0, math.log(3 / 1.1)])
     found = report(SMALL, ranked)
-    assert found["readings"] == asdict(replace(Readings(), normalise="symmetric", asysg_concurrency="n"))
+    assert found["readings"] == asdict(replace(START, normalise="symmetric", asysg_concurrency="n"))
     assert len(found["stages"][1]["combinations"]) == 4
     assert [row["error"] for row in found["cells"]] == pytest.approx([math.log(1.1), math.log(1.05)])
     text = to_markdown(found)
@@ -204,6 +215,8 @@ def test_the_commands_list_infer_and_refuse(tmp_path: Path) -> None:
     shown = call("paper", "infer", "--show", cwd=tmp_path)
     assert shown.returncode == 0
     assert "runs are missing" in shown.stderr
+    refuse(call("paper", "infer", "--stage", "9", cwd=tmp_path), f"the search has {len(STAGES)} stages")
+    refuse(call("paper", "infer", "--reading", "upload=blocking", cwd=tmp_path), "--reading is for --stage")
     refuse(call("paper", "table1", "--reading", "upload=slow", cwd=tmp_path), "upload=background, upload=blocking")
     refuse(call("paper", "table1", "--reading", "inputs=unit", cwd=tmp_path), "inputs", "normalise")
     old = call("paper", "table1", "--show", "--normalise", "unit", "--sampling=shuffle", cwd=tmp_path)
@@ -215,11 +228,11 @@ def test_the_commands_list_infer_and_refuse(tmp_path: Path) -> None:
     assert "use one of normalise=standard" in wrong.stderr
 
 
-def test_a_candidate_is_ranked_by_the_better_kind_of_time() -> None:
+def test_a_candidate_is_ranked_by_the_mean_over_both_kinds_of_time() -> None:
     seconds = FASHION_FEDAVG.seconds
     assert seconds is not None
     times = {FASHION_FEDAVG: {"first_hit_seconds": seconds / 2, "sustained_seconds": seconds}}
-    assert Candidate(Readings(), times).best == 0.0
+    assert Candidate(Readings(), times).mean_score == pytest.approx(math.log(2) / 2)
 
 
 def test_the_scatter_has_a_point_for_every_cell(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -10,8 +11,8 @@ from typing import Any
 
 from defedavg.paper.comparison import compared_tables, to_markdown
 from defedavg.paper.implied_rounds import rows as rounds_rows
-from defedavg.paper.infer import HELD_OUT, Search
-from defedavg.paper.infer_report import WITHIN, agreement, cell_of
+from defedavg.paper.infer import HELD_OUT, STAGES, Search
+from defedavg.paper.infer_report import WITHIN, agreement, cell_of, report
 from defedavg.paper.paper_tables import markdown, ranking
 from defedavg.paper.published import SIZES, Cell, cells
 from defedavg.paper.readings import READINGS, Readings
@@ -58,8 +59,30 @@ def searched_table() -> str:
     return markdown(f"setting | algorithm | readings | {' | '.join(READINGS['normalise'].values)} | paper", lines)
 
 
+def search_scores() -> str:
+    """Return the scores of every value of every reading, from the stored outcome of the search."""
+    found = json.loads((RESULTS / "infer" / "infer.json").read_text(encoding="utf-8"))
+    lines = [
+        f"| {row['reading']} | {row['value']} | {row['first_hit_seconds']:.3f} | {row['sustained_seconds']:.3f} "
+        f"| {row['worse']:+.3f} |"
+        for stage in found["stages"]
+        for row in stage["alternatives"]
+    ]
+    title = "reading | value | mean error, first hit | mean error, sustained | worse than the best by"
+    return markdown(title, lines)
+
+
+def test_the_search_is_complete_and_found_the_default_readings() -> None:
+    ranked_stages, finished = Search(PaperRequest(folder=RESULTS, show_only=True)).run()
+    assert finished
+    assert ranked_stages[-1][0].readings == Readings()
+    stored = json.loads((RESULTS / "infer" / "infer.json").read_text(encoding="utf-8"))
+    assert stored == json.loads(json.dumps(report(STAGES, ranked_stages)))
+
+
 def test_the_page_has_the_tables_of_the_results() -> None:
     assert says(searched_table())
+    assert says(search_scores())
     assert says(to_markdown(TABLES))
     for name in ("table1/table1.md", "table1/ranking.md", "rounds.md", "first-reading/table1-tuned/ranking.md"):
         assert says((RESULTS / name).read_text(encoding="utf-8")), name
@@ -87,6 +110,8 @@ def test_the_sentences_at_the_top_have_the_figures_of_the_results() -> None:
     missing = [cell for cell in cells() if cell not in PRESENT]
     assert {cell.algorithm for cell in missing} == {"favano", "fedbuff"}
     assert sum(cell.algorithm == "fedbuff" for cell in missing) == 2
+    assert sum(cell.algorithm == "favano" for cell in missing) == 12  # "Twelve of FAVANO's cells"
+    assert says(f"{sum(row['seeds'] == 1 for row in PRESENT_ROWS)} of the {len(PRESENT_ROWS)} computed cells have one")
     assert says(f"The {len(list((RESULTS / 'table1' / 'runs').iterdir()))} runs of the table")
 
 
@@ -106,7 +131,7 @@ def test_the_evidence_and_the_unexplained_have_the_figures_of_the_results() -> N
     assert all(PRESENT[Cell("fashionmnist", "iid", "defedavg-iid", n)]["seeds"] == 3 for n in SIZES[:3])
     cifar = ratios("cifar10", "iid", "fedavg")
     assert round(cifar[1] * 411.64) == 282
-    assert all(abs(ratio - 1) < 0.05 for ratio in (cifar[0], *cifar[2:]))  # "fit within 5 %"
+    assert all(abs(ratio - 1) < 0.08 for ratio in (cifar[0], *cifar[2:]))  # "fit within 8 %"
     first = ratios("cifar10", "non-iid", "fedavg")[:2]
     held = ratios("cifar10", "non-iid", "fedavg", "sustained_ratio")[:2]
     assert says(f"first hits are at {first[0]:.2f} and {first[1]:.2f} of the paper's seconds")
@@ -118,20 +143,42 @@ def test_the_evidence_and_the_unexplained_have_the_figures_of_the_results() -> N
     assert all(row["reached"] == row["seeds"] for row in asysg)  # "in all eight cells"
 
 
-def favano(n: int, **readings: str) -> dict[str, Any]:
-    cell, search = Cell("fashionmnist", "iid", "favano", n), Search(PaperRequest(folder=RESULTS, show_only=True))
+def searched(cell: Cell, **readings: str) -> dict[str, Any]:
+    search = Search(PaperRequest(folder=RESULTS, show_only=True))
     (result,) = search.store(replace(Readings(), **readings), cell).results([PaperRun(cell, cell.rates)], [0])
     return dict(result)
 
 
 def test_the_runs_of_favano_have_the_figures_of_the_page() -> None:
-    short, long, many = favano(10, favano_wait="0.01"), favano(10, favano_wait="0.1"), favano(40, favano_wait="0.01")
-    assert says(
-        f"takes {short['first_hit_seconds']:.0f} s with 0.01 s and {long['first_hit_seconds']:.0f} s with 0.1 s"
-    )
-    assert says(f"({short['first_hit_seconds']:.0f} and {many['first_hit_seconds']:.0f} s with a wait of 0.01 s)")
-    start = favano(10, favano_wait="0.01", favano_anchor="start")
+    def at(setting: str, kind: str) -> list[float]:
+        return [PRESENT[Cell("fashionmnist", setting, "favano", n)][kind] for n in (10, 20)]
+
+    iid, first, held = at("iid", "ratio"), at("non-iid", "ratio"), at("non-iid", "sustained_ratio")
+    assert says(f"({iid[0]:.2f} and {iid[1]:.2f} at n = 10 and 20)")
+    assert says(f"({first[0]:.2f} and {first[1]:.2f} at the first hit, {held[0]:.2f} and {held[1]:.2f} held)")
+    cell = Cell("fashionmnist", "iid", "favano", 10)
+    short, long = (searched(cell, favano_wait=wait)["first_hit_seconds"] for wait in ("0.01", "0.1"))
+    assert says(f"takes {short:.0f} s with 0.01 s and {long:.0f} s with 0.1 s")
+    start = searched(cell, favano_wait="0.01", favano_anchor="start")
     assert says(f"reaches {100 * start['best_accuracy']:.1f} % in twice the paper's time")
+
+
+def test_the_findings_of_the_search_have_the_figures_of_the_page() -> None:
+    cell = Cell("cifar10", "iid", "defedavg-iid", 10)
+    pooled = searched(cell, test_data="pooled")  # "does not reach 70 % ... in twice the paper's time"
+    assert pooled["first_hit_seconds"] is None
+    assert cell.seconds is not None
+    assert pooled["limit"] >= 2 * cell.seconds
+    hits = sorted(
+        searched(cell, weight_decay=decay, augment=augment)["first_hit_seconds"]
+        for decay in READINGS["weight_decay"].values
+        for augment in READINGS["augment"].values
+    )
+    assert says(
+        f"between {hits[0]:.1f} and {hits[-1]:.1f} s; without them at {searched(cell)['first_hit_seconds']:.1f} s"
+    )
+    fedbuff = Cell("fashionmnist", "non-iid", "fedbuff", 10)  # "with 50 or 30 it does not reach 80 %"
+    assert all(searched(fedbuff, fedbuff_concurrency=n)["first_hit_seconds"] is None for n in ("50", "30"))
 
 
 def held_ratio(slower: str, faster: str, dataset: str, setting: str, n: int) -> float | None:
@@ -146,14 +193,14 @@ def held_ratio(slower: str, faster: str, dataset: str, setting: str, n: int) -> 
 
 
 def test_the_claims_have_the_figures_of_the_results() -> None:
-    for setting, name, low, high in (("iid", "defedavg-iid", "1.5", "5.5"), ("non-iid", "defedavg-niid", "1.5", "3.4")):
+    for setting, name, low, high in (("iid", "defedavg-iid", "1.5", "5.4"), ("non-iid", "defedavg-niid", "1.5", "3.4")):
         found = [
             held_ratio("fedavg", name, dataset, setting, n) for dataset in ("fashionmnist", "cifar10") for n in SIZES
         ]
         known = sorted(ratio for ratio in found if ratio is not None)
         assert (f"{known[0]:.1f}", f"{known[-1]:.1f}") == (low, high)
         assert found.count(None) == (setting == "non-iid")
-    assert says("on IID data 1.5 to 5.5 times as fast, on non-IID data 1.5 to 3.4 times")
+    assert says("on IID data 1.5 to 5.4 times as fast, on non-IID data 1.5 to 3.4 times")
     cifar = [held_ratio("fedavg", "fedbuff", "cifar10", "non-iid", n) for n in (10, 20)]
     fashion = [held_ratio("fedavg", "fedbuff", "fashionmnist", "non-iid", n) for n in (10, 20, 80)]
     shown = [f"{ratio:.1f}" for ratio in (*cifar, *fashion) if ratio is not None]

@@ -27,7 +27,8 @@ def alternatives(stage: Stage, candidates: Sequence[Candidate]) -> list[dict[str
         for value in READINGS[name].values:
             # ``candidates`` are sorted, so the first that has the value is the best.
             best = next(each for each in candidates if getattr(each.readings, name) == value)
-            rows.append({"reading": name, "value": value, **_scores(best), "worse": best.best - candidates[0].best})
+            worse = best.mean_score - candidates[0].mean_score
+            rows.append({"reading": name, "value": value, **_scores(best), "worse": worse})
     return rows
 
 

@@ -12,6 +12,7 @@ Their new values are the mean of the clients' values at the end of their jobs, w
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.backends import cudnn
 from torch.nn.utils import vector_to_parameters
 
 from ..algorithms.protocol import FROM_VERSION, SERVER_OPTIMIZERS, Merge, Update
@@ -37,6 +39,9 @@ from .placed_vectors import LiveVersions
 from .state_vectors import NO_STATE, StateLayout, StateVectors, assign, weighted_sum
 from .stopping import Evaluation, StoppingRule
 from .tensor_rng import signed
+
+# A version is one vector. cuDNN copies the weights of recurrent layers from it and would warn about this in every run.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
 CHUNK = 1000  # samples in one step of an evaluation
 
@@ -199,10 +204,12 @@ class Reference:
     def _check(self, data: Data) -> None:
         """Compute the gradients of the loss, so that a model that does not fit its data is refused at once."""
         self._flat.module.eval()
-        outputs = logits_of(self._flat.module, data.inputs)
-        check_outputs(self.task, outputs, data.targets)
-        loss = sample_losses(self.task, outputs, data.targets).mean()
-        torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
+        # In evaluation mode, the recurrent layers of cuDNN have no backward pass.
+        with cudnn.flags(enabled=False):
+            outputs = logits_of(self._flat.module, data.inputs)
+            check_outputs(self.task, outputs, data.targets)
+            loss = sample_losses(self.task, outputs, data.targets).mean()
+            torch.autograd.grad(loss, self._flat.trainable, allow_unused=True)
 
     def _gradients(self, samples: Tensor, step_key: int) -> tuple[Tensor | None, ...]:
         data = self.task.train[samples]
