@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -56,8 +55,7 @@ def bounded(examples: int) -> settings:
     return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@cache
-def variants(kind: type[ServerMachine]) -> tuple[Any, ...]:
+def variants(kind: type[ServerMachine]) -> list[Any]:
     """Return every combination of an algorithm's choices: flags, bounds, and the words that its help texts list."""
     choices: list[list[tuple[str, Any]]] = []
     for field in dataclasses.fields(kind.settings_type):
@@ -71,7 +69,7 @@ def variants(kind: type[ServerMachine]) -> tuple[Any, ...]:
                 if _accepts(kind, field, word)
             ]
         choices.append([(field.name, value) for value in values])
-    return tuple(kind.settings_type(**dict(choice)) for choice in itertools.product(*choices))
+    return [kind.settings_type(**dict(choice)) for choice in itertools.product(*choices)]
 
 
 def _accepts(kind: type[ServerMachine], field: dataclasses.Field[Any], word: str) -> bool:

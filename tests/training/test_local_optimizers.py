@@ -168,6 +168,7 @@ def without_options(model: str) -> Tensor:
     return reference(how("fedbuff"), task_of(model), 50)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("option", list(OPTIONS))
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_fifty_merges_agree_and_do_not_depend_on_the_batch(model: str, option: str) -> None:

@@ -74,6 +74,7 @@ def vectors(run: BatchedRun) -> int:
     return len(run.reference.versions) + len(run.deltas)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedbuff", "favano", "defedavg-iid", "defedavg-niid"])
 def test_memory_does_not_grow_with_the_rounds(algorithm: str) -> None:
     data = (np.zeros((20, 2), np.float32), np.arange(20) % 2)

@@ -66,6 +66,7 @@ def test_a_mixed_start_and_a_correction_are_those_of_the_definition() -> None:
     assert_versions(found, w)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ["corrected", "mifa"])
 @pytest.mark.parametrize("model", ["mlp", "cnn", "residual"])
 def test_both_executors_agree_and_the_width_of_a_batch_changes_nothing(name: str, model: str) -> None:
