@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for child processes; before PyTorch is imported
+
 import hypothesis
 import pytest
 import torch

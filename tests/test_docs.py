@@ -37,6 +37,7 @@ PARSED_ONLY = {
     "defedavg data fetch": "downloads",
     "defedavg run study.toml --set task.data=hf:": "downloads",
     "defedavg paper table": "hours, and data that must be downloaded",
+    "defedavg paper rounds": "a minute; tests/paper runs it for one cell",
     "defedavg paper infer": "data that must be downloaded; tests/paper has a search",
     "defedavg plan --num-clients 1000000": "minutes",
     "defedavg plan --num-clients 100000 ": "a minute",

@@ -120,7 +120,7 @@ def test_force_keeps_a_folder_that_is_not_a_run(tiny: Path) -> None:
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 def test_a_stop_signal_keeps_every_evaluation(tiny: Path, number: signal.Signals, name: str) -> None:
-    words = ["run", str(tiny), "--set", "stop.max_rounds=100000", "--set", "training.local_steps=20"]
+    words = ["run", str(tiny), "--set", "stop.max_rounds=100000", "--set", "training.local_steps=5"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "defedavg", *words],

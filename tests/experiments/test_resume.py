@@ -26,11 +26,12 @@ from defedavg.experiments import checkpointing
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import ResumedRun, RunFinished, RunSpec
 from defedavg.experiments.simulation import Simulation
+from defedavg.experiments.study_run import StudyRun
 from defedavg.experiments.sweep import Sweep
 from defedavg.training import RunState
 from defedavg.training.state_memory import StateMemory, VectorMemory
 from helpers.command_line import call, refuse
-from helpers.interrupted_studies import InterruptionError, assert_same, study
+from helpers.interrupted_studies import InterruptionError, assert_same, ignore, interrupt_after, study, uninterrupted
 from helpers.stateful_algorithms import Corrected
 
 # Real processes, SIGKILL.
@@ -113,6 +114,18 @@ def test_resuming_a_finished_study_keeps_where_its_figures_come_from(tmp_path: P
 
 
 # Every moment, in one process.
+
+
+def test_a_checkpoint_of_a_resumed_study_keeps_the_run_in_progress(tmp_path: Path) -> None:
+    """AsySG shares no batches with the others, so it runs after them, in every session."""
+    chosen, compute = study(algorithms=["fedavg", "asysg", "fedbuff"], seeds=[0]), ComputeConfig("reference")
+    whole = uninterrupted(tmp_path / "whole", chosen, compute)
+    for after in (9, 2):  # within FedBuff, then at the next event but one
+        run = StudyRun(chosen, tmp_path / "part", compute=compute, resume=True, checkpoint_interval=0.0)
+        with pytest.raises(InterruptionError):
+            run.run(interrupt_after(after))
+    assert StudyRun(chosen, tmp_path / "part", compute=compute, resume=True).run(ignore)
+    assert_same(whole, tmp_path / "part")
 
 
 def run_until_hook(

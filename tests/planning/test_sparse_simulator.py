@@ -111,8 +111,8 @@ def test_fifty_thousand_clients(name: str) -> None:
     choices = variants(ALGORITHMS[name])
     if name == "ringmaster":  # with a small threshold every client would have to answer twice
         choices = [settings for settings in choices if settings.threshold == 0]
-    cases_ = [case(name, 50_000, 40, steps=50, settings=settings) for settings in choices]
-    for found in [found for found in cases_ if can_omit_jobs(found)][:2]:
+    cases_ = (case(name, 50_000, 40, steps=50, settings=settings) for settings in choices)
+    for found in itertools.islice(filter(can_omit_jobs, cases_), 2):
         simulator = make_simulator_for(found.server(), found.fleet, "auto")
         assert isinstance(simulator, SparseSimulator)
         collector = PlanStatsCollector(simulator.header, found.fleet)

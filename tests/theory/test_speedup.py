@@ -201,6 +201,7 @@ def test_students_quantiles() -> None:
         assert float(np.trapezoid(np.cos(angle) ** (free - 1), angle)) / whole == pytest.approx(0.025, rel=2e-3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("algorithm", ["defedavg-iid", "defedavg-niid"])
 def test_speedup_is_linear_on_least_squares(algorithm: str) -> None:
     """Use a sixteenfold range of n at the theorems' rates, under their conditions; the command measures more."""

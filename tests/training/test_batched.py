@@ -23,6 +23,7 @@ from helpers.small_runs import MODELS, batched_run, final_versions, how, referen
 from helpers.strategies import variants
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 @pytest.mark.parametrize("model", list(MODELS))
 def test_fifty_merges_agree_with_the_reference(model: str, algorithm: str) -> None:

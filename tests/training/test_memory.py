@@ -74,18 +74,19 @@ def vectors(run: BatchedRun) -> int:
     return len(run.reference.versions) + len(run.deltas)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedbuff", "favano", "defedavg-iid", "defedavg-niid"])
 def test_memory_does_not_grow_with_the_rounds(algorithm: str) -> None:
     data = (np.zeros((20, 2), np.float32), np.arange(20) % 2)
     task = make_task(model=lambda: nn.Linear(2, 2), train=data, test=data, clients=[np.array([i]) for i in range(20)])
     most = {}
-    for rounds in (400, 1600):
+    for rounds in (200, 800):
         chosen = settings(algorithm, clients={"num_clients": 20}, training={"updates_per_round": 4, "local_steps": 3})
         rule = StoppingRule(max_rounds=rounds, every_rounds=5)
         run = BatchedRun(make_executor(chosen, 0, task), iter(make_simulator(chosen, 0)), rule, RunProgress())
         trainer = Trainer(task, run.reference.module, max_batch_jobs=16)
         most[rounds] = max(vectors(run) + len(run.rounds) for _ in run_batched([run], trainer))
-    assert most[1600] <= 1.1 * most[400] + 5
+    assert most[800] <= 1.1 * most[200] + 5
 
 
 def test_little_memory_makes_small_batches_and_the_same_result() -> None:

@@ -82,6 +82,7 @@ def test_every_algorithm_trains_a_model_with_batch_normalisation(name: str, exec
     assert accuracy > 0.7
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", [name for name in NAMES if ALGORITHMS[name].uses_updates_per_round])
 def test_without_learning_the_statistics_become_those_of_the_data(name: str) -> None:
     rates = {"training.local_lr": 1e-9, "training.global_lr": 1e-9 if name == "asysg" else 1.0}

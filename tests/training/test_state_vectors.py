@@ -66,6 +66,7 @@ def test_a_mixed_start_and_a_correction_are_those_of_the_definition() -> None:
     assert_versions(found, w)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ["corrected", "mifa"])
 @pytest.mark.parametrize("model", ["mlp", "cnn", "residual"])
 def test_both_executors_agree_and_the_width_of_a_batch_changes_nothing(name: str, model: str) -> None:
@@ -74,8 +75,9 @@ def test_both_executors_agree_and_the_width_of_a_batch_changes_nothing(name: str
     expected = reference(chosen, task, 50)
     (found,) = final_versions([batched_run(chosen, task, 50)], task, 64)
     assert float((found - expected).norm() / expected.norm()) < 1e-10
+    (found,) = final_versions([batched_run(chosen, task, 12)], task, 64)
     for width in (1, 2, 5):
-        (same,) = final_versions([batched_run(chosen, task, 50)], task, width)
+        (same,) = final_versions([batched_run(chosen, task, 12)], task, width)
         assert torch.equal(same, found)
 
 

@@ -131,8 +131,10 @@ class Sweep:
         groups: dict[Any, list[RunSpec]] = {}
         for spec in specs:
             groups.setdefault(self.group_of(spec), []).append(spec)
+        # The group of an earlier session goes first: a checkpoint holds the states of one group only.
+        ordered = sorted(groups.values(), key=self._resumed.keys().isdisjoint)
         with computing_in(self.compute.precision):
-            for group in groups.values():
+            for group in ordered:
                 yield from self._group(group)
 
     def run_states(self) -> dict[RunSpec, RunState]:
