@@ -49,7 +49,7 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="TABLE.KEY=VALUE",
-        help="Change a setting: those of a study, and those of \\[deploy], such as deploy.job_seconds=60. Repeatable.",
+        help="Change a setting of a study, or one of the table deploy, such as deploy.job_seconds=60. Repeatable.",
     ),
 ]
 Algorithm = Annotated[str, typer.Option(help="The algorithm; `defedavg algorithms` lists them.")]
@@ -65,7 +65,9 @@ NoWarmWorkers = Annotated[
 
 def _need_flower() -> None:
     if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("safetensors") is None:
-        raise UserError("Flower is not installed here; run: pip install 'defedavg[flower]'")
+        raise UserError(
+            "Flower is not installed here; run: pip install 'defedavg[flower]' (in a checkout of the source: make flower)"
+        )
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +142,7 @@ def local(
     from ..deploy.deploy_config import read_deploy_config
     from ..deploy.flower.app_template import write_app
     from ..deploy.flower.processes import check_port
-    from ..deploy.server.deployment_folder import new_run_folder
+    from ..deploy.server.deployment_folder import new_run_folder, no_other_processes
 
     run_folder, files = folder / name, RunFiles(folder / name)
     if resume:
@@ -155,10 +157,11 @@ def local(
         check_port(port)
     with launch_lock(run_folder), ExitStack() as created:
         if resume:
-            flat, app_folder = _interrupted_run(files, app_folder)
+            with no_other_processes(run_folder, print_note):
+                flat, app_folder = _interrupted_run(files, app_folder)
             run_config = read_deploy_config({**flat, "deploy.resume": True})
         else:
-            created.enter_context(new_run_folder(run_config, run_folder, force=force))
+            created.enter_context(new_run_folder(run_config, run_folder, force=force, log_line=print_note))
             if app_folder is None:
                 write_app(files.app, flat)
             else:
@@ -170,6 +173,8 @@ def local(
     else:
         out.print(tables.result_table(name, entries, clock="seconds of the run"))
         print_line(f"\nresults: {run_folder}")
+        if files.page.exists():
+            print_line(f"open in a browser: {files.page}")
 
 
 def _new_settings(

@@ -34,6 +34,7 @@ class DeploySettings:
     job_seconds: float = _key(300.0, "a client that needs longer for a job counts as disconnected")
     norm_bound: float = _key(10.0, "refuse an update whose norm exceeds this factor times the model's (at least 1)")
     poll_seconds: float = _key(0.5, "pause between two polls for replies")
+    nodes: str = _key("", "Flower's numbers of the nodes of clients 0, 1, …, separated by commas; empty: any node")
     patience_seconds: float = _key(20.0, "how long a background client waits for its job before it answers 'not yet'")
 
     def __post_init__(self) -> None:
@@ -43,6 +44,14 @@ class DeploySettings:
                 raise UserError(f"deploy.{word} is {value}; give a finite number above zero")
         if self.min_clients < 0:
             raise UserError(f"deploy.min_clients is {self.min_clients}; give a number of clients, or 0 for all")
+        names = [name.strip() for name in self.nodes.split(",")] if self.nodes.strip() else []
+        if not all(name.isdecimal() for name in names) or len(set(names)) < len(names):
+            raise UserError(f"deploy.nodes is {self.nodes[:60]!r}; give the numbers of different nodes, such as '17,4'")
+
+    def node_of(self, client: int) -> int | None:
+        """Return the only node that may be a client, or None if any node may."""
+        names = self.nodes.split(",") if self.nodes.strip() else []
+        return int(names[client]) if client < len(names) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,10 @@ def read_deploy_config(flat: Mapping[str, Any], *, stored: bool = False) -> Depl
     deploy, total = DeploySettings(**deploy_values), settings.clients.num_clients
     if deploy.min_clients > total:
         raise UserError(f"deploy.min_clients is {deploy.min_clients}, but there are only {total} clients")
+    if deploy.nodes and len(deploy.nodes.split(",")) != total:
+        raise UserError(
+            f"deploy.nodes names {len(deploy.nodes.split(','))} nodes; name one for each of {total} clients"
+        )
     return DeployConfig(study.name, settings, study.seeds[0], deploy, study.to_toml())
 
 

@@ -90,9 +90,11 @@ def _log_of(folder: Path) -> Path:
 def _raise_failure(cluster: FlowerCluster, folder: Path) -> None:
     error = RunFiles(folder).error
     if error.exists():
-        raise UserError(error.read_text(encoding="utf-8").strip())
+        # A full disk takes the name of a file, but not its content.
+        full = f"the server could not write to {folder}, its disk is full; free some space, then continue with --resume"
+        raise UserError(error.read_text(encoding="utf-8", errors="replace").strip() or full)
     if cluster.superlink is not None and cluster.superlink.poll() is not None:
-        raise UserError(f"the SuperLink ended: {cluster.last_line('superlink')}; continue with --resume")
+        raise UserError(f"the SuperLink ended: {cluster.cause_of_end('superlink')}; continue with --resume")
 
 
 def _pass_on(tail: LogTail, on_line: OnLine) -> list[dict[str, Any]]:
@@ -167,7 +169,7 @@ def run_local(
     ``changes`` are the settings that differ from those in the app; port 0 is any free port.
     """
     files, tail = RunFiles(folder), LogTail(folder, from_end=config.deploy.resume)
-    cluster = FlowerCluster(files.flower, port or free_port())
+    cluster = FlowerCluster(files.flower, port or free_port(), run_folder=folder)
     files.error.unlink(missing_ok=True)
     with signals_as_interrupts(), cluster:
         cluster.start_superlink()
