@@ -221,11 +221,10 @@ def _holder(path: Path) -> str:
     """Describe the process that has a lock file open; the system does not show the processes of other users."""
     import psutil  # only an error needs it
 
+    locked = os.path.realpath(path)
     for process in psutil.process_iter(["pid", "name"]):
         try:
-            if process.pid != os.getpid() and any(
-                opened.path == str(path.absolute()) for opened in process.open_files()
-            ):
+            if process.pid != os.getpid() and any(opened.path == locked for opened in process.open_files()):
                 return f"another process ({process.pid}, {process.info['name']})"
         except (psutil.Error, OSError):
             continue

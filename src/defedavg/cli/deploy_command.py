@@ -66,7 +66,8 @@ NoWarmWorkers = Annotated[
 def _need_flower() -> None:
     if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("safetensors") is None:
         raise UserError(
-            "Flower is not installed here; run: pip install 'defedavg[flower]' (in a checkout of the source: make flower)"
+            "Flower is not installed here; run: pip install 'defedavg[flower]' (in a checkout of the source: "
+            "make flower)"
         )
 
 
@@ -208,7 +209,8 @@ def _run(
     app_settings, run_folder = _app_settings(app_folder), files.folder
     changes = {key: value for key, value in flat.items() if value != app_settings.get(key, value)}
     try:
-        with progress_display(err, run_config.settings.clients.num_clients) as on_line:
+        resumed = run_folder if run_config.deploy.resume else None
+        with progress_display(err, run_config.settings.clients.num_clients, resumed) as on_line:
             run_local(app_folder, run_config, run_folder, on_line, changes, port=port or 0, warm=warm)
     except KeyboardInterrupt:
         command = f"defedavg deploy local --name {run_folder.name}"
@@ -279,7 +281,7 @@ def replay(
     """Rebuild the plan of a deployment from its event log and check it; then ask what other settings would do."""
     from ..deploy.engine import event_log as logs
     from ..deploy.replay import replay as rebuild
-    from ..deploy.whatif import whatif_plans
+    from ..deploy.whatif import model_error, whatif_plans
     from ..planning.plan_stats import summarise
 
     found = rebuild(logs.read(RunFiles(file).event_log if file.is_dir() else file))
@@ -289,9 +291,13 @@ def replay(
     plans, impossible = whatif_plans(found, tuple(what_if or ()), rounds)
     rows = [(label, summarise(plan, found.fleet)) for label, plan in (("as deployed", found.plan), *plans)]
     print_notes(impossible)
+    errors = model_error(found) if plans else None
     if as_json:
         named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
-        print_json({"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named})
+        print_json(
+            {"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named}
+            | ({"seconds_per_round": dict(zip(("predicted", "measured"), errors, strict=True))} if errors else {})
+        )
         return
     out.print(tables.plan_table([label for label, _ in rows], [[stats] for _, stats in rows], len(found.plan.rounds)))
     print_line(
@@ -299,3 +305,9 @@ def replay(
         f"{len(found.quarantined)} clients quarantined; speeds of {len(found.measured_clients)} of "
         f"{found.plan.header.num_clients} clients measured"
     )
+    if errors is not None:
+        predicted, measured = errors
+        print_line(
+            f"model error: with the logged setting the simulation predicts {predicted:.3g} s a round, the deployment took "
+            f"{measured:.3g} s ({predicted / measured - 1:+.0%}); expect the same error in the plans above"
+        )

@@ -18,12 +18,12 @@ from defedavg.config.build import build_task, make_executor
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.events import Joined, Left, Refused, Resumed, Trained
 from defedavg.deploy.flower.app_template import default_settings, write_app
-from defedavg.deploy.flower.local_deployment import LogTail
 from defedavg.deploy.flower.processes import TlsFiles
 from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.errors import UserError
 from defedavg.rng import key, uniform
+from defedavg.runstore.deployment_status import LogTail
 from defedavg.runstore.layout import EVENT_LOG as LOG
 from helpers.flower_processes import TASK, CutProxy, Deployment
 
@@ -148,7 +148,7 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(
 
     Every kill hits a working server: one that has resumed the run since the last kill, has merged, and is not done.
     """
-    with Deployment(tmp_path, clients=2, stop__max_rounds=rounds, stop__max_seconds=600.0) as run:
+    with Deployment(tmp_path, clients=2, database=link, stop__max_rounds=rounds, stop__max_seconds=600.0) as run:
         run.start_nodes()
         run.submit()
         for number in range(kills):
@@ -221,10 +221,11 @@ def test_missing_clients_and_wrong_models_yield_one_line(tmp_path: Path) -> None
 BAD_CLIENTS = '''"""Clients 1, 2 and 3 send bad updates: NaN, another shape, a wrong job."""
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 from flwr.clientapp import ClientApp
 
 from defedavg.deploy.flower.client_entry import client_number, handle
+from defedavg.deploy.flower.vector_record import read_vector, vector_record
 
 app = ClientApp()
 
@@ -234,11 +235,11 @@ def answer(message, context):
     client = client_number(context)
     if "update" not in reply.content:
         return reply
-    values = reply.content["update"]["update"].numpy()
+    values = read_vector(reply.content["update"])
     if client == 1:
-        reply.content["update"] = ArrayRecord({"update": Array(np.full_like(values, np.nan))})
+        reply.content["update"] = vector_record(np.full_like(values, np.nan))
     elif client == 2:
-        reply.content["update"] = ArrayRecord({"update": Array(values.reshape(2, -1))})
+        reply.content["update"] = vector_record(values[:-1])
     elif client == 3:
         reply.content["fields"] = ConfigRecord({**reply.content["fields"], "index": 10**6})
     return reply

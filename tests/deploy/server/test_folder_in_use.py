@@ -96,7 +96,8 @@ def test_without_force_a_refused_command_ends_no_process(run: Path) -> None:
 def test_a_process_that_ignores_sigterm_is_killed_and_others_are_not(tmp_path: Path) -> None:
     words = ["sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done"]
     stubborn = subprocess.Popen(words, stdout=-1, text=True, env={**os.environ, **run_environment(tmp_path / "a")})
-    other = subprocess.Popen(["sleep", "60"], env={**os.environ, **run_environment(tmp_path / "b")})
+    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    other = subprocess.Popen(words, env={**os.environ, **run_environment(tmp_path / "b")})
     try:
         assert stubborn.stdout is not None
         assert stubborn.stdout.readline() == "ready\n"
@@ -109,4 +110,5 @@ def test_a_process_that_ignores_sigterm_is_killed_and_others_are_not(tmp_path: P
         for process in (stubborn, other):
             process.kill()
             process.wait()
-        stubborn.stdout.close()
+        if stubborn.stdout is not None:
+            stubborn.stdout.close()

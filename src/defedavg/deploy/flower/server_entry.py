@@ -21,6 +21,7 @@ from ..deploy_config import read_deploy_config
 from ..engine import event_log as logs
 from ..server.coordinator import Coordinator
 from ..server.deployment_folder import finish, open_run
+from ..server.metrics_endpoint import metrics_endpoint
 from ..server.session import Session
 from ..transport import Transport
 from .grid_transport import GridTransport
@@ -61,7 +62,8 @@ def serve(transport: Transport, flat: dict[str, Any], task: str | MakeTask, run:
                 session = Session.resume(config, flat, made, folder, log_line)
             else:
                 session = Session(config, flat, made, folder, run=run)
-            with closing(session.log):
+            deploy = config.deploy
+            with closing(session.log), metrics_endpoint(folder, deploy.metrics_host, deploy.metrics_port):
                 if resume:
                     session.resumed()
                 Coordinator(session, transport, log_line=log_line).run()
