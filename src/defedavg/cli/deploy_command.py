@@ -308,6 +308,6 @@ def replay(
     if errors is not None:
         predicted, measured = errors
         print_line(
-            f"model error: with the logged setting the simulation predicts {predicted:.3g} s a round, the deployment took "
-            f"{measured:.3g} s ({predicted / measured - 1:+.0%}); expect the same error in the plans above"
+            f"model error: with the logged setting the simulation predicts {predicted:.3g} s a round, the deployment "
+            f"took {measured:.3g} s ({predicted / measured - 1:+.0%}); the plans above may be wrong by as much"
         )

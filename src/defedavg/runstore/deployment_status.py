@@ -1,6 +1,7 @@
 """What a deployment is doing, from the lines of its event log.
 
-The progress display, the live view, the page and ``/metrics`` show it. The log may be written at this moment, and may come from elsewhere: a line that cannot be read is ignored.
+The progress display, the live view, the page and ``/metrics`` show it. The log may be written at this moment, and may
+come from elsewhere: a line that cannot be read is ignored.
 """
 
 from __future__ import annotations
