@@ -40,7 +40,7 @@ def not_finite(node: Node, message: Message, reply: Reply) -> Reply:
 
 def run_with_a_bad_client(folder: Path) -> World:
     """Run a deployment whose client 5 is quarantined; the server restarts once, and client 0 leaves at the end."""
-    world = World(folder, connected=range(5), deploy__min_clients=5, stop__max_rounds=40, stop__target_accuracy=2.0)
+    world = World(folder, connected=range(5), deploy__min_clients=5, stop__max_rounds=40)
     begin_run(world.session.files, world.config.toml)
     world.connect(5, not_finite)
     world.until(lambda: world.session.engine.links[5].quarantined)
@@ -73,7 +73,7 @@ def test_the_status_agrees_with_the_replayed_plan(tmp_path: Path) -> None:
 
 
 def test_the_progress_line_counts_what_happened_before_a_resume_and_shows_goal_and_time_left(tmp_path: Path) -> None:
-    world = World(tmp_path, stop__max_rounds=40, stop__target_accuracy=2.0)
+    world = World(tmp_path, stop__max_rounds=40)
     world.until(lambda: world.session.engine.server.version >= 6)
     before = LogTail(tmp_path).lines()
     tail = LogTail(tmp_path, from_end=True)
@@ -83,7 +83,7 @@ def test_the_progress_line_counts_what_happened_before_a_resume_and_shows_goal_a
     for line in tail.lines():
         progress.update(line)
     total = sum(line.get("event") == "trained" for line in LogTail(tmp_path).lines())
-    assert f", {total} updates, 6 of 6 clients connected; target 2, at most 40 rounds, about " in str(progress)
+    assert f", {total} updates, 6 of 6 clients connected; at most 40 rounds, about " in str(progress)
     assert str(progress).endswith(" left (max_rounds)")
     left = DeploymentMonitor(tmp_path).refresh().seconds_left()
     assert left is not None
