@@ -168,14 +168,18 @@ def local(
             else:
                 write_whole(files.app_path, os.fsencode(f"{app_folder.absolute()}\n"))
         _run(app_folder or files.app, run_config, flat, files, port, warm=not no_warm_workers)
+    _show_results(files, name, as_json)
+
+
+def _show_results(files: RunFiles, name: str, as_json: bool) -> None:
     entries = json.loads(read_text(files.summary))["runs"]
     if as_json:
         print_json(entries)
-    else:
-        out.print(tables.result_table(name, entries, clock="seconds of the run"))
-        print_line(f"\nresults: {run_folder}")
-        if files.page.exists():
-            print_line(f"open in a browser: {files.page}")
+        return
+    out.print(tables.result_table(name, entries, clock="seconds of the run"))
+    print_line(f"\nresults: {files.folder}")
+    if files.page.exists():
+        print_line(f"open in a browser: {files.page}")
 
 
 def _new_settings(

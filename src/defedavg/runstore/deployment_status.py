@@ -204,19 +204,18 @@ class DeploymentStatus:
 
     def seconds_left(self) -> tuple[float, str] | None:
         """Return a forecast of when the run ends, and by which goal; None: not known yet."""
-        if self.ended:
-            return None
+        goals, found = self.goals, list[tuple[float | None, str]]()
         seconds, rounds = [e[1] for e in self.evaluations], [float(e[0]) for e in self.evaluations]
-        found: list[tuple[float | None, str]] = []
-        goals = self.goals
         if goals.max_rounds is not None:
             found.append((seconds_to_rounds(seconds, rounds, goals.max_rounds), "max_rounds"))
+        if self.ended or not self.evaluations or (found and found[0][0] is None):
+            return None
         if goals.max_seconds is not None:
             found.append((max(0.0, goals.max_seconds - self.seconds), "max_seconds"))
         if goals.target is not None:
             found.append((seconds_to_target(seconds, [e[2] for e in self.evaluations], goals.target), "target"))
         known = [(left, goal) for left, goal in found if left is not None]
-        return min(known) if known and self.evaluations else None
+        return min(known, default=None)
 
     def goal_text(self) -> str:
         """Return where the run goes and how long that takes: ``of 100 rounds, about 3 min left``."""

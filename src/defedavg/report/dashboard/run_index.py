@@ -65,7 +65,7 @@ class RunIndex:
         run = self._find(name)
         if run is None:
             return None
-        found = {"revision": _text(run.revision), "series": live(run.folder), "deployment": None}
+        found: dict[str, Any] = {"revision": _text(run.revision), "series": live(run.folder), "deployment": None}
         if RunFiles(run.folder.path).event_log.exists():
             with self._lock:
                 monitor = self._monitors.setdefault(name, DeploymentMonitor(run.folder.path))
