@@ -308,4 +308,7 @@ def _deployment(folder: RunFolder) -> dict[str, Any] | None:
     """Return what the event log of a deployment says: clients, rates, staleness, refused updates; None without one."""
     if folder.memory is not None or not RunFiles(folder.path).event_log.is_file():
         return None
-    return DeploymentMonitor(folder.path).refresh().as_dict()
+    status = DeploymentMonitor(folder.path).refresh()
+    if folder.finished and not status.ended:  # the page is written before the last line of the log
+        status.ended = folder.entries[0].status if folder.entries else "finished"
+    return status.as_dict()

@@ -115,6 +115,7 @@ class DeploymentStatus:
         found = self.clients[line["client"]]
         if state is not None and found.state != "quarantined":
             found.state, found.since = state, self.seconds
+            found.version = None
         return found
 
     def _joined(self, line: Mapping[str, Any]) -> None:
@@ -122,11 +123,11 @@ class DeploymentStatus:
         self.excluded.pop(f"client {line['client']}", None)
 
     def _left(self, line: Mapping[str, Any]) -> None:
-        self._client(line, "away").version = None
+        self._client(line, "away")
 
     def _sent(self, line: Mapping[str, Any]) -> None:
-        found, version = self._client(line, "working"), line.get("version")
-        found.version = version if is_whole(version) else found.version
+        version = line.get("version")
+        self._client(line, "working").version = version if isinstance(version, int) and version >= 0 else None
 
     def _trained(self, line: Mapping[str, Any]) -> None:
         self._client(line, "idle").updates += 1

@@ -117,6 +117,8 @@ def test_a_run_counts_as_finished_when_its_plots_and_its_page_are_complete(
     figures = [f"{what}-over-{axis}" for what in ("accuracy", "loss") for axis in ("seconds", "rounds")]
     names = {f"{figure}.{kind}" for figure in figures for kind in ("png", "pdf")}
     assert {path.name for path in (tmp_path / "run" / "plots").iterdir()} == names
-    assert b'"finished":true' in (tmp_path / "run" / "report.html").read_bytes()
+    data = (tmp_path / "run" / "report.html").read_bytes()
+    assert b'"finished":true' in data
+    assert b'"ended":"max_rounds"' in data
     with pytest.raises(UserError, match="is finished"):
         world.crash()

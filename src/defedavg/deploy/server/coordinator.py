@@ -288,12 +288,12 @@ class Coordinator:
 
     def _greeted(self, node: int, reply: Reply) -> None:
         """Handle the answer to a hello: the client joins, or cannot take part."""
-        name = f"node {node}"
+        claimed = reply.fields.get("client")
+        name = f"client {claimed}" if type(claimed) is int and 0 <= claimed < 2**31 else f"node {node}"
         try:
             if reply.error is not None:
                 raise BadReplyError(reply.error)  # noqa: TRY301 (one place handles every reason)
             client = checks.checked(reply.fields, "client", read_count)
-            name = f"client {client}"
             self._check_client(client, node, reply)
         except BadReplyError as error:
             self._cooldown[node] = self._clock() + COOLDOWN_SECONDS
