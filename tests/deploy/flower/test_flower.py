@@ -275,21 +275,18 @@ def _command(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @deploy
-def test_ctrl_c_ends_a_local_deployment_and_resume_continues_it(tmp_path: Path) -> None:
-    """Run the commands as a user does: an app with an own task, Ctrl-C, --resume to the end, a report."""
+def test_a_local_deployment_is_resumed_after_ctrl_c_and_after_a_kill_of_its_command(tmp_path: Path) -> None:
+    """Run the commands as a user does: an app with an own task, Ctrl-C, --resume, kill -9, --resume to the end.
+
+    The killed command leaves all its processes, which train on; the last command ends them before it starts its own.
+    """
     flat = {**default_settings(clients=2), "training.local_steps": 10, "training.updates_per_round": 1}
     write_app(tmp_path / "own", flat)
     (tmp_path / "own" / "own" / "task.py").write_text(TASK)
     folder = tmp_path / "runs" / "deployment"
-    rounds = 6
+    rounds, tail = 12, LogTail(folder)
     first = _command(tmp_path, "deploy", "local", "--app", "own", "--set", f"stop.max_rounds={rounds}")
-    tail, version = LogTail(folder), 0
-    deadline = time.monotonic() + 150.0
-    while version < 2:
-        version = max([version, *(line["version"] for line in tail.lines() if line.get("note") == "merge")])
-        assert first.poll() is None, first.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    _until_a_merge(first, tail)
     first.send_signal(signal.SIGINT)
     _, stderr = first.communicate(timeout=60)
     assert first.returncode == 130
@@ -297,9 +294,16 @@ def test_ctrl_c_ends_a_local_deployment_and_resume_continues_it(tmp_path: Path) 
     assert _started_in(folder) == []
     assert len(logs.read(folder / LOG).notes("merge")) < rounds
 
-    second = _command(tmp_path, "deploy", "local", "--resume", "--json")
-    stdout, stderr = second.communicate(timeout=180)
-    assert second.returncode == 0, stderr
+    tail.lines()
+    second = _command(tmp_path, "deploy", "local", "--resume")
+    _until_a_merge(second, tail)
+    second.kill()
+    second.communicate(timeout=60)
+    assert len(_started_in(folder)) > 3
+    third = _command(tmp_path, "deploy", "local", "--resume", "--json")
+    stdout, stderr = third.communicate(timeout=300)
+    assert third.returncode == 0, stderr
+    assert "processes of a killed command that still used runs/deployment" in stderr
     [entry] = json.loads(stdout)
     assert (entry["status"], entry["rounds"]) == ("max_rounds", rounds)
     assert _started_in(folder) == []
@@ -307,12 +311,22 @@ def test_ctrl_c_ends_a_local_deployment_and_resume_continues_it(tmp_path: Path) 
     found = replay(log)
     found.plan.check()
     assert len(found.plan.rounds) == rounds
-    assert sum(isinstance(event, Resumed) for event in log.events) == 1
+    assert sum(isinstance(event, Resumed) for event in log.events) == 2
+    assert len(list((folder / "plots").iterdir())) == 8
+    assert (folder / "report.html").stat().st_size > 1000
     for words in (("report", "runs/deployment"), ("runs", "remove", "deployment", "--yes")):
         done = _command(tmp_path, *words)
         stdout, stderr = done.communicate(timeout=60)
         assert done.returncode == 0, stderr
     assert not folder.exists()
+
+
+def _until_a_merge(command: subprocess.Popen[str], tail: LogTail) -> None:
+    deadline = time.monotonic() + 150.0
+    while not any(line.get("note") == "merge" for line in tail.lines()):
+        assert command.poll() is None, command.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def _started_in(folder: Path) -> list[str]:
