@@ -65,10 +65,9 @@ NoWarmWorkers = Annotated[
 
 def _need_flower() -> None:
     if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("safetensors") is None:
-        raise UserError(
-            "Flower is not installed here; run: pip install 'defedavg[flower]' (in a checkout of the source: "
-            "make flower)"
-        )
+        from ..deploy.flower.processes import no_flower
+
+        raise no_flower()
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def model_error(replay: Replay) -> tuple[float, float] | None:
         predicted = _plan_for(replay, {}, len(rounds)).rounds
     except UserError:
         return None
-    return tuple(found[-1].time / len(found) for found in (predicted, rounds)) if predicted else None  # type: ignore[return-value]
+    return (predicted[-1].time / len(predicted), rounds[-1].time / len(rounds)) if predicted else None
 
 
 def _plan_for(replay: Replay, choice: dict[str, Any], rounds: int) -> Plan:
