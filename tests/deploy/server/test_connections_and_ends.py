@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.events import Joined
+from defedavg.deploy.flower.server_entry import serve
+from defedavg.deploy.replay import replay
+from defedavg.deploy.server import coordinator, deployment_folder
 from defedavg.deploy.server.deployment_folder import StalledError, finish
 from defedavg.deploy.transport import Message, Reply
 from defedavg.errors import UserError
@@ -16,7 +21,7 @@ from defedavg.report import page
 from defedavg.runstore.reader import read_run
 from defedavg.runstore.writer import begin_run
 from defedavg.training import Status
-from helpers.deployments import Node, World, checked
+from helpers.deployments import Clock, Node, World, checked, tiny_task
 
 pytestmark = pytest.mark.usefixtures("worlds")
 
@@ -68,7 +73,10 @@ def test_a_client_whose_task_cannot_be_made_is_named_with_its_own_message(tmp_pa
     assert (note.t, note.fields["who"]) == (0.0, "client 4")  # before the first version was sent
 
 
-def test_a_run_without_clients_stalls_after_the_wait_and_can_be_resumed(tmp_path: Path) -> None:
+def test_a_run_without_clients_stalls_after_the_wait_and_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment_folder, "_draw", lambda *_: None)  # another test checks the figures
     world = World(tmp_path / "run", deploy__wait_seconds=20.0)
     begin_run(world.session.files, world.config.toml)
     world.until(lambda: world.session.engine.server.version >= 1)
@@ -122,3 +130,51 @@ def test_a_run_counts_as_finished_when_its_plots_and_its_page_are_complete(
     assert b'"ended":"max_rounds"' in data
     with pytest.raises(UserError, match="is finished"):
         world.crash()
+
+
+class RealClock(Clock):
+    """A clock that shows the real time."""
+
+    def __call__(self) -> float:
+        return time.monotonic()
+
+    @property
+    def now(self) -> float:
+        return time.monotonic()
+
+    @now.setter
+    def now(self, value: float) -> None:
+        pass
+
+
+def test_the_server_of_a_stalled_run_fails_with_one_line_and_a_second_one_completes_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "NODES_SECONDS", 0.01)
+    monkeypatch.setattr(deployment_folder, "_draw", lambda *_: None)  # another test checks the figures
+    world = World(tmp_path / "unused")
+    nodes = world.transport.members.values()
+    world.transport.clock = RealClock()
+
+    def leave_with_all(node: Node, message: Message, reply: Reply) -> Reply:
+        for each in nodes if sum(one.answered for one in nodes) > 16 else ():
+            each.alive = False
+        return reply
+
+    for node in nodes:
+        node.delay, node.tamper = 0.0, leave_with_all
+    folder = tmp_path / "run"
+    changes = {"deploy.folder": str(folder), "deploy.poll_seconds": 0.001, "deploy.wait_seconds": 0.5}
+    with pytest.raises(SystemExit) as ended:
+        serve(world.transport, {**world.flat, **changes}, tiny_task, "17")
+    assert ended.value.code == 2
+    assert "is stalled after round" in (folder / "error.txt").read_text()
+    assert not read_run(folder).finished
+    for node in nodes:
+        node.alive, node.tamper = True, None
+    serve(world.transport, {**world.flat, **changes, "deploy.resume": True}, tiny_task, "18")
+    assert read_run(folder).finished
+    assert not (folder / "error.txt").exists()
+    found = replay(logs.read(folder / "events.jsonl"))
+    found.plan.check()
+    assert len(found.plan.rounds) == 8

@@ -116,7 +116,6 @@ def finish(session: Session, wall_seconds: float, log_line: LogLine = print) -> 
     import torch
 
     config, files = session.config, session.files
-    stalled = session.progress.status is Status.STALLED
     found = replay(logs.read(files.event_log))
     found.plan.check()
     point = SweepPoint((), config.settings)
@@ -132,21 +131,21 @@ def finish(session: Session, wall_seconds: float, log_line: LogLine = print) -> 
         threads=torch.get_num_threads(),
     )
     _write_summary(files, config.name, [entry], finished=False)
-    try:
-        _draw(session, entry, finished=not stalled)
-    except UserError as error:
-        log_line(f"the figures are incomplete: {error}")  # the results themselves are saved
-    if stalled:
+    if session.progress.status is Status.STALLED:
         raise StalledError(
             f"the run in {files.folder} is stalled after round {session.progress.rounds}: no client has been connected "
             f"for {config.deploy.wait_seconds:g} s; start the clients, then resume the run"
         )
+    try:
+        _draw(session, entry)
+    except UserError as error:
+        log_line(f"the figures are incomplete: {error}")  # the results themselves are saved
     _write_summary(files, config.name, [entry], finished=True)
     session.note("done", status=str(session.progress.status))
 
 
-def _draw(session: Session, entry: dict[str, Any], *, finished: bool) -> None:
-    """Write the plots and the page of a run."""
+def _draw(session: Session, entry: dict[str, Any]) -> None:
+    """Write the plots and the page of a finished run."""
     # Importing Matplotlib would delay the start of a server.
     from ...report.page import write
     from ...report.run_curves import curve_of, save_curves
@@ -154,4 +153,4 @@ def _draw(session: Session, entry: dict[str, Any], *, finished: bool) -> None:
     config, files = session.config, session.files
     curve = curve_of(config.settings.algorithm, entry["label"], session.progress.evaluations)
     save_curves(files.plots, config.name, [curve], entry["target_accuracy"], metric_of(entry))
-    write([replace(read_run(files.folder), finished=finished)], files.page)
+    write([replace(read_run(files.folder), finished=True)], files.page)
