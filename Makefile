@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
-.PHONY: demo test fuzz test-deploy test-wheel test-browser lint types tests docs bench clean
+.PHONY: demo flower test fuzz test-deploy test-wheel test-browser lint types tests docs bench clean
 
 .venv/user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -18,6 +18,10 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 .venv/browser: .venv/dev
 	$(PIP) -e .[browser]
 	touch $@
+
+# Flower, for `defedavg deploy` from a checkout.
+flower: .venv/user
+	$(PIP) -e .[flower]
 
 demo: .venv/user
 	$(BIN)/defedavg demo

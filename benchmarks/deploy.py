@@ -18,9 +18,10 @@ from typing import Any
 
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.flower.app_template import default_settings, write_app
-from defedavg.deploy.flower.local_deployment import LogTail, wait_until_finished
+from defedavg.deploy.flower.local_deployment import wait_until_finished
 from defedavg.deploy.flower.processes import FlowerCluster
 from defedavg.deploy.replay import replay
+from defedavg.runstore.deployment_status import LogTail
 from defedavg.runstore.layout import EVENT_LOG as LOG
 
 NODES = 8

@@ -7,6 +7,7 @@ read only if they are regular files: a pipe would wait forever, and a device may
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -42,7 +43,9 @@ def writing(path: Path) -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader has seen enough; the command line ends silently
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        then = "; free some space there, then start again (a run continues with --resume)" if full else ""
+        raise UserError(f"{path} cannot be written: {error.strerror or error}{then}") from None
 
 
 @contextmanager
@@ -189,7 +192,8 @@ class FolderLock:
             try:
                 self._lock.acquire(timeout=seconds, poll_interval=0.2)
             except Timeout:
-                raise InUseError(f"{folder} is in use by another process; wait for it, or use another name") from None
+                user = _holder(folder / name)
+                raise InUseError(f"{folder} is in use by {user}; wait for it, or use another name") from None
             except NotImplementedError:
                 pass  # a file system without locks
         if name == LOCK_FILE and not launched and (folder / LAUNCH_FILE).exists():
@@ -211,6 +215,20 @@ class FolderLock:
 
     def __exit__(self, *raised: object) -> None:
         self.release()
+
+
+def _holder(path: Path) -> str:
+    """Describe the process that has a lock file open; the system does not show the processes of other users."""
+    import psutil  # only an error needs it
+
+    locked = os.path.realpath(path)
+    for process in psutil.process_iter(["pid", "name"]):
+        try:
+            if process.pid != os.getpid() and any(opened.path == locked for opened in process.open_files()):
+                return f"another process ({process.pid}, {process.info['name']})"
+        except (psutil.Error, OSError):
+            continue
+    return "another process"
 
 
 def launch_lock(folder: Path) -> FolderLock:

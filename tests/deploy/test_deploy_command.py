@@ -30,6 +30,7 @@ from defedavg.deploy.flower.server_entry import serve
 from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.deploy.server import deployment_folder as runfolder
+from defedavg.deploy.whatif import whatif_plans
 from defedavg.errors import UserError
 from defedavg.fileio import FolderLock
 from defedavg.runstore.reader import read_run
@@ -158,7 +159,17 @@ def test_without_flower_the_error_says_what_to_install(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
     for words in (("init", str(tmp_path / "x")), ("local",), ("keys", str(tmp_path / "y"))):
-        assert "pip install 'defedavg[flower]'" in refused("deploy", *words)
+        line = refused("deploy", *words)
+        assert "pip install 'defedavg[flower]'" in line
+        assert "make flower" in line
+    makefile = Path(__file__).parents[2] / "Makefile"
+    assert "\nflower: .venv/user\n\t$(PIP) -e .[flower]\n" in makefile.read_text()
+
+
+def test_the_help_of_set_names_the_table_of_a_deployment() -> None:
+    for command in ("local", "init"):
+        text = " ".join(CliRunner().invoke(app, ["deploy", command, "--help"], env={"COLUMNS": "200"}).stdout.split())
+        assert "one of the table deploy, such as deploy.job_seconds=60" in text
 
 
 def test_the_summary_records_the_users_command_and_the_process_of_the_server(
@@ -186,6 +197,16 @@ def test_replay_prints_the_deployment_and_the_what_if_plans(tmp_path: Path) -> N
     result = CliRunner().invoke(app, [*words, "--save", str(tmp_path / "plan.jsonl.gz")])
     assert result.exit_code == 0, result.output
     assert "every invariant holds; 8 merges" in result.output
+    found = replay(logs.read(tmp_path / "run" / "events.jsonl"))
+    measured = found.plan.rounds[-1].time / 8
+    predicted = whatif_plans(found, ("updates_per_round=3",), 8)[0][0][1].rounds[-1].time / 8  # the logged setting
+    assert f"predicts {predicted:.3g} s a round, the deployment took {measured:.3g} s" in " ".join(
+        result.output.split()
+    )
+    as_json = CliRunner().invoke(app, [*words, "--json"])
+    both = json.loads(as_json.stdout)["seconds_per_round"]
+    assert both == pytest.approx({"predicted": predicted, "measured": measured})
+    assert "model error" not in CliRunner().invoke(app, words[:2]).output
     assert result.output.count("algorithm=fedavg") == 3
     assert (tmp_path / "plan.jsonl.gz").exists()
     log = tmp_path / "run" / "events.jsonl"

@@ -17,9 +17,10 @@ from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import EventLog
 from defedavg.deploy.flower.app_template import default_settings, write_app
-from defedavg.deploy.flower.local_deployment import LogTail, start_supernodes, wait_until_finished
+from defedavg.deploy.flower.local_deployment import start_supernodes, wait_until_finished
 from defedavg.deploy.flower.processes import FlowerCluster, TlsFiles
 from defedavg.deploy.replay import Replay, replay
+from defedavg.runstore.deployment_status import LogTail
 from defedavg.runstore.layout import EVENT_LOG as LOG
 
 TASK = '''"""Two classes that a line separates."""
@@ -116,7 +117,15 @@ def _some(end: socket.socket) -> bytes:
 class Deployment:
     """An app, a cluster, and a run in a folder."""
 
-    def __init__(self, folder: Path, *, tls: TlsFiles | None = None, own_task: bool = True, **changes: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tls: TlsFiles | None = None,
+        own_task: bool = True,
+        database: bool = False,
+        **changes: Any,
+    ) -> None:
         flat = default_settings(changes.pop("algorithm", "defedavg-iid"), changes.pop("clients", 4))
         flat |= {
             "name": "test",
@@ -136,7 +145,7 @@ class Deployment:
         if own_task:
             (self.app / "app" / "task.py").write_text(TASK)
         self.config = read_deploy_config(flat)
-        self.cluster = FlowerCluster(folder / "flower", tls=tls)
+        self.cluster = FlowerCluster(folder / "flower", tls=tls, database=database)
         self.tail = LogTail(self.folder)
         self.lines: list[dict[str, Any]] = []
 

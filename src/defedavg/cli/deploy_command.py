@@ -49,7 +49,7 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="TABLE.KEY=VALUE",
-        help="Change a setting: those of a study, and those of \\[deploy], such as deploy.job_seconds=60. Repeatable.",
+        help="Change a setting of a study, or one of the table deploy, such as deploy.job_seconds=60. Repeatable.",
     ),
 ]
 Algorithm = Annotated[str, typer.Option(help="The algorithm; `defedavg algorithms` lists them.")]
@@ -65,7 +65,9 @@ NoWarmWorkers = Annotated[
 
 def _need_flower() -> None:
     if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("safetensors") is None:
-        raise UserError("Flower is not installed here; run: pip install 'defedavg[flower]'")
+        from ..deploy.flower.processes import no_flower
+
+        raise no_flower()
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +142,7 @@ def local(
     from ..deploy.deploy_config import read_deploy_config
     from ..deploy.flower.app_template import write_app
     from ..deploy.flower.processes import check_port
-    from ..deploy.server.deployment_folder import new_run_folder
+    from ..deploy.server.deployment_folder import new_run_folder, no_other_processes
 
     run_folder, files = folder / name, RunFiles(folder / name)
     if resume:
@@ -155,21 +157,28 @@ def local(
         check_port(port)
     with launch_lock(run_folder), ExitStack() as created:
         if resume:
-            flat, app_folder = _interrupted_run(files, app_folder)
+            with no_other_processes(run_folder, print_note):
+                flat, app_folder = _interrupted_run(files, app_folder)
             run_config = read_deploy_config({**flat, "deploy.resume": True})
         else:
-            created.enter_context(new_run_folder(run_config, run_folder, force=force))
+            created.enter_context(new_run_folder(run_config, run_folder, force=force, log_line=print_note))
             if app_folder is None:
                 write_app(files.app, flat)
             else:
                 write_whole(files.app_path, os.fsencode(f"{app_folder.absolute()}\n"))
         _run(app_folder or files.app, run_config, flat, files, port, warm=not no_warm_workers)
+    _show_results(files, name, as_json)
+
+
+def _show_results(files: RunFiles, name: str, as_json: bool) -> None:
     entries = json.loads(read_text(files.summary))["runs"]
     if as_json:
         print_json(entries)
-    else:
-        out.print(tables.result_table(name, entries, clock="seconds of the run"))
-        print_line(f"\nresults: {run_folder}")
+        return
+    out.print(tables.result_table(name, entries, clock="seconds of the run"))
+    print_line(f"\nresults: {files.folder}")
+    if files.page.exists():
+        print_line(f"open in a browser: {files.page}")
 
 
 def _new_settings(
@@ -203,7 +212,8 @@ def _run(
     app_settings, run_folder = _app_settings(app_folder), files.folder
     changes = {key: value for key, value in flat.items() if value != app_settings.get(key, value)}
     try:
-        with progress_display(err, run_config.settings.clients.num_clients) as on_line:
+        resumed = run_folder if run_config.deploy.resume else None
+        with progress_display(err, run_config.settings.clients.num_clients, resumed) as on_line:
             run_local(app_folder, run_config, run_folder, on_line, changes, port=port or 0, warm=warm)
     except KeyboardInterrupt:
         command = f"defedavg deploy local --name {run_folder.name}"
@@ -274,7 +284,7 @@ def replay(
     """Rebuild the plan of a deployment from its event log and check it; then ask what other settings would do."""
     from ..deploy.engine import event_log as logs
     from ..deploy.replay import replay as rebuild
-    from ..deploy.whatif import whatif_plans
+    from ..deploy.whatif import model_error, whatif_plans
     from ..planning.plan_stats import summarise
 
     found = rebuild(logs.read(RunFiles(file).event_log if file.is_dir() else file))
@@ -284,9 +294,13 @@ def replay(
     plans, impossible = whatif_plans(found, tuple(what_if or ()), rounds)
     rows = [(label, summarise(plan, found.fleet)) for label, plan in (("as deployed", found.plan), *plans)]
     print_notes(impossible)
+    errors = model_error(found) if plans else None
     if as_json:
         named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
-        print_json({"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named})
+        print_json(
+            {"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named}
+            | ({"seconds_per_round": dict(zip(("predicted", "measured"), errors, strict=True))} if errors else {})
+        )
         return
     out.print(tables.plan_table([label for label, _ in rows], [[stats] for _, stats in rows], len(found.plan.rounds)))
     print_line(
@@ -294,3 +308,9 @@ def replay(
         f"{len(found.quarantined)} clients quarantined; speeds of {len(found.measured_clients)} of "
         f"{found.plan.header.num_clients} clients measured"
     )
+    if errors is not None:
+        predicted, measured = errors
+        print_line(
+            f"model error: with the logged setting the simulation predicts {predicted:.3g} s a round, the deployment "
+            f"took {measured:.3g} s ({predicted / measured - 1:+.0%}); the plans above may be wrong by as much"
+        )

@@ -21,7 +21,8 @@ def view(
     """Show all runs in a browser, with live curves of those in progress, until Ctrl-C.
 
     The page lists every run below RUNS_DIR, filters them by algorithm and setting, draws the selected ones together,
-    and links to the report of each. By default only this machine can open it.
+    and links to the report of each. A deployment also shows its clients, updates per second, staleness, refused updates
+    and a forecast of the time left. By default only this machine can open the page.
 
     Example: `defedavg view runs --port 0`
     """

@@ -34,6 +34,9 @@ class DeploySettings:
     job_seconds: float = _key(300.0, "a client that needs longer for a job counts as disconnected")
     norm_bound: float = _key(10.0, "refuse an update whose norm exceeds this factor times the model's (at least 1)")
     poll_seconds: float = _key(0.5, "pause between two polls for replies")
+    metrics_port: int = _key(0, "the server answers requests for /metrics (Prometheus) on this port; 0: it does not")
+    metrics_host: str = _key("127.0.0.1", "the address for /metrics; any other lets other machines read it")
+    nodes: str = _key("", "Flower's numbers of the nodes of clients 0, 1, …, separated by commas; empty: any node")
     patience_seconds: float = _key(20.0, "how long a background client waits for its job before it answers 'not yet'")
 
     def __post_init__(self) -> None:
@@ -43,6 +46,16 @@ class DeploySettings:
                 raise UserError(f"deploy.{word} is {value}; give a finite number above zero")
         if self.min_clients < 0:
             raise UserError(f"deploy.min_clients is {self.min_clients}; give a number of clients, or 0 for all")
+        if not 0 <= self.metrics_port <= 65_535:
+            raise UserError(f"deploy.metrics_port is {self.metrics_port}; give a port up to 65535, or 0 for none")
+        names = [name.strip() for name in self.nodes.split(",")] if self.nodes.strip() else []
+        if not all(name.isdecimal() for name in names) or len(set(names)) < len(names):
+            raise UserError(f"deploy.nodes is {self.nodes[:60]!r}; give the numbers of different nodes, such as '17,4'")
+
+    def node_of(self, client: int) -> int | None:
+        """Return the only node that may be a client, or None if any node may."""
+        names = self.nodes.split(",") if self.nodes.strip() else []
+        return int(names[client]) if client < len(names) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,9 @@ def read_deploy_config(flat: Mapping[str, Any], *, stored: bool = False) -> Depl
     deploy, total = DeploySettings(**deploy_values), settings.clients.num_clients
     if deploy.min_clients > total:
         raise UserError(f"deploy.min_clients is {deploy.min_clients}, but there are only {total} clients")
+    nodes = len(deploy.nodes.split(",")) if deploy.nodes.strip() else total
+    if nodes != total:
+        raise UserError(f"deploy.nodes names {nodes} nodes; name one for each of the {total} clients")
     return DeployConfig(study.name, settings, study.seeds[0], deploy, study.to_toml())
 
 

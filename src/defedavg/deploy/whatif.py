@@ -56,6 +56,21 @@ def whatif_plans(replay: Replay, given: tuple[str, ...], rounds: int) -> tuple[l
     return plans, impossible
 
 
+def model_error(replay: Replay) -> tuple[float, float] | None:
+    """Return the seconds per round that a simulation with the logged setting predicts, and those measured.
+
+    None: the run has no two merges, or the clients that were measured cannot run its setting without the others.
+    """
+    rounds = replay.plan.rounds
+    if len(rounds) < 2:
+        return None
+    try:
+        predicted = _plan_for(replay, {}, len(rounds)).rounds
+    except UserError:
+        return None
+    return (predicted[-1].time / len(predicted), rounds[-1].time / len(rounds)) if predicted else None
+
+
 def _plan_for(replay: Replay, choice: dict[str, Any], rounds: int) -> Plan:
     settings = replay.config.settings
     name = choice.get("algorithm", settings.algorithm)

@@ -16,6 +16,8 @@ from .. import __version__
 from ..config.build import make_fleet, message_megabytes
 from ..config.study import Settings
 from ..errors import UserError
+from ..runstore.deployment_status import DeploymentMonitor
+from ..runstore.layout import RunFiles
 from ..runstore.reader import RunEntry, RunFolder
 from .palette import look, page_look
 from .plan_digest import Digest, Floats, client_activity, digest, participation
@@ -296,6 +298,17 @@ def _folder(folder: RunFolder, group: Sequence[Series]) -> dict[str, Any]:
         "searched": folder.tuned,
         "provenance": dict(folder.provenance),
         "config": folder.text,
+        "deployment": _deployment(folder),
         "notes": [*folder.notes, *_notes(group)],
         "plans": [{"label": r.label, "seed": r.seed, "plan": r.plan} for s in group for r in s.runs if r.plan],
     }
+
+
+def _deployment(folder: RunFolder) -> dict[str, Any] | None:
+    """Return what the event log of a deployment says: clients, rates, staleness, refused updates; None without one."""
+    if folder.memory is not None or not RunFiles(folder.path).event_log.is_file():
+        return None
+    status = DeploymentMonitor(folder.path).refresh()
+    if folder.finished and not status.ended:  # the page is written before the last line of the log
+        status.ended = folder.entries[0].status if folder.entries else "finished"
+    return status.as_dict()

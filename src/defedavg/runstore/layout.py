@@ -80,6 +80,7 @@ class RunFiles:
         self.tuned_study = folder / "tuned.toml"
         self.partition = folder / "split.json"
         self.plots = folder / "plots"
+        self.page = folder / "report.html"
         self.checkpoints = folder / "checkpoints"
         self.tensorboard = folder / "tensorboard"
         self.event_log = folder / EVENT_LOG

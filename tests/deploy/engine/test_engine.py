@@ -112,15 +112,6 @@ def test_a_killed_client_returns_with_another_node_and_trains_again(tmp_path: Pa
     agrees(world, found)
 
 
-def test_a_node_that_returns_before_its_loss_is_noticed_replaces_the_old_one(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", stop__max_rounds=30)
-    world.until(lambda: world.session.engine.server.version >= 2)
-    world.connect(2, delay=0.1)  # the old node still counts as connected
-    world.until(lambda: world.session.progress.status is not Status.RUNNING)
-    log, _ = checked(world)
-    assert "another node answers for it" in [event.why for event in log.events if isinstance(event, Left)]
-
-
 def test_a_client_that_joins_late_takes_part(tmp_path: Path) -> None:
     world = World(tmp_path / "run", connected=range(5), deploy__min_clients=5, stop__max_rounds=30)
     world.until(lambda: world.session.engine.server.version >= 2)
@@ -129,16 +120,6 @@ def test_a_client_that_joins_late_takes_part(tmp_path: Path) -> None:
     log, found = checked(world)
     assert any(u.client == 5 for r in found.plan.rounds for u, _ in r.merge.updates)
     assert [e.t > 0 for e in log.events if isinstance(e, Joined)] == [False] * 5 + [True]
-
-
-def test_a_run_without_clients_ends_after_the_wait(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", deploy__wait_seconds=20.0)
-    world.until(lambda: world.session.engine.server.version >= 1)
-    for client in range(6):
-        world.node_of(client).alive = False
-    world.until(lambda: world.session.progress.status is not Status.RUNNING)
-    assert world.session.progress.status is Status.STALLED
-    checked(world)
 
 
 def test_a_client_that_never_replies_counts_as_disconnected(tmp_path: Path) -> None:

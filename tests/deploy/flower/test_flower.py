@@ -18,12 +18,12 @@ from defedavg.config.build import build_task, make_executor
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.events import Joined, Left, Refused, Resumed, Trained
 from defedavg.deploy.flower.app_template import default_settings, write_app
-from defedavg.deploy.flower.local_deployment import LogTail
 from defedavg.deploy.flower.processes import TlsFiles
 from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.errors import UserError
 from defedavg.rng import key, uniform
+from defedavg.runstore.deployment_status import LogTail
 from defedavg.runstore.layout import EVENT_LOG as LOG
 from helpers.flower_processes import TASK, CutProxy, Deployment
 
@@ -148,7 +148,7 @@ def test_servers_and_links_are_killed_at_random_moments_and_resumed(
 
     Every kill hits a working server: one that has resumed the run since the last kill, has merged, and is not done.
     """
-    with Deployment(tmp_path, clients=2, stop__max_rounds=rounds, stop__max_seconds=600.0) as run:
+    with Deployment(tmp_path, clients=2, database=link, stop__max_rounds=rounds, stop__max_seconds=600.0) as run:
         run.start_nodes()
         run.submit()
         for number in range(kills):
@@ -221,10 +221,11 @@ def test_missing_clients_and_wrong_models_yield_one_line(tmp_path: Path) -> None
 BAD_CLIENTS = '''"""Clients 1, 2 and 3 send bad updates: NaN, another shape, a wrong job."""
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 from flwr.clientapp import ClientApp
 
 from defedavg.deploy.flower.client_entry import client_number, handle
+from defedavg.deploy.flower.vector_record import read_vector, vector_record
 
 app = ClientApp()
 
@@ -234,11 +235,11 @@ def answer(message, context):
     client = client_number(context)
     if "update" not in reply.content:
         return reply
-    values = reply.content["update"]["update"].numpy()
+    values = read_vector(reply.content["update"])
     if client == 1:
-        reply.content["update"] = ArrayRecord({"update": Array(np.full_like(values, np.nan))})
+        reply.content["update"] = vector_record(np.full_like(values, np.nan))
     elif client == 2:
-        reply.content["update"] = ArrayRecord({"update": Array(values.reshape(2, -1))})
+        reply.content["update"] = vector_record(values[:-1])
     elif client == 3:
         reply.content["fields"] = ConfigRecord({**reply.content["fields"], "index": 10**6})
     return reply
@@ -274,21 +275,18 @@ def _command(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @deploy
-def test_ctrl_c_ends_a_local_deployment_and_resume_continues_it(tmp_path: Path) -> None:
-    """Run the commands as a user does: an app with an own task, Ctrl-C, --resume to the end, a report."""
+def test_a_local_deployment_is_resumed_after_ctrl_c_and_after_a_kill_of_its_command(tmp_path: Path) -> None:
+    """Run the commands as a user does: an app with an own task, Ctrl-C, --resume, kill -9, --resume to the end.
+
+    The killed command leaves all its processes, which train on; the last command ends them before it starts its own.
+    """
     flat = {**default_settings(clients=2), "training.local_steps": 10, "training.updates_per_round": 1}
     write_app(tmp_path / "own", flat)
     (tmp_path / "own" / "own" / "task.py").write_text(TASK)
     folder = tmp_path / "runs" / "deployment"
-    rounds = 6
+    rounds, tail = 12, LogTail(folder)
     first = _command(tmp_path, "deploy", "local", "--app", "own", "--set", f"stop.max_rounds={rounds}")
-    tail, version = LogTail(folder), 0
-    deadline = time.monotonic() + 150.0
-    while version < 2:
-        version = max([version, *(line["version"] for line in tail.lines() if line.get("note") == "merge")])
-        assert first.poll() is None, first.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    _until_a_merge(first, tail)
     first.send_signal(signal.SIGINT)
     _, stderr = first.communicate(timeout=60)
     assert first.returncode == 130
@@ -296,9 +294,16 @@ def test_ctrl_c_ends_a_local_deployment_and_resume_continues_it(tmp_path: Path) 
     assert _started_in(folder) == []
     assert len(logs.read(folder / LOG).notes("merge")) < rounds
 
-    second = _command(tmp_path, "deploy", "local", "--resume", "--json")
-    stdout, stderr = second.communicate(timeout=180)
-    assert second.returncode == 0, stderr
+    tail.lines()
+    second = _command(tmp_path, "deploy", "local", "--resume")
+    _until_a_merge(second, tail)
+    second.kill()
+    second.communicate(timeout=60)
+    assert len(_started_in(folder)) > 3
+    third = _command(tmp_path, "deploy", "local", "--resume", "--json")
+    stdout, stderr = third.communicate(timeout=300)
+    assert third.returncode == 0, stderr
+    assert "processes of a killed command that still used runs/deployment" in stderr
     [entry] = json.loads(stdout)
     assert (entry["status"], entry["rounds"]) == ("max_rounds", rounds)
     assert _started_in(folder) == []
@@ -306,12 +311,22 @@ def test_ctrl_c_ends_a_local_deployment_and_resume_continues_it(tmp_path: Path) 
     found = replay(log)
     found.plan.check()
     assert len(found.plan.rounds) == rounds
-    assert sum(isinstance(event, Resumed) for event in log.events) == 1
+    assert sum(isinstance(event, Resumed) for event in log.events) == 2
+    assert len(list((folder / "plots").iterdir())) == 8
+    assert (folder / "report.html").stat().st_size > 1000
     for words in (("report", "runs/deployment"), ("runs", "remove", "deployment", "--yes")):
         done = _command(tmp_path, *words)
         stdout, stderr = done.communicate(timeout=60)
         assert done.returncode == 0, stderr
     assert not folder.exists()
+
+
+def _until_a_merge(command: subprocess.Popen[str], tail: LogTail) -> None:
+    deadline = time.monotonic() + 150.0
+    while not any(line.get("note") == "merge" for line in tail.lines()):
+        assert command.poll() is None, command.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def _started_in(folder: Path) -> list[str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import first_line
 from ..transport import Vector
@@ -39,6 +40,7 @@ class ClientProcess:
     def run(self) -> None:
         """Accept connections; never return."""
         os.umask(0o077)
+        signal.signal(signal.SIGTERM, lambda *_: self._exit())
         listener = Listener(str(self._path), "AF_UNIX", authkey=bytes.fromhex(self._launch["secret"]))
         threading.Thread(target=self._exit_when_unneeded, daemon=True).start()
         while True:
@@ -51,6 +53,10 @@ class ClientProcess:
     def _exit_when_unneeded(self) -> None:
         while self._is_needed():
             time.sleep(0.5)
+        self._exit()
+
+    def _exit(self) -> NoReturn:
+        """Remove the socket and end at once, whatever the other threads do."""
         self._path.unlink(missing_ok=True)
         if self._is_newest():
             self._newest.unlink(missing_ok=True)

@@ -5,8 +5,10 @@ Nothing is unpickled: a message is a line of JSON and the raw bytes of a vector.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -119,6 +121,7 @@ def _connect_when_ready(address: ProcessAddress) -> Connection:
 def _start_process(node: str, launch: dict[str, Any]) -> ProcessAddress:
     """Start a client process that ends with the parent of this process, the executor of the SuperNode."""
     address = ProcessAddress(str(socket_path(f"{node}-{os.urandom(3).hex()}.sock")), os.urandom(32))
+    remove_dead_sockets(Path(address.path).parent)
     newest = Path(address.path).with_name(f"{node}.newest")
     newest.write_text(address.path)  # an older process of this node ends when it finds another path here
     parent = os.getppid()
@@ -137,6 +140,29 @@ def _start_process(node: str, launch: dict[str, Any]) -> ProcessAddress:
     process.stdin.write(json.dumps(complete).encode() + b"\n")
     process.stdin.close()
     return address
+
+
+def remove_dead_sockets(folder: Path) -> None:
+    """Remove what killed client processes have left: sockets to which nothing listens, and files that name them."""
+    for path in (*folder.glob("*.sock"), *folder.glob("*.newest")):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime < START_SECONDS:
+                continue  # its process may not listen yet
+            if path.suffix == ".sock" and _listens(path):
+                continue
+            if path.suffix == ".newest" and Path(path.read_text()).exists():
+                continue
+            path.unlink()
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+    return True
 
 
 def process_start_time(pid: int) -> float | None:

@@ -167,7 +167,9 @@ class EventLogWriter:
     def _write(self, objects: list[dict[str, Any]]) -> None:
         text = "".join(json.dumps(finite(item), separators=(",", ":"), allow_nan=False) + "\n" for item in objects)
         with writing(self.path):
-            self._file.write(text.encode())
+            rest = memoryview(text.encode())
+            while rest:  # a disk that is almost full takes a part, and refuses the next
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
 
     def close(self) -> None:

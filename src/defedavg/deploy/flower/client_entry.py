@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ...errors import UserError
+from ...errors import UserError, first_line
 from ..client.client_socket import ProcessAddress, request
 from ..transport import Vector
+from .vector_record import read_vector, vector_record
 
 STATE = "defedavg"
 
@@ -36,11 +37,27 @@ def handle(task: str, message: Message, context: Context) -> Message:
     content = message.content
     fields: dict[str, Any] = dict(content["fields"])
     kind = str(fields.pop("kind"))
-    record = content.get("weights")
-    weights: Vector | None = record["weights"].numpy() if isinstance(record, ArrayRecord) else None
-    client, node = client_number(context), context.node_config
+    weights = read_vector(content["weights"]) if "weights" in content else None
+    client = client_number(context)
+    try:
+        found, update = _answer(task, client, context, kind, fields, weights)
+    except Exception as error:
+        if kind != "hello":
+            raise
+        # Flower would report the number of the node instead of the client's.
+        why = first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+        found, update = {"client": client, "error": why}, None
+    reply = RecordDict({"fields": ConfigRecord(found)})
+    if update is not None:
+        reply["update"] = vector_record(update)
+    return Message(reply, reply_to=message)
+
+
+def _answer(
+    task: str, client: int, context: Context, kind: str, fields: dict[str, Any], weights: Vector | None
+) -> tuple[dict[str, Any], Vector | None]:
+    config, node = dict(context.run_config), context.node_config
     step_seconds = float(node.get("step_seconds", 0.0))
-    config = dict(context.run_config)
     if kind == "exchange" or bool(node.get("warm", False)):
         launch = {"task": task, "config": config, "client": client, "step_seconds": step_seconds}
         known = context.state.get(STATE)  # the address of the client process that an earlier message started
@@ -49,14 +66,10 @@ def handle(task: str, message: Message, context: Context) -> Message:
             address = ProcessAddress(str(known["path"]), bytes(known["secret"]))  # type: ignore[arg-type]
         address, found, update = request(address, f"{context.node_id:x}", launch, kind, fields, weights)
         context.state[STATE] = ConfigRecord({"path": address.path, "secret": address.secret})
-    else:
-        from ..client.handler import ClientHandler
+        return found, update
+    from ..client.handler import ClientHandler
 
-        found, update = ClientHandler(task, config, client, step_seconds).answer(kind, fields, weights)
-    reply = RecordDict({"fields": ConfigRecord(found)})
-    if update is not None:
-        reply["update"] = ArrayRecord({"update": Array(update)})
-    return Message(reply, reply_to=message)
+    return ClientHandler(task, config, client, step_seconds).answer(kind, fields, weights)
 
 
 def client_number(context: Context) -> int:

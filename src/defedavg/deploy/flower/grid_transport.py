@@ -8,12 +8,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
 from ...errors import UserError
 from ..transport import Message, Reply, Vector, size_of
+from .vector_record import read_vector, vector_record
 
 CLIENT_FAILED = {1, 2, 6, 7, 8}
 """Error codes of the client's own app; all others mean that the node or its reply is unavailable."""
@@ -63,18 +64,18 @@ class GridTransport:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._pending: list[_Pull] = []
-        self._records: dict[int, tuple[Vector, ArrayRecord]] = {}
+        self._records: dict[int, tuple[Vector, ConfigRecord]] = {}
 
     def nodes(self) -> set[int]:
         """Return the nodes that are connected."""
         return set(self._grid.get_node_ids())
 
-    def _record(self, vector: Vector) -> ArrayRecord:
+    def _record(self, vector: Vector) -> ConfigRecord:
         cached = self._records.get(id(vector))
         if cached is None:
             if len(self._records) >= 4:
                 self._records.pop(next(iter(self._records)))
-            cached = self._records[id(vector)] = (vector, ArrayRecord({"weights": Array(vector)}))
+            cached = self._records[id(vector)] = (vector, vector_record(vector))
         return cached[1]
 
     def push(self, messages: Sequence[Message]) -> list[str]:
@@ -121,10 +122,10 @@ def _reply(message: FlowerMessage) -> Reply:
         return Reply(to, error=(reason[-1] if reason else "")[:300], failed=error.code in CLIENT_FAILED)
     content = message.content
     fields: dict[str, Any] = dict(content["fields"]) if isinstance(content.get("fields"), ConfigRecord) else {}
-    record, update = content.get("update"), None
-    if isinstance(record, ArrayRecord) and "update" in record:
+    update = None
+    if "update" in content:
         try:
-            update = record["update"].numpy()
-        except (ValueError, TypeError, EOFError, OSError):
+            update = read_vector(content["update"])
+        except ValueError:
             update = np.zeros(0, dtype=object)  # no model has this shape, so the server refuses the reply
     return Reply(to, fields, update, size_of(update))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from rich.console import Console
 from ...config.build import make_fleet
 from ...errors import UserError
 from ...report.tables import score_and_perplexity
+from ...runstore.deployment_status import DeploymentStatus, LogTail
 from ...runstore.layout import RunFiles, is_being_replaced
-from ...runstore.metrics import metric_of
 from ...runstore.reader import read_run
 from ..deploy_config import DeployConfig
 from .processes import FlowerCluster, free_port
@@ -35,26 +34,6 @@ def start_supernodes(
     step_times = make_fleet(config.settings, config.seed).step_times
     for client in range(len(step_times)) if clients is None else clients:
         cluster.start_supernode(str(client), client=client, step_seconds=float(step_times[client]), warm=warm)
-
-
-class LogTail:
-    """Reads the log of a run while the server writes it."""
-
-    def __init__(self, folder: Path, *, from_end: bool = False) -> None:
-        self._path = RunFiles(folder).event_log
-        self._position = self._path.stat().st_size if from_end and self._path.exists() else 0
-
-    def lines(self) -> list[dict[str, Any]]:
-        """Return the lines added since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._position)
-                data = file.read()
-        except OSError:
-            return []
-        complete = data[: data.rfind(b"\n") + 1]
-        self._position += len(complete)
-        return [json.loads(row) for row in complete.splitlines()]
 
 
 def wait_until_finished(
@@ -90,9 +69,11 @@ def _log_of(folder: Path) -> Path:
 def _raise_failure(cluster: FlowerCluster, folder: Path) -> None:
     error = RunFiles(folder).error
     if error.exists():
-        raise UserError(error.read_text(encoding="utf-8").strip())
+        # A full disk takes the name of a file, but not its content.
+        full = f"the server could not write to {folder}, its disk is full; free some space, then continue with --resume"
+        raise UserError(error.read_text(encoding="utf-8", errors="replace").strip() or full)
     if cluster.superlink is not None and cluster.superlink.poll() is not None:
-        raise UserError(f"the SuperLink ended: {cluster.last_line('superlink')}; continue with --resume")
+        raise UserError(f"the SuperLink ended: {cluster.cause_of_end('superlink')}; continue with --resume")
 
 
 def _pass_on(tail: LogTail, on_line: OnLine) -> list[dict[str, Any]]:
@@ -105,43 +86,39 @@ def _pass_on(tail: LogTail, on_line: OnLine) -> list[dict[str, Any]]:
 class LocalProgress:
     """The progress of a run as one line of text, from its event log."""
 
-    def __init__(self, clients: int) -> None:
-        self._clients, self._connected, self._updates = clients, set[int](), 0
-        self._evaluation: dict[str, Any] = {}
+    def __init__(self, clients: int, before: Iterable[dict[str, Any]] = ()) -> None:
+        self._clients, self._status = clients, DeploymentStatus()
+        for line in before:
+            self._status.add(line)
 
     def update(self, line: dict[str, Any]) -> str | None:
         """Take account of a line of the log; return a message if the user should see one."""
+        self._status.add(line)
         event, note, client = line.get("event"), line.get("note"), line.get("client")
-        if event == "joined":
-            self._connected.add(line["client"])
-        elif event == "left" or note == "quarantined":
-            self._connected.discard(line["client"])
-        elif event == "resumed":
-            self._connected.clear()
-        elif event == "trained" or (event == "exchanged" and line.get("update")):
-            self._updates += 1
-        elif note == "measured":
-            self._evaluation = line
+        if note == "turned away":
+            return f"{line.get('who', 'a node')} cannot take part: {line['why']}"
         if event in ("left", "refused", "failed"):
             return f"client {client} {event}: {line['why']}"
         return f"client {client} is quarantined" if note == "quarantined" else None
 
     def __str__(self) -> str:
-        evaluation = self._evaluation
-        connected = f"{len(self._connected)} of {self._clients} clients connected"
-        if not evaluation:
+        status = self._status
+        connected = f"{status.connected} of {self._clients} clients connected"
+        if not status.evaluations:
             return f"waiting: {connected}"
-        metric = metric_of(evaluation)
-        accuracy, loss = evaluation.get("accuracy"), evaluation.get("loss")
-        value = "" if accuracy is None else f", {metric} {score_and_perplexity(accuracy, loss, metric)}"
-        done = f"round {evaluation['round']}, {evaluation['seconds']:.0f} s{value}"
-        return f"{done}, {self._updates} updates, {connected}"
+        done, seconds, accuracy, loss = status.evaluations[-1]
+        value = "" if accuracy is None else f", {status.metric} {score_and_perplexity(accuracy, loss, status.metric)}"
+        goal = status.goal_text()
+        return f"round {done}, {seconds:.0f} s{value}, {status.updates} updates, {connected}{goal and f'; {goal}'}"
 
 
 @contextmanager
-def progress_display(console: Console, clients: int) -> Iterator[OnLine]:
-    """Yield a function that shows lines of the log: a live status on a terminal, a line from time to time elsewhere."""
-    progress = LocalProgress(clients)
+def progress_display(console: Console, clients: int, resumed: Path | None = None) -> Iterator[OnLine]:
+    """Yield a function that shows lines of the log: a live status on a terminal, a line from time to time elsewhere.
+
+    ``resumed`` is the folder of a run that continues: what it has done before counts too.
+    """
+    progress = LocalProgress(clients, () if resumed is None else LogTail(resumed).lines())
     last = time.monotonic()
     with console.status("starting") if console.is_terminal else nullcontext() as status:
 
@@ -167,7 +144,7 @@ def run_local(
     ``changes`` are the settings that differ from those in the app; port 0 is any free port.
     """
     files, tail = RunFiles(folder), LogTail(folder, from_end=config.deploy.resume)
-    cluster = FlowerCluster(files.flower, port or free_port())
+    cluster = FlowerCluster(files.flower, port or free_port(), run_folder=folder)
     files.error.unlink(missing_ok=True)
     with signals_as_interrupts(), cluster:
         cluster.start_superlink()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,14 @@ import tomli_w
 
 from ...errors import UserError
 from ...fileio import write_whole, writing
+from ..run_processes import query, run_environment
 from .signals import signals_ignored
 
 ID_VARIABLE = "DEFEDAVG_CLUSTER"
 START_SECONDS = 60.0
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""The commands to a terminal that Flower prints, also into files."""
+
 HOST = "127.0.0.1"
 
 
@@ -40,12 +45,19 @@ class TlsFiles:
     key: Path
 
 
+def no_flower() -> UserError:
+    """Return the error for a machine without Flower."""
+    return UserError(
+        "Flower is not installed here; run: pip install 'defedavg[flower]' (in a checkout of the source: make flower)"
+    )
+
+
 def find_program(program: str) -> str:
     """Return the path of a program of Flower."""
     beside = Path(sys.executable).parent / program
     found = str(beside) if beside.exists() else shutil.which(program)
     if found is None:
-        raise UserError("Flower is not installed here; run: pip install 'defedavg[flower]'")
+        raise no_flower()
     return found
 
 
@@ -73,6 +85,8 @@ class FlowerCluster:
     folder: Path
     port: int = field(default_factory=free_port)
     tls: TlsFiles | None = None
+    run_folder: Path | None = None  # of the one run for which the cluster is started
+    database: bool = False  # whether the SuperLink keeps its state over a restart
     superlink: subprocess.Popen[bytes] | None = None
     supernodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -89,6 +103,7 @@ class FlowerCluster:
             "FLWR_HOME": str(self.folder),
             "FLWR_TELEMETRY_ENABLED": "0",
             ID_VARIABLE: self.cluster_id,
+            **(run_environment(self.run_folder) if self.run_folder is not None else {}),
         }
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -119,13 +134,23 @@ class FlowerCluster:
     def last_line(self, name: str) -> str:
         """Return the last line that a process has printed."""
         try:
-            lines = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
+            text = (self.folder / f"{name}.log").read_text(errors="replace")
         except OSError:
-            lines = []
+            text = ""
+        lines = [line.strip() for line in COLOURS.sub("", text).splitlines() if line.strip()]
         return lines[-1] if lines else "it printed nothing"
 
+    def cause_of_end(self, name: str) -> str:
+        """Return how the SuperLink ended, and the last line that it has printed."""
+        code = self.superlink.returncode if self.superlink is not None else None
+        cause = f"exit code {code}"
+        if code is not None and code < 0:
+            names = {number.value: number.name for number in signal.Signals}
+            cause = f"killed by signal {-code} ({names.get(-code, 'unknown')})"
+        return f"{cause}; its last line in {self.folder / f'{name}.log'} is: {self.last_line(name)}"
+
     def start_superlink(self) -> None:
-        """Start the SuperLink and wait until it listens; its database makes it possible to start it again."""
+        """Start the SuperLink and wait until it listens; without a database it forgets everything when it ends."""
         check_port(self.port)
         connection: dict[str, Any] = {"insecure": True}
         tls = ["--insecure"]
@@ -139,13 +164,13 @@ class FlowerCluster:
         self.superlink = self.spawn(
             "superlink",
             *(find_program("flower-superlink"), "--host", HOST, "--port", str(self.port)),
-            *("--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"),
-            *tls,
+            *("--database", str(self.folder / "superlink.db")) if self.database else (),
+            *("--disable-runtime-dependency-installation", *tls),
         )
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.superlink.poll() is not None:
-                raise UserError(f"the SuperLink did not start: {self.last_line('superlink')}")
+                raise UserError(f"the SuperLink did not start: {self.cause_of_end('superlink')}")
             with socket.socket() as probe:
                 if probe.connect_ex((HOST, self.port)) == 0:
                     return
@@ -188,19 +213,19 @@ class FlowerCluster:
     def processes(self) -> dict[int, psutil.Process]:
         """Return every running process that the cluster started, directly or not, by its number."""
         own, ended = os.getpid(), psutil.STATUS_ZOMBIE
-        running = [p for p in psutil.process_iter() if p.pid != own and _query(p.status, ended) != ended]
+        running = [p for p in psutil.process_iter() if p.pid != own and query(p.status, ended) != ended]
         found: dict[int, psutil.Process] = {}
         # Parents first: where a platform hides the environment of a process, its parent shows where it belongs.
-        for process in sorted(running, key=lambda one: _query(one.create_time, 0.0)):
-            marked = _query(process.environ, {}).get(ID_VARIABLE) == self.cluster_id
-            if marked or process in self._known or _query(process.ppid, None) in found:
+        for process in sorted(running, key=lambda one: query(one.create_time, 0.0)):
+            marked = query(process.environ, {}).get(ID_VARIABLE) == self.cluster_id
+            if marked or process in self._known or query(process.ppid, None) in found:
                 found[process.pid] = process
         self._known = set(found.values())
         return found
 
     def pids(self, word: str) -> list[int]:
         """Return the processes whose command line contains a word."""
-        return sorted(pid for pid, process in self.processes().items() if word in " ".join(_query(process.cmdline, [])))
+        return sorted(pid for pid, process in self.processes().items() if word in " ".join(query(process.cmdline, [])))
 
     def stop(self) -> None:
         """End all processes: ask first, then kill."""
@@ -220,11 +245,3 @@ class FlowerCluster:
 
     def _children(self) -> list[subprocess.Popen[bytes]]:
         return [*self.supernodes.values(), *([self.superlink] if self.superlink else [])]
-
-
-def _query(method: Callable[[], Any], default: Any) -> Any:
-    """Call a method of a process; return the default if it has just ended, or is another user's."""
-    try:
-        return method()
-    except (psutil.Error, OSError):
-        return default

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ..deploy_config import read_deploy_config
 from ..engine import event_log as logs
 from ..server.coordinator import Coordinator
 from ..server.deployment_folder import finish, open_run
+from ..server.metrics_endpoint import metrics_endpoint
 from ..server.session import Session
 from ..transport import Transport
 from .grid_transport import GridTransport
@@ -61,15 +62,16 @@ def serve(transport: Transport, flat: dict[str, Any], task: str | MakeTask, run:
                 session = Session.resume(config, flat, made, folder, log_line)
             else:
                 session = Session(config, flat, made, folder, run=run)
-            with closing(session.log):
+            deploy = config.deploy
+            with closing(session.log), metrics_endpoint(folder, deploy.metrics_host, deploy.metrics_port):
                 if resume:
                     session.resumed()
                 Coordinator(session, transport, log_line=log_line).run()
-                session.note("done", status=str(session.progress.status))
-            finish(session, time.perf_counter() - began)
+                finish(session, time.perf_counter() - began, log_line)
     except UserError as error:
         if folder.is_dir() and not isinstance(error, InUseError):  # then only the server that runs there may write
-            RunFiles(folder).error.write_text(f"{error}\n", encoding="utf-8")
+            with suppress(OSError):  # a full disk, which the reader of an empty file finds out
+                RunFiles(folder).error.write_text(f"{error}\n", encoding="utf-8")
         log_line(f"defedavg: {error}")
         raise SystemExit(2) from None
     except Exception:
@@ -80,6 +82,5 @@ def serve(transport: Transport, flat: dict[str, Any], task: str | MakeTask, run:
 def _log_line(folder: Path, line: str) -> None:
     """Write a line to Flower's own log, and to ``server.log`` in the run folder."""
     print(line, flush=True)
-    if folder.is_dir():
-        with RunFiles(folder).server_log.open("a", encoding="utf-8") as out:
-            out.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+    with suppress(OSError), RunFiles(folder).server_log.open("a", encoding="utf-8") as out:  # the disk may be full
+        out.write(f"{time.strftime('%H:%M:%S')} {line}\n")

@@ -56,7 +56,8 @@ class Coordinator:
         self._client_of: dict[int, int] = {}  # node -> the client that it runs
         self._hellos: dict[str, tuple[int, float]] = {}  # message -> node, when to stop waiting
         self._cooldown: dict[int, float] = {}  # node -> when it may be greeted again
-        self._ignored: set[int] = set()  # nodes of quarantined clients, and nodes that another one replaced
+        self._claims: dict[int, int] = {}  # node -> the client that it claims to be, while another node is that client
+        self._ignored: set[int] = set()  # nodes of quarantined clients
         self._in_flight: dict[str, MessageInFlight] = {}
         self._clocks = ClockSync()
         self._listed_at = -NODES_SECONDS
@@ -122,7 +123,7 @@ class Coordinator:
             self._alone_since = self.now
         elif self.now - self._alone_since > self.deploy.wait_seconds:
             self._log_line(f"no client has been connected for {self.deploy.wait_seconds:g} s")
-            self.session.end(Status.STALLED)
+            self.session.stall()
 
     def _handle(self, event: Event) -> None:
         """Handle an event and send the messages that follow from it; ignore events after the end of the run."""
@@ -258,6 +259,9 @@ class Coordinator:
         nodes = [node for node, number in self._client_of.items() if number == client]
         for node in nodes:
             del self._client_of[node]
+        for node in [node for node, claimed in self._claims.items() if claimed == client]:
+            del self._claims[node]
+            self._cooldown.pop(node, None)  # it may be the client now
         return nodes
 
     def _update_nodes(self) -> None:
@@ -284,31 +288,37 @@ class Coordinator:
 
     def _greeted(self, node: int, reply: Reply) -> None:
         """Handle the answer to a hello: the client joins, or cannot take part."""
-        name = f"node {node}"
+        claimed = reply.fields.get("client")
+        name = f"client {claimed}" if type(claimed) is int and 0 <= claimed < 2**31 else f"node {node}"
         try:
             if reply.error is not None:
                 raise BadReplyError(reply.error)  # noqa: TRY301 (one place handles every reason)
             client = checks.checked(reply.fields, "client", read_count)
-            name = f"client {client}"
-            self._check_client(client, reply)
+            self._check_client(client, node, reply)
         except BadReplyError as error:
-            self._excluded[name] = str(error)
             self._cooldown[node] = self._clock() + COOLDOWN_SECONDS
-            self._log_line(f"{name} cannot take part: {error}")
-            self.session.note("turned away", node=str(node), why=str(error))
+            if self._excluded.get(name) != str(error):  # every reason once, although the node is greeted again
+                self._excluded[name] = str(error)
+                self._log_line(f"{name} cannot take part: {error}")
+                self.session.note("turned away", who=name, node=str(node), why=str(error))
             return
         self._excluded.pop(name, None)
-        if self.session.engine.links[client].node is not None:
-            self._ignored.update(self._forget_nodes(client))
-            self._handle(Left(self.now, client, "another node answers for it"))
         self._client_of[node] = client
         self._log_line(f"client {client} connected")
         self._handle(events.Joined(self.now, client, str(node)))
 
-    def _check_client(self, client: int, reply: Reply) -> None:
+    def _check_client(self, client: int, node: int, reply: Reply) -> None:
         total = self.session.config.settings.clients.num_clients
         if client >= total:
             raise BadReplyError(f"clients are numbered 0 to {total - 1}")
+        own = self.deploy.node_of(client)
+        if own is not None and own != node:
+            raise BadReplyError(f"deploy.nodes gives client {client} to node {own}, not to node {node}")
+        if self.session.engine.links[client].node is not None:
+            self._claims[node] = client
+            raise BadReplyError(f"another node, which stays connected, is client {client}; give each its own number")
+        if isinstance(reply.fields.get("error"), str):
+            raise BadReplyError(f"its task cannot be made: {reply.fields['error'][:300]}")
         if reply.fields.get("signature") != self._signature:
             raise BadReplyError("its model differs from the server's: use the same task on both sides")
         if self.session.engine.links[client].quarantined:

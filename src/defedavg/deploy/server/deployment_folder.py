@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,20 @@ from ...planning.plan_stats import summarise
 from ...runstore.layout import RunFiles, is_being_replaced
 from ...runstore.metrics import metric_of
 from ...runstore.provenance import provenance
+from ...runstore.reader import read_run
 from ...runstore.replacement import Replacement
 from ...runstore.summary import run_entry
 from ...runstore.writer import begin_run, check_folder, write_summary
+from ...training import Status
 from ..deploy_config import DeployConfig
 from ..engine import event_log as logs
 from ..replay import replay
-from .session import Session
+from ..run_processes import end_orphans
+from .session import LogLine, Session
+
+
+class StalledError(UserError):
+    """A run ended because no client was connected any more."""
 
 
 def open_run(config: DeployConfig, folder: Path, *, resume: bool) -> None:
@@ -39,13 +47,15 @@ def open_run(config: DeployConfig, folder: Path, *, resume: bool) -> None:
 
 
 @contextmanager
-def new_run_folder(config: DeployConfig, folder: Path, *, force: bool) -> Iterator[None]:
+def new_run_folder(config: DeployConfig, folder: Path, *, force: bool, log_line: LogLine = print) -> Iterator[None]:
     """Create a folder that counts as a run even if its server never starts; replace one only with ``force``.
 
     At the end of the block, remove the run that this one replaces, or restore it if no server has started. The caller
     holds the launch lock of the folder.
     """
-    with FolderLock(folder, launched=True):
+    if not force and not is_being_replaced(folder):
+        check_folder(folder, force=False)  # before the processes of a run end that stays
+    with no_other_processes(folder, log_line):
         recover(folder)
         check_folder(folder, force=force)
         Replacement(folder).set_aside()
@@ -54,6 +64,19 @@ def new_run_folder(config: DeployConfig, folder: Path, *, force: bool) -> Iterat
         yield
     finally:
         recover(folder)
+
+
+@contextmanager
+def no_other_processes(folder: Path, log_line: LogLine = print) -> Iterator[None]:
+    """Lock a folder after the processes have ended that a killed command left there; refuse any other process.
+
+    The caller holds the launch lock of the folder.
+    """
+    ended = end_orphans(folder)
+    if ended:
+        log_line(f"ended {ended} processes of a killed command that still used {folder}")
+    with FolderLock(folder, launched=True):
+        yield
 
 
 def recover(folder: Path) -> None:
@@ -84,11 +107,13 @@ def _write_summary(files: RunFiles, name: str, entries: Sequence[Any], *, finish
     write_summary(files, name, origin, {"runs": entries}, finished=finished)
 
 
-def finish(session: Session, wall_seconds: float) -> None:
-    """Check the invariants of a finished run, and write its plan, its summary and its plots."""
-    import torch
+def finish(session: Session, wall_seconds: float, log_line: LogLine = print) -> None:
+    """Check the invariants of a run that has ended, and write its plan, its plots, its page and last its summary.
 
-    from ...report.run_curves import curve_of, save_curves  # importing Matplotlib would delay the start of a server
+    The summary says that the run is finished when all other files are complete. A stalled run is not finished: it can
+    be resumed, and ``StalledError`` says so.
+    """
+    import torch
 
     config, files = session.config, session.files
     found = replay(logs.read(files.event_log))
@@ -105,6 +130,27 @@ def finish(session: Session, wall_seconds: float) -> None:
         wall_seconds=wall_seconds,
         threads=torch.get_num_threads(),
     )
+    _write_summary(files, config.name, [entry], finished=False)
+    if session.progress.status is Status.STALLED:
+        raise StalledError(
+            f"the run in {files.folder} is stalled after round {session.progress.rounds}: no client has been connected "
+            f"for {config.deploy.wait_seconds:g} s; start the clients, then resume the run"
+        )
+    try:
+        _draw(session, entry)
+    except UserError as error:
+        log_line(f"the figures are incomplete: {error}")  # the results themselves are saved
     _write_summary(files, config.name, [entry], finished=True)
-    curve = curve_of(config.settings.algorithm, point.label, session.progress.evaluations)
+    session.note("done", status=str(session.progress.status))
+
+
+def _draw(session: Session, entry: dict[str, Any]) -> None:
+    """Write the plots and the page of a finished run."""
+    # Importing Matplotlib would delay the start of a server.
+    from ...report.page import write
+    from ...report.run_curves import curve_of, save_curves
+
+    config, files = session.config, session.files
+    curve = curve_of(config.settings.algorithm, entry["label"], session.progress.evaluations)
     save_curves(files.plots, config.name, [curve], entry["target_accuracy"], metric_of(entry))
+    write([replace(read_run(files.folder), finished=True)], files.page)

@@ -21,7 +21,7 @@ from ...algorithms.protocol import FROM_VERSION, Discard, StateVector, Update
 from ...config.build import make_executor, make_stopping_rule, shares_of
 from ...errors import UserError
 from ...fileio import writing
-from ...planning.records import Round, Sent, Stall
+from ...planning.records import Round, Sent
 from ...runstore.layout import RunFiles
 from ...runstore.metrics import metric_field
 from ...runstore.writer import append_lines, write_lines
@@ -88,7 +88,7 @@ class Session:
         before = read_deploy_config(log.settings, stored=True)
         if (before.settings, before.seed) != (config.settings, config.seed):
             raise UserError(f"the run in {folder} has other settings; resume it with the same, or start another run")
-        if log.notes("done"):
+        if any(note.fields.get("status") != str(Status.STALLED) for note in log.notes("done")):
             raise UserError(f"the run in {folder} is finished; start another run")
         return cls(config, flat, task, folder, log, log_line=log_line)
 
@@ -193,12 +193,18 @@ class Session:
         self.evaluate()
         if self.progress.status is Status.RUNNING:
             newest = self.executor.versions[max(self.executor.versions)]
-            record = Stall(self.seconds) if status is Status.STALLED else Sent(0, None, self.seconds)
-            self._pending_evals.append(self._schedule.ended(record, newest))
+            self._pending_evals.append(self._schedule.ended(Sent(0, None, self.seconds), newest))
             self.evaluate()
             if self.progress.diverged_at is None:
                 self.progress.status = status
         self.progress.seconds = self.seconds
+
+    def stall(self) -> None:
+        """End the session, but not the run: it can be resumed, so it gets no last evaluation."""
+        self.evaluate()
+        if self.progress.status is Status.RUNNING:
+            self.note("stalled")
+            self.progress.status, self.progress.seconds = Status.STALLED, self.seconds
 
     def _metrics(self, evaluations: list[Evaluation]) -> list[dict[str, Any]]:
         metric = metric_field(self.executor.task.metric_name)

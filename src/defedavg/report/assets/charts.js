@@ -227,5 +227,37 @@ const Charts = (() => {
   const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
   const counted = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
-  return { AXES, percent, digits, score, goal, capital, counted, css, dark, colour, narrow, escaped, element, swatch, draw, band, withOpacity, wantsLog, curves, themeButton, radios };
+  const SHOWN_CLIENTS = 200;
+  const timeLeft = (seconds) => (seconds < 120 ? `${digits(seconds, 2)} s` : seconds < 7200 ? `${digits(seconds / 60, 2)} min` : `${digits(seconds / 3600, 2)} h`);
+
+  /* A deployment: what its clients do, the rate of updates, staleness, and what was refused. */
+  function deployment(found) {
+    const facts = [
+      ["clients connected", `${found.connected} of ${found.clients.length}`],
+      ["run", `${found.ended || "in progress"}, round ${found.round}${found.goals.max_rounds === null ? "" : ` of at most ${found.goals.max_rounds}`}, ${digits(found.seconds, 3)} s`],
+      ["updates", `${found.updates.toLocaleString("en")}${found.updates_per_second === null ? "" : `, ${digits(found.updates_per_second, 3)} a second`}`],
+      ["staleness, mean", digits(found.staleness_mean, 3)],
+      ["refused", counted(found.refused, "update")],
+      ["failed", counted(found.failed, "job")],
+      ["forecast", found.seconds_left === null ? "–" : `about ${timeLeft(found.seconds_left)} left, until ${found.left_until}`],
+    ];
+    const shown = found.clients.slice(0, SHOWN_CLIENTS);
+    const head = ["client", "state", "since (s)", "from version", "updates", "refused"];
+    const rows = shown.map((c) => element("tr", { "data-client": String(c.client) }, element("th", { scope: "row" }, String(c.client)),
+      element("td", { class: c.state === "away" || c.state === "quarantined" ? "warn" : "" }, c.state),
+      ...[digits(c.since, 4), c.version === null ? "–" : String(c.version), String(c.updates), String(c.refused)]
+        .map((text) => element("td", { class: "number" }, text))));
+    const reasons = Object.entries(found.reasons).map(([why, count]) => element("li", {}, `${count} × ${why}`));
+    const excluded = Object.entries(found.excluded).map(([who, why]) => element("li", { class: "warn" }, `${who} cannot take part: ${why}`));
+    return element("div", { class: "deployment" },
+      element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
+      excluded.length ? element("ul", {}, ...excluded) : null,
+      reasons.length ? element("div", {}, element("h3", {}, "Refused updates"), element("ul", {}, ...reasons)) : null,
+      element("div", { class: "frame", tabindex: "0", role: "region", "aria-label": "Clients" }, element("table", {},
+        element("thead", {}, element("tr", {}, ...head.map((name) => element("th", { scope: "col" }, name)))),
+        element("tbody", {}, ...rows))),
+      shown.length < found.clients.length ? element("p", { class: "muted" }, `The table shows the first ${shown.length} of ${found.clients.length} clients.`) : null);
+  }
+
+  return { AXES, deployment, percent, digits, score, goal, capital, counted, css, dark, colour, narrow, escaped, element, swatch, draw, band, withOpacity, wantsLog, curves, themeButton, radios };
 })();

@@ -247,6 +247,12 @@
       [element("dt", { class: "mono" }, name), element("dd", { class: "mono" }, value === "" ? "–" : value)]));
   }
 
+  function deployments() {
+    const found = data.folders.filter((folder) => folder.deployment);
+    $("deployments").hidden = !found.length;
+    $("deployed").replaceChildren(...found.flatMap((folder) => [element("h3", {}, folder.name), Charts.deployment(folder.deployment)]));
+  }
+
   function provenance() {
     $("folders").replaceChildren(...data.folders.map((folder) => {
       const { command, ...versions } = folder.provenance;
@@ -275,7 +281,7 @@
   let latest = 0;
   function drawBelow() {
     const current = ++latest;
-    const steps = [staleness, participation, activity, split, settings, provenance,
+    const steps = [staleness, participation, activity, deployments, split, settings, provenance,
       () => { document.documentElement.dataset.ready = "yes"; }];
     const afterPaint = (step) => requestAnimationFrame(() => setTimeout(step, 0));
     const next = () => {

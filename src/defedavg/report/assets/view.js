@@ -136,7 +136,14 @@
     });
   }
 
+  function deployments() {
+    const found = [...ticked].filter(([, loaded]) => loaded && loaded.deployment);
+    $("deployments").hidden = !found.length;
+    $("deployed").replaceChildren(...found.flatMap(([id, loaded]) => [element("h3", {}, id), Charts.deployment(loaded.deployment)]));
+  }
+
   function curves() {
+    deployments();
     const all = series();
     const shown = all.filter((s) => !hidden.has(s.key));
     $("empty").hidden = Boolean(all.length);

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from ...errors import UserError, printable
+from ...runstore.deployment_status import DeploymentMonitor
 from ...runstore.layout import RunFiles, find_run_folders
 from ...runstore.metrics import common_metric
 from ...runstore.reader import RunFolder, read_run
@@ -43,6 +44,7 @@ class RunIndex:
         self.root = root
         self._runs: dict[str, IndexedRun] = {}
         self._reports: dict[str, tuple[Revision, str]] = {}
+        self._monitors: dict[str, DeploymentMonitor] = {}  # of deployments
         self._lock = Lock()
 
     def list(self) -> list[dict[str, Any]]:
@@ -61,7 +63,14 @@ class RunIndex:
     def curves(self, name: str) -> dict[str, Any] | None:
         """Return the evaluations of a run, or None if there is no such run."""
         run = self._find(name)
-        return None if run is None else {"revision": _text(run.revision), "series": live(run.folder)}
+        if run is None:
+            return None
+        found: dict[str, Any] = {"revision": _text(run.revision), "series": live(run.folder), "deployment": None}
+        if RunFiles(run.folder.path).event_log.exists():
+            with self._lock:
+                monitor = self._monitors.setdefault(name, DeploymentMonitor(run.folder.path))
+                found["deployment"] = monitor.refresh().as_dict()
+        return found
 
     def page(self, name: str) -> str | None:
         """Return the report of a run, or None if there is no such run."""
@@ -87,6 +96,7 @@ class RunIndex:
         for name in set(self._runs) - set(paths):
             del self._runs[name]
             self._reports.pop(name, None)
+            self._monitors.pop(name, None)
         for name, path in paths.items():
             revision = _revision(path)
             if name not in self._runs or self._runs[name].revision != revision:
@@ -97,7 +107,7 @@ def _revision(path: Path) -> Revision:
     """Return a value that changes whenever a file of the run does."""
     states = []
     files = RunFiles(path)
-    for watched in (files.summary, files.metrics, files.rate_points, files.config):
+    for watched in (files.summary, files.metrics, files.rate_points, files.config, files.event_log):
         try:
             state = watched.stat()
             states.append((state.st_size, state.st_mtime_ns))
