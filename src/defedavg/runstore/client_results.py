@@ -95,15 +95,22 @@ def client_figures(rows: Iterable[Row]) -> dict[str, float | None]:
     if len(losses):
         found["client_loss_mean"] = float(losses.mean())
         found["client_loss_worst_decile"] = float(losses[-_tenth(losses) :].mean())
-    scored = [row for row in tested if row["accuracy"] is not None]
-    if scored:
-        ordered = np.sort([row["accuracy"] for row in scored])
-        found["client_accuracy_mean"], found["client_accuracy_worst"] = float(ordered.mean()), float(ordered[0])
-        found["client_accuracy_worst_decile"] = float(ordered[: _tenth(ordered)].mean())
-        found["client_accuracy_best_decile"] = float(ordered[-_tenth(ordered) :].mean())
-        found["client_accuracy_spread"] = float(ordered.std())
+    return found | _accuracy_figures([row for row in tested if row["accuracy"] is not None])
+
+
+def _accuracy_figures(rows: Sequence[Row]) -> dict[str, float | None]:
+    if not rows:
+        return {}
+    ordered = np.sort([row["accuracy"] for row in rows])
+    found: dict[str, float | None] = {
+        "client_accuracy_mean": float(ordered.mean()),
+        "client_accuracy_worst_decile": float(ordered[: _tenth(ordered)].mean()),
+        "client_accuracy_best_decile": float(ordered[-_tenth(ordered) :].mean()),
+        "client_accuracy_worst": float(ordered[0]),
+        "client_accuracy_spread": float(ordered.std()),
+    }
     for name, column in AGAINST.items():
-        pairs = [(row[column], row["accuracy"]) for row in scored if row[column] is not None]
+        pairs = [(row[column], row["accuracy"]) for row in rows if row[column] is not None]
         found[f"client_correlation_{name}"] = rank_correlation(*zip(*pairs, strict=True)) if pairs else None
     return found
 

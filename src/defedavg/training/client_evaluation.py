@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..tasks import Task
 from ..tasks.client_tests import tested_data
 from ..tasks.task import ClientTests
 from .reference import Reference
@@ -59,7 +60,12 @@ def evaluate_clients(executor: Reference, weights: Tensor) -> ClientScores | Non
     if correct:
         accuracy = segment_means(torch.cat(correct).cpu().double().numpy(), sizes)
     elif kept:
-        pairs = zip(*(torch.split(each, sizes.tolist()) for each in (torch.cat(kept), chosen.targets)), strict=True)
-        found = [own_metric(task, outputs, targets) if len(targets) else None for outputs, targets in pairs]
-        accuracy = np.array([np.nan if value is None else value for value in found])
+        accuracy = _own_metrics(task, torch.cat(kept), chosen.targets, sizes)
     return ClientScores(tests, sizes, loss, accuracy)
+
+
+def _own_metrics(task: Task, outputs: Tensor, targets: Tensor, sizes: NDArray[np.int64]) -> Floats:
+    """Return the task's own metric of every segment."""
+    pairs = zip(*(torch.split(each, sizes.tolist()) for each in (outputs, targets)), strict=True)
+    found = [own_metric(task, *pair) if len(pair[1]) else None for pair in pairs]
+    return np.array([np.nan if value is None else value for value in found])
