@@ -46,6 +46,7 @@ PARSED_ONLY = {
     "defedavg tune study.toml --executor ray": "a cluster; tests/experiments/ray has one",
     "defedavg deploy local": "Flower processes; tests/deploy/flower has them",
     "defedavg replay": "a deployment; tests/deploy has logs",
+    "defedavg run slow_": "minutes",
     "defedavg runs compare": "two runs; tests/runstore has them",
     "defedavg runs remove": "asks for confirmation; tests/runstore answers",
     "defedavg theory speedup": "five minutes",

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from defedavg.report.figure_table import COLUMNS, figure_rows, latex_text, to_latex
+from defedavg.report.figure_columns import COLUMNS
+from defedavg.report.figure_table import figure_rows, latex_text, to_latex
 from defedavg.runstore.reader import read_run
 from helpers.command_line import call, refuse
 from helpers.run_folders import metrics_line

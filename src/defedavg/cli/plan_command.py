@@ -19,12 +19,11 @@ from typer import Argument, Option
 
 from ..algorithms import ALGORITHMS
 from ..config import study as config
-from ..config.build import make_simulator, server_vectors
+from ..config.build import energy_of, make_simulator, server_vectors
 from ..config.study import Study, SweepPoint
 from ..durations import duration
 from ..errors import UserError, unknown
 from ..fileio import file_name, writing
-from ..planning.client_totals import Energy
 from ..planning.plan import Plan, records, without_gc
 from ..planning.plan_checks import checked_for_use
 from ..planning.plan_io import saved
@@ -186,7 +185,7 @@ def _make_plan(
         server_vectors=server_vectors(point.settings),
         horizon_seconds=limits.seconds,
         timeout_seconds=simulator.server.setup.timeout_seconds,
-        energy=Energy(clients.joules_per_step, clients.joules_per_byte),
+        energy=energy_of(point.settings),
     )
     until = math.inf if limits.seconds is None else limits.seconds
     stream: Iterator[Record] = checked_for_use(header, records(simulator, limits.rounds, until))

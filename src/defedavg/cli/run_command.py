@@ -40,7 +40,7 @@ def run(
     """
     from ..experiments.compute import ComputeConfig
     from ..experiments.study_run import StudyRun
-    from ..runstore.export import write_parquet
+    from ..runstore.export import write_parquets
     from .progress_table import progress_and_logs
 
     study = opt.load_study(file, overrides, plugin, opt.horizon(seconds))
@@ -61,11 +61,11 @@ def run(
     opt.print_notes(session.notes)
     with opt.working("drawing plots …"):
         session.draw()
-        write_parquet(session.folder)
+        write_parquets(session.folder)
     if as_json:
         opt.print_json(session.entries)
     else:
-        opt.out.print(tables.result_table(study.name, session.entries))
+        opt.out.print(*tables.result_tables(study.name, session.entries), sep="\n\n")
         opt.print_line(f"\nresults: {session.folder}")
     close_with_page([session.run_folder()], session.folder, as_json)
     opt.exit_if_stopped(finished, "continue with --resume")

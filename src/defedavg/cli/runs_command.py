@@ -318,6 +318,9 @@ def export(
     algorithm: Algorithm = None,
     where: Where = None,
     status: Status = None,
+    clients: Annotated[
+        bool, Option("--clients", help="Write a row per client of every run instead of a row per evaluation.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write the metrics of all runs, or of those selected, to one table: Parquet, CSV or JSON, by the file's ending.
@@ -338,15 +341,16 @@ def export(
         file.parent.mkdir(parents=True, exist_ok=True)
     rows = unread = 0
     quiet = as_json or not err.is_terminal
-    parts = write(runs, file, labels)
+    parts = write(runs, file, labels, clients=clients)
     for run, count, bad in track(parts, "exporting", total=len(runs), console=err, transient=True, disable=quiet):
         rows, unread = rows + count, unread + bad
         if bad:
-            print_note(f"{run.name}: {bad} line(s) of metrics.jsonl are not valid and were skipped")
+            what = "file(s) of clients" if clients else "line(s) of metrics.jsonl"
+            print_note(f"{run.name}: {bad} {what} are not valid and were skipped")
     if as_json:
         print_json({"file": str(file), "runs": len(runs), "rows": rows, "unread_lines": unread})
     else:
-        print_written(f"{rows} evaluations of {len(runs)} run(s): {file}", file)
+        print_written(f"{rows} {'clients' if clients else 'evaluations'} of {len(runs)} run(s): {file}", file)
 
 
 def asking() -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..algorithms import BUILT_IN, ServerMachine, Setup, algorithm
 from ..algorithms.protocol import SERVER_OPTIMIZERS
 from ..errors import UserError
+from ..planning.client_totals import Energy
 from ..planning.devices import Fleet, parse_availability
 from ..planning.plan import Plan
 from ..planning.simulator import Simulator
@@ -106,6 +107,19 @@ def build_task(settings: Settings, seed: int, client: int | None = None) -> Task
 
     ``client`` is the number of a client in a deployment; its task module may return the data of this client alone.
     """
+    return with_client_tests(_whole_task(settings, seed, client), settings, seed)
+
+
+def with_client_tests(task: Task, settings: Settings, seed: int) -> Task:
+    """Return a task whose clients hold out the share of their samples that the settings name, if they name one."""
+    if not settings.task.client_test_share:
+        return task
+    from ..tasks import hold_out
+
+    return hold_out(task, settings.task.client_test_share, seed)
+
+
+def _whole_task(settings: Settings, seed: int, client: int | None) -> Task:
     t = settings.task
     if t.module:
         return task_from_module(t.module, {"algorithm": settings.algorithm, "seed": seed, **settings.flat()}, client)
@@ -124,6 +138,11 @@ def build_task(settings: Settings, seed: int, client: int | None = None) -> Task
         partition_by=t.partition_by,
         **options,
     )
+
+
+def energy_of(settings: Settings) -> Energy:
+    """Return the energy of a local step and of a byte."""
+    return Energy(settings.clients.joules_per_step, settings.clients.joules_per_byte)
 
 
 def local_training(settings: Settings, seed: int) -> LocalTraining:

@@ -86,11 +86,17 @@ class TaskSettings:
     test_share: float = setting(
         0.0, "share of the pooled training and test data that becomes the test set; 0: the test set of the data"
     )
+    client_test_share: float = setting(
+        0.0,
+        "share of every client's training samples that it holds out for its own evaluation; 0: the test samples of its "
+        "user, if the data set has users",
+    )
     module: str = setting("", "a task of your own instead: my_task.py:make, a function (config, client) -> Task")
 
     def __post_init__(self) -> None:
         check_limits(self, "task")
-        require(self, lambda share: 0 <= share < 1, "give a number from 0 to below 1", "task.test_share")
+        shares = ("task.test_share", "task.client_test_share")
+        require(self, lambda share: 0 <= share < 1, "give a number from 0 to below 1", *shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +149,8 @@ class ClientSettings:
     return_seconds: float = setting(
         1.0, "time until a failed client returns (inf: never)", most=MAX_SECONDS, needs=("failure_rate",)
     )
-    joules_per_step: float = setting(0.0, "energy of a local step on any client, for plan", most=MAX_JOULES)
-    joules_per_byte: float = setting(0.0, "energy of a byte that a client sends or receives, for plan", most=MAX_JOULES)
+    joules_per_step: float = setting(0.0, "energy of a local step on any client", most=MAX_JOULES)
+    joules_per_byte: float = setting(0.0, "energy of a byte that a client sends or receives", most=MAX_JOULES)
     trace: str = setting(
         "",
         "CSV of measured devices: client,step_seconds,up_mbps,down_mbps[,leaves_at,returns_at]"

@@ -29,7 +29,7 @@ from ..tasks.models import TEXT_MODELS
 from ..training import BatchedRun, RunProgress, StackingError, StoppingRule, Trainer, run_batched
 from ..training.local_training import TrainingJob
 from ..training.precision import computing_in
-from ..training.reference import sample_losses
+from ..training.scoring import sample_losses
 from ..training.threads import threads as using
 from .compute import ComputeConfig
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..config import study as config
-from ..config.build import build_task, make_executor, make_plan, make_simulator, make_stopping_rule
+from ..config.build import build_task, make_executor, make_plan, make_simulator, make_stopping_rule, with_client_tests
 from ..config.settings import Settings
 from ..config.study import Study
 from ..config.unused_settings import NoEffectWarning, replaced, unused_settings
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         RunProgress,
         RunState,
     )
+    from ..training.client_evaluation import ClientScores
 
 
 LOCAL = ("batched", "reference")
@@ -152,10 +153,16 @@ class Simulation:
         """The newest version of the model, as one vector."""
         return self.executor.versions[max(self.executor.versions)]
 
+    def client_scores(self) -> ClientScores | None:
+        """Return loss and accuracy of the newest version per client; None if the task has no samples for that."""
+        from ..training.client_evaluation import evaluate_clients
+
+        return evaluate_clients(self.executor, self.weights)
+
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run."""
+    """A finished run; ``client_scores`` are those of the last version, None if the task has no samples for them."""
 
     evaluations: tuple[Evaluation, ...]
     status: str
@@ -168,6 +175,7 @@ class Result:
     plan: Plan
     weights: Any
     named_weights: Mapping[str, Tensor] = field(repr=False)
+    client_scores: ClientScores | None = field(default=None, repr=False)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return weights and buffers of the last version by name, on the CPU, for ``model.load_state_dict``."""
@@ -193,7 +201,8 @@ def simulate(
         raise UserError(f"settings is {type(settings).__name__}; pass a dict such as {{'training.local_steps': 20}}")
     if task is not None and not hasattr(task, "num_clients"):
         raise UserError(f"task is {type(task).__name__}; pass what make_task returns")
-    run = Simulation(_single_settings(algorithm, settings or {}, task), seed, task)
+    chosen = _single_settings(algorithm, settings or {}, task)
+    run = Simulation(chosen, seed, None if task is None else with_client_tests(task, chosen, seed))
     records: list[Record] = []
     run.record_plan(records.append)
     for _ in run.batched() if executor == "batched" else run:
@@ -212,13 +221,15 @@ def simulate(
         plan=Plan(run.simulator.header, tuple(records)),
         weights=run.weights,
         named_weights=run.executor.named(run.weights),
+        client_scores=run.client_scores(),
     )
 
 
 def _unused_beside(study: Study) -> list[str]:
     """Return the lines of settings without effect beside the argument ``task``."""
     others = [line for line in unused_settings(study) if not line.startswith("task.")]
-    return [*replaced(study, "task", "the argument task makes the whole task"), *others]
+    lines = replaced(study, "task", "the argument task makes the whole task")
+    return [*(line for line in lines if not line.startswith("task.client_test_share ")), *others]
 
 
 def _single_settings(algorithm: str, settings: Mapping[str, Any], task: Task | None) -> Settings:

@@ -21,6 +21,7 @@ from ..fileio import FolderLock, read_text, write_whole
 from ..jsonio import finite, json_line
 from ..report.plots import Curve, save, split_map
 from ..report.run_curves import curve_of, save_curves
+from ..runstore.client_results import client_figures
 from ..runstore.in_memory import folder_of_study
 from ..runstore.journal import Journal, read_until
 from ..runstore.layout import RunFiles
@@ -29,7 +30,7 @@ from ..runstore.provenance import provenance
 from ..runstore.reader import PartitionCounts, RunFolder
 from ..runstore.replacement import Replacement
 from ..runstore.summary import run_entry
-from ..runstore.writer import begin_run, check_folder, write_partition, write_summary
+from ..runstore.writer import begin_run, check_folder, write_client_rows, write_partition, write_summary
 from ..tasks import class_counts
 from ..training import Evaluation
 from .checkpointing import (
@@ -42,6 +43,7 @@ from .checkpointing import (
 )
 from .compute import ComputeConfig
 from .plan_files import PlanFile
+from .run_clients import client_rows_of
 from .run_events import Event, RunFinished, RunSpec, Watch
 from .simulation import Simulation
 from .sweep import Sweep
@@ -248,7 +250,11 @@ class StudyRun:
     def _finish(self, event: RunFinished) -> None:
         spec, run = event.spec, event.run
         point = _point(spec)
-        stats, plan_hash = self._plans.pop(spec).finish()
+        plan = self._plans.pop(spec)
+        stats, plan_hash = plan.finish()
+        rows = client_rows_of(run, plan.totals)
+        if rows:
+            write_client_rows(self._files.clients(spec.label, spec.seed), rows)
         weights = safetensors.torch.save(run.executor.named(run.weights))
         write_whole(self._files.weights(spec.label, spec.seed), weights)
         self._evaluations[_run_key(_identity(spec))] = run.progress.evaluations
@@ -262,6 +268,7 @@ class StudyRun:
             metric=run.task.metric_name,
             wall_seconds=event.wall_seconds,
             threads=torch.get_num_threads(),
+            clients=client_figures(rows),
         )
         self.entries.append(finite(entry))
         # Runs in shared batches end in any order; they are listed in the order of the study.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..algorithms.protocol import Merge, StateVector
 from .client_totals import ClientTotals, Energy, Spread, gini
@@ -139,6 +140,16 @@ class PlanStatsCollector:
             self._timed_out += len(record.missing)
             self._substitutes += len(record.drawn)
 
+    @property
+    def clients(self) -> ClientTotals:
+        """What every client did in the records so far."""
+        return self._clients
+
+    def joules(self) -> NDArray[np.float64] | None:
+        """Return the energy of every client; None if steps and bytes take none, and in sparse plans."""
+        horizon = self._seconds if self._horizon is None else self._horizon
+        return self._clients.joules(horizon) if self._energy and not self._header.sparse else None
+
     def stats(self) -> PlanStats:
         """Return the statistics of the records so far."""
         header, fleet, seen = self._header, self._fleet, self._counts
@@ -180,7 +191,7 @@ class PlanStatsCollector:
     def _of_clients(self, horizon: float) -> dict[str, Any]:
         """Return the statistics over clients."""
         clients, size = self._clients, self._fleet.model_megabytes * 1e6
-        joules = clients.joules(horizon) if self._energy and not self._header.sparse else None
+        joules = self.joules()
         (uploads, downloads), (up, down) = clients.messages, clients.traffic()
         return {
             "uplink_bytes": uploads * size,

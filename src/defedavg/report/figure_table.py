@@ -12,48 +12,24 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
 from ..runstore.metrics import common_metric
 from ..runstore.reader import RunFolder
+from .figure_columns import CLIENT_CAPTION, CLIENT_COLUMNS, COLUMNS, Column, for_terminal
 from .seed_figures import Record, SeedFigure, over_seeds, over_seeds_caption, record_of, values
 from .tables import grouped, make
 
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A figure of a run: its key in a record and in CSV, its heading, its factor to the unit of the heading."""
-
-    key: str
-    name: str
-    heading: str
-    factor: float = 1.0
-    alone: str = ".4g"  # the format of a mean without a deviation
-
-
-COLUMNS = (
-    Column("first_hit_seconds", "time_to_target_s", "time to target (s)"),
-    Column("rounds_to_target", "rounds_to_target", "rounds to target", alone=".6g"),
-    Column("best_accuracy", "best_accuracy_percent", "best accuracy (%)", 100.0, ".1f"),
-    Column("final_accuracy", "final_accuracy_percent", "final accuracy (%)", 100.0, ".1f"),
-    Column("rounds", "rounds", "rounds", alone=".6g"),
-    Column("seconds", "simulated_time_s", "simulated time (s)"),
-    Column("updates_trained", "updates_trained", "updates trained", alone=".6g"),
-    Column("updates_started", "updates_started", "updates started", alone=".6g"),
-    Column("staleness_mean", "staleness", "staleness", alone=".2f"),
-    Column("uplink_bytes", "uplink_mb", "uplink (MB)", 1e-6),
-    Column("downlink_bytes", "downlink_mb", "downlink (MB)", 1e-6),
-    Column("wall_seconds", "real_time_s", "real time (s)"),
-)
 TO_TARGET = ("first_hit_seconds", "rounds_to_target")
 COSTS = 3 + [column.key for column in COLUMNS].index("rounds")  # where the second table of a terminal begins
+CLIENTS = 3 + len(COLUMNS)  # where the third begins
 
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """The figures of one setting of one run, in the order of ``COLUMNS``; ``reached`` is None without a target.
+    """The figures of one setting of one run, one per column; ``reached`` is None without a target.
 
     ``metric`` names what all rows of the table have in common; accuracies are percentages, another metric is not.
     """
@@ -64,6 +40,7 @@ class FigureRow:
     seeds: int
     reached: int | None
     metric: str
+    columns: tuple[Column, ...]
     figures: tuple[SeedFigure, ...]
 
 
@@ -71,29 +48,24 @@ def figure_rows(runs: Iterable[RunFolder]) -> list[FigureRow]:
     """Return one row per setting of every run."""
     found, runs = [], list(runs)
     metric = common_metric(entry.metric for run in runs for entry in run.runs)
+    columns = _columns([record_of(entry) for run in runs for entry in run.runs], metric)
     for run in runs:
         for label, entries in grouped(run.runs, lambda entry: entry.label).items():
             records = [record_of(entry) for entry in entries]
-            figures = tuple(over_seeds(records, column.key, column.factor) for column in _columns(metric))
+            figures = tuple(over_seeds(records, column.key, column.factor) for column in columns)
             name, label, algorithm = map(_one_line, (run.name, label, entries[0].algorithm))
-            found.append(FigureRow(name, label, algorithm, len(records), _reached(records), metric, figures))
+            found.append(FigureRow(name, label, algorithm, len(records), _reached(records), metric, columns, figures))
     return found
 
 
-def _columns(metric: str) -> list[Column]:
-    if metric == "accuracy":
-        return list(COLUMNS)
-    own = {"best_accuracy": ("best_metric", f"best {metric}"), "final_accuracy": ("final_metric", f"final {metric}")}
-    return [
-        replace(column, name=own[column.key][0], heading=own[column.key][1], factor=1.0, alone=".4g")
-        if column.key in own
-        else column
-        for column in COLUMNS
-    ]
+def _columns(records: Sequence[Record], metric: str) -> tuple[Column, ...]:
+    """Return the columns of a table: those of all runs, and those of clients that some run has."""
+    own = [column for column in CLIENT_COLUMNS if values(records, column.key)]
+    return tuple(column.in_metric(metric) for column in (*COLUMNS, *own))
 
 
 def _headings(rows: Sequence[FigureRow]) -> list[str]:
-    return ["setting", "seeds", "reached", *(column.heading for column in _columns(rows[0].metric))]
+    return ["setting", "seeds", "reached", *(column.heading for column in rows[0].columns)]
 
 
 def _caption(rows: Sequence[FigureRow]) -> str:
@@ -116,7 +88,7 @@ def _cells(rows: Sequence[FigureRow]) -> Iterator[tuple[str, ...]]:
     for row in rows:
         name = f"{row.run}: {row.label}" if several else row.label
         reached = "–" if row.reached is None else f"{row.reached} of {row.seeds}"
-        pairs = zip(_columns(row.metric), row.figures, strict=True)
+        pairs = zip(row.columns, row.figures, strict=True)
         yield name, str(row.seeds), reached, *(_cell(row, *pair) for pair in pairs)
 
 
@@ -127,11 +99,16 @@ def _cell(row: FigureRow, column: Column, figure: SeedFigure) -> str:
 
 
 def terminal_tables(rows: Sequence[FigureRow]) -> list[Table]:
-    """Return two tables with the same rows, since a terminal is narrower than all figures: results, and costs."""
+    """Return tables with the same rows, since a terminal is narrower than all figures: results, costs, and clients."""
     cells, names = list(_cells(rows)), _headings(rows)
     results = make("results", names[:COSTS], [row[:COSTS] for row in cells], _caption(rows))
-    costs = make("costs", (names[0], *names[COSTS:]), [(row[0], *row[COSTS:]) for row in cells])
-    return [results, costs]
+    costs = make("costs", (names[0], *names[COSTS:CLIENTS]), [(row[0], *row[COSTS:CLIENTS]) for row in cells])
+    if len(names) == CLIENTS:
+        return [results, costs]
+    columns = rows[0].columns
+    chosen = [0, *(3 + columns.index(column) for column in for_terminal(columns[len(COLUMNS) :]))]
+    own = [[row[i] for i in chosen] for row in cells]
+    return [results, costs, make("clients", [names[i] for i in chosen], own, CLIENT_CAPTION)]
 
 
 def to_json(rows: Sequence[FigureRow]) -> str:
@@ -139,7 +116,7 @@ def to_json(rows: Sequence[FigureRow]) -> str:
     objects = [
         {
             **{name: getattr(row, name) for name in ("run", "label", "algorithm", "seeds", "reached", "metric")},
-            **{column.name: asdict(figure) for column, figure in zip(_columns(row.metric), row.figures, strict=True)},
+            **{column.name: asdict(figure) for column, figure in zip(row.columns, row.figures, strict=True)},
         }
         for row in rows
     ]
@@ -148,7 +125,7 @@ def to_json(rows: Sequence[FigureRow]) -> str:
 
 def to_csv(rows: Sequence[FigureRow]) -> str:
     """Return CSV with mean, sample standard deviation and number of seeds of every figure; unknown is empty."""
-    figures = [f"{column.name}_{part}" for column in _columns(rows[0].metric) for part in ("mean", "sd", "n")]
+    figures = [f"{column.name}_{part}" for column in rows[0].columns for part in ("mean", "sd", "n")]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("run", "label", "algorithm", "seeds", "reached", "metric", *figures))

@@ -23,7 +23,7 @@ from ..runstore.reader import RunFolder, read_run
 from .payload import payload
 
 PLOTLY = "vendor/plotly-cartesian.min.js"
-SCRIPTS = ("charts.js", "activity.js", "page.js")  # in the order in which they depend on each other
+SCRIPTS = ("charts.js", "activity.js", "clients.js", "page.js")  # in the order in which they depend on each other
 
 
 def asset(name: str) -> str:

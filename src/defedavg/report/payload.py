@@ -19,6 +19,7 @@ from ..errors import UserError
 from ..runstore.deployment_status import DeploymentMonitor
 from ..runstore.layout import RunFiles
 from ..runstore.reader import RunEntry, RunFolder
+from .client_points import clients_of
 from .palette import look, page_look
 from .plan_digest import Digest, Floats, client_activity, digest, participation
 from .seed_figures import accuracy_text, mean, record_of, time_to_target
@@ -212,6 +213,7 @@ def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]
     counts = [plan.staleness for plan in plans.values()]
     seed = next(iter(plans), None)
     activity = None
+    clients = clients_of(series)
     if with_activity and seed is not None and len(plans[seed].jobs):
         activity = _rounded(client_activity(plans[seed], step_times.get(seed)))
     return {
@@ -230,6 +232,7 @@ def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]
         "lean_plans": any(not plan.traffic for plan in plans.values()),
         "staleness": [int(sum(column)) for column in itertools.zip_longest(*counts, fillvalue=0)] or None,
         "participation": _participation(plans, step_times),
+        "clients": _rounded(clients),
         "activity": activity,
         "activity_seed": seed,
     }  # fmt: skip

@@ -17,9 +17,21 @@ from ..config.timeouts import AUTOMATIC
 from ..durations import duration
 from ..errors import printable
 from ..planning.plan_stats import PlanStats
+from ..runstore.client_results import FIGURES as CLIENT_FIGURES
 from ..runstore.metrics import PER_POSITION, common_metric, metric_of, perplexity
 from ..runstore.reader import RunEntry
-from .seed_figures import Record, accuracy_text, mean, outcomes, over_seeds_caption, record_of, time_to_target
+from ..runstore.summary import ENERGY
+from .figure_columns import CLIENT_CAPTION, CLIENT_COLUMNS, for_terminal
+from .seed_figures import (
+    Record,
+    accuracy_text,
+    mean,
+    outcomes,
+    over_seeds,
+    over_seeds_caption,
+    record_of,
+    time_to_target,
+)
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -251,6 +263,26 @@ def result_table(title: str, entries: Sequence[dict[str, Any]], clock: str = "si
     ]
     caption = f"{over_seeds_caption(metric)} Times to the target are {clock}. {_QUARTERS} {_COUNTS}"
     return make(title, columns, rows, caption)
+
+
+def result_tables(title: str, entries: Sequence[dict[str, Any]]) -> list[Table]:
+    """Return the table of results and, if some run has it, that of what each client gets and of energy."""
+    clients = _client_results(entries)
+    return [result_table(title, entries), *([] if clients is None else [clients])]
+
+
+def _client_results(entries: Sequence[dict[str, Any]]) -> Table | None:
+    known = [name for name in (*CLIENT_FIGURES, *ENERGY) if any(entry.get(name) is not None for entry in entries)]
+    if not known:
+        return None
+    metric = common_metric(map(metric_of, entries))
+    records = [{**dict.fromkeys((*CLIENT_FIGURES, *ENERGY)), **entry} for entry in entries]
+    shown = for_terminal([column for column in CLIENT_COLUMNS if column.key in known])
+    rows = [
+        [label, *(over_seeds(seeds, each.key, each.in_metric(metric).factor).text(each.alone) for each in shown)]
+        for label, seeds in _by_label(records).items()
+    ]
+    return make("clients", ["algorithm", *(each.in_metric(metric).heading for each in shown)], rows, CLIENT_CAPTION)
 
 
 def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Metrics as one table: a row per evaluation, with the settings that distinguish runs; the same columns for every run.
+"""Metrics as one table: a row per evaluation, with the settings that distinguish runs; or a row per client of a run.
 
 The ending of the file chooses Parquet, CSV or JSON. pyarrow writes Parquet; it is large, so it is an extra and imported
 only here.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from ..errors import UserError
 from ..fileio import replacing, writing
 from ..jsonio import json_line
+from . import client_results
 from .layout import RunFiles
 from .metrics import is_whole, number
 from .reader import RunFolder, read_run
@@ -36,6 +37,8 @@ COLUMNS = (
     "run", "algorithm", "label", "swept", "seed", "status", "round", "seconds", "accuracy", "loss", "train_loss",
     "staleness", "updates", "wall_seconds", *(name for names in SETTINGS.values() for name in names),
 )  # fmt: skip
+CLIENT_COLUMNS = ("run", "algorithm", "label", "swept", "seed", "status", *client_results.COLUMNS)
+"""The columns of a table with a row per client of every run."""
 
 
 def available() -> bool:
@@ -63,6 +66,18 @@ def rows(run: RunFolder) -> tuple[Rows, int]:
     return table, lines.damaged + lines.incomplete
 
 
+def client_rows(run: RunFolder) -> tuple[Rows, int]:
+    """Return a row per client of every run, and the number of files that cannot be read as a whole."""
+    table, damaged = [], 0
+    for entry in run.entries:
+        found, notes = run.client_rows(entry)
+        damaged += len(notes)
+        swept = json.dumps(dict(entry.swept))
+        names = {"run": run.name, "algorithm": entry.algorithm, "label": entry.label, "swept": swept}
+        table += [{**names, "seed": entry.seed, "status": entry.status, **row} for row in found]
+    return table, damaged
+
+
 def _fit(name: str, value: Any) -> Any:
     """Return a setting in the type of its column; null if the file holds another type."""
     if name in TEXT:
@@ -75,16 +90,21 @@ def _fit(name: str, value: Any) -> Any:
 
 
 def export(
-    runs: Iterable[RunFolder], path: Path, labels: Collection[tuple[str, str]] | None = None
+    runs: Iterable[RunFolder],
+    path: Path,
+    labels: Collection[tuple[str, str]] | None = None,
+    *,
+    clients: bool = False,
 ) -> Iterator[tuple[RunFolder, int, int]]:
-    """Write the metrics of many runs into one file; yield each run, its rows, and its unreadable lines.
+    """Write the metrics of many runs into one file, or with ``clients`` the rows of their clients.
 
-    The ending of the file chooses the format. With ``labels``, write only these (run, label). One run at a time is in
-    memory; the file appears when the last run has been written.
+    Yield each run, its rows, and its unreadable lines, or files. The ending of the file chooses the format. With
+    ``labels``, write only these (run, label). One run at a time is in memory; the file appears when the last run has
+    been written.
     """
-    with _writer(path) as write:
+    with _writer(path, CLIENT_COLUMNS if clients else COLUMNS) as write:
         for run in runs:
-            table, unreadable = rows(run)
+            table, unreadable = client_rows(run) if clients else rows(run)
             if labels is not None and run.entries and not run.tuned:
                 table = [row for row in table if (run.name, row["label"]) in labels]
             if table:
@@ -101,9 +121,9 @@ def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _writer(path: Path) -> Iterator[WriteRows]:
+def _writer(path: Path, columns: Sequence[str]) -> Iterator[WriteRows]:
     check_format(path)
-    with writing(path), replacing(path) as scratch, _FORMATS[path.suffix.lower()](scratch) as write:
+    with writing(path), replacing(path) as scratch, _FORMATS[path.suffix.lower()](scratch, columns) as write:
         yield write
 
 
@@ -118,53 +138,58 @@ def check_format(path: Path) -> None:
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[WriteRows]:
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[WriteRows]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     kinds = {
-        **dict.fromkeys(TEXT, pa.string()),
-        **dict.fromkeys(WHOLE, pa.int64()),
-        **dict.fromkeys(REAL, pa.float64()),
+        **dict.fromkeys((*TEXT, "user"), pa.string()),
+        **dict.fromkeys((*WHOLE, *client_results.WHOLE), pa.int64()),
+        **dict.fromkeys((*REAL, *client_results.REAL), pa.float64()),
     }
-    schema = pa.schema([(name, kinds[name]) for name in COLUMNS])
+    schema = pa.schema([(name, kinds[name]) for name in columns])
     # Given a name, pyarrow would refuse one that is not UTF-8.
     with path.open("wb") as stream, pq.ParquetWriter(stream, schema, compression="zstd") as file:
         yield lambda table: file.write_table(pa.Table.from_pylist(table, schema=schema))
 
 
 @contextmanager
-def _csv(path: Path) -> Iterator[WriteRows]:
+def _csv(path: Path, columns: Sequence[str]) -> Iterator[WriteRows]:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         yield writer.writerows
 
 
 @contextmanager
-def _json(path: Path) -> Iterator[WriteRows]:
+def _json(path: Path, columns: Sequence[str]) -> Iterator[WriteRows]:
     with path.open("w", encoding="utf-8") as file:
         separator = "[\n"
 
         def write(table: Rows) -> None:
             nonlocal separator
             for row in table:
-                file.write(separator + json_line({name: row[name] for name in COLUMNS}))
+                file.write(separator + json_line({name: row[name] for name in columns}))
                 separator = ",\n"
 
         yield write
         file.write("[]\n" if separator == "[\n" else "\n]\n")
 
 
-_FORMATS: dict[str, Callable[[Path], AbstractContextManager[WriteRows]]] = {
+_FORMATS: dict[str, Callable[[Path, Sequence[str]], AbstractContextManager[WriteRows]]] = {
     PARQUET: _parquet,
     ".csv": _csv,
     ".json": _json,
 }
 
 
-def write_parquet(folder: Path) -> None:
-    """Write the metrics of a run folder as metrics.parquet, if pyarrow is installed."""
-    if available():
-        for _ in export([read_run(folder)], RunFiles(folder).parquet):
+def write_parquets(folder: Path) -> None:
+    """Write metrics.parquet of a run folder, and clients.parquet if clients have rows, if pyarrow is installed."""
+    if not available():
+        return
+    run, files = read_run(folder), RunFiles(folder)
+    for _ in export([run], files.parquet):
+        pass
+    if any(files.clients(entry.label, entry.seed).exists() for entry in run.entries):
+        for _ in export([run], files.clients_parquet, clients=True):
             pass

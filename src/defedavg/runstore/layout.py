@@ -7,6 +7,8 @@
       summary.json       one entry per algorithm × swept point × seed, rewritten after every run
       points.jsonl       of a search for learning rates: every pair of rates and seed
       tuned.toml         of a search for learning rates: the study with the rates found
+      clients/*.jsonl    per run, one line per client: what it did and what the last version is worth on its data
+      clients.parquet    the same of all runs as a table, written at the end if pyarrow is installed
       plans/*.jsonl.gz   one plan per run
       weights/*          the last version of every run
       checkpoints/*      while runs are in progress: the state to resume from
@@ -39,6 +41,8 @@ OWNED = (
     "metrics.parquet",
     "points.jsonl",
     "tuned.toml",
+    "clients",
+    "clients.parquet",
     "plans",
     "weights",
     "checkpoints",
@@ -76,6 +80,7 @@ class RunFiles:
         self.summary = folder / "summary.json"
         self.metrics = folder / "metrics.jsonl"
         self.parquet = folder / "metrics.parquet"
+        self.clients_parquet = folder / "clients.parquet"
         self.rate_points = folder / "points.jsonl"
         self.tuned_study = folder / "tuned.toml"
         self.partition = folder / "split.json"
@@ -95,6 +100,10 @@ class RunFiles:
     def plan(self, label: str, seed: int) -> Path:
         """Return the path of a run's plan."""
         return self.folder / "plans" / f"{file_name(label, seed)}.jsonl.gz"
+
+    def clients(self, label: str, seed: int) -> Path:
+        """Return the path of the rows of a run's clients."""
+        return self.folder / "clients" / f"{file_name(label, seed)}.jsonl"
 
     def weights(self, label: str, seed: int) -> Path:
         """Return the path of a run's last version."""

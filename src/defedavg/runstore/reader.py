@@ -20,6 +20,7 @@ from ..config.settings import Settings, own_defaults
 from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
 from ..fileio import read_regular
+from .client_results import Row, read_client_rows
 from .layout import MARKERS, PREVIOUS, RunFiles, find_run_folders, is_being_replaced, is_run
 from .metrics import (
     JsonLines,
@@ -223,6 +224,10 @@ class RunFolder:
         """Return the path of a run's plan, if it exists."""
         path = RunFiles(self.path).plan(entry.label, entry.seed)
         return path if path.is_file() else None
+
+    def client_rows(self, entry: RunEntry) -> tuple[list[Row], list[str]]:
+        """Return what the clients of a run did and get, and notes about its file; no rows if there is no file."""
+        return read_client_rows(RunFiles(self.path).clients(entry.label, entry.seed))
 
 
 def read_run(path: Path, root: Path | None = None) -> RunFolder:

@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.study import SweepPoint
 from ..planning.plan_stats import PlanStats
+from .client_results import FIGURES as CLIENT_FIGURES
 from .metrics import PER_POSITION, is_whole, metric_field, number, perplexity
 
 if TYPE_CHECKING:
     from ..training import RunProgress
 
+ENERGY = ("energy_joules", "client_energy_median", "client_energy_p95", "client_energy_most")
+"""The energy of all clients, and per client, if steps or bytes take some."""
+
 NUMBERS = (
     "target_accuracy", "first_hit_seconds", "sustained_seconds", "rounds", "seconds", "best_accuracy",
     "final_accuracy", "diverged_at", "updates_trained", "updates_started", "staleness_mean", "uplink_bytes",
-    "downlink_bytes", "wall_seconds", "final_perplexity",
+    "downlink_bytes", "wall_seconds", "final_perplexity", *CLIENT_FIGURES, *ENERGY,
 )  # fmt: skip
 """The numbers in an entry of a summary."""
 
-_OPTIONAL = ("uplink_bytes", "downlink_bytes", "final_perplexity")
+_OPTIONAL = ("uplink_bytes", "downlink_bytes", "final_perplexity", *CLIENT_FIGURES, *ENERGY)
 
 
 def run_entry(
@@ -32,8 +36,9 @@ def run_entry(
     metric: str,
     wall_seconds: float,
     threads: int,
+    clients: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
-    """Return the entry of one run; ``metric`` names what its accuracies are.
+    """Return the entry of one run; ``metric`` names what its accuracies are, ``clients`` has the figures over clients.
 
     ``updates_trained`` are those of its rounds, without what was computed ahead.
     """
@@ -61,11 +66,20 @@ def run_entry(
         # A sparse plan omits messages that no merge depends on, so their bytes are unknown.
         "uplink_bytes": None if stats.jobs_started is None else stats.uplink_bytes,
         "downlink_bytes": None if stats.jobs_started is None else stats.downlink_bytes,
+        **(clients or {}),
+        **_energy(stats),
         "participation": list(stats.participation),
         "plan_sha256": plan_hash,
         "wall_seconds": wall_seconds,
         "torch_threads": threads,
     }
+
+
+def _energy(stats: PlanStats) -> dict[str, float]:
+    each = stats.energy_per_client
+    if stats.energy_joules is None or each is None:
+        return {}
+    return dict(zip(ENERGY, (stats.energy_joules, each.median, each.p95, each.most), strict=True))
 
 
 def is_whole_entry(entry: Mapping[str, Any]) -> bool:

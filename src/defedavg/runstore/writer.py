@@ -91,6 +91,13 @@ def append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
         file.writelines(json_line(record) + "\n" for record in records)
 
 
+def write_client_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write what the clients of a run did and get."""
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+    write_lines(path, rows)
+
+
 def write_partition(files: RunFiles, counts: PartitionCounts) -> None:
     """Write how many samples of every class each client holds."""
     write_lines(files.partition, [{"title": counts.title, "counts": counts.counts}])

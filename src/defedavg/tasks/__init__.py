@@ -8,6 +8,7 @@ Make your own with ``make_task``; name a registered data set, model and split wi
 from __future__ import annotations
 
 from ..compat import renamed_names
+from .client_tests import hold_out
 from .custom_task import make_task
 from .datasets.catalog import classification_task, load, load_users
 from .datasets.dataset import DATASETS, DataSet, Download, PublishedFile, register_dataset
@@ -30,16 +31,16 @@ from .partition import (
     split,
 )
 from .samples import Data, Inputs
-from .task import Clients, Task
+from .task import Clients, ClientTests, Task
 from .users import Users, natural
 
 __all__ = [
-    "DATASETS", "MODELS", "PARTITIONS", "Clients", "Data", "DataSet", "Download", "Inputs", "LazyPartition",
-    "LeastSquares", "PublishedFile", "Scale", "Task", "Users", "build", "build_model", "by_classes", "by_shards",
-    "class_counts", "classification_task", "cross_entropy", "data_dir", "dirichlet", "grouped_classes", "iid",
-    "least_squares", "load", "load_users", "make_task", "natural", "random_classes", "register_dataset",
-    "register_model", "register_partition", "sampled", "sampled_classes", "seeded", "set_data_dir", "split",
-    "squared_error", "token_accuracy", "token_cross_entropy",
+    "DATASETS", "MODELS", "PARTITIONS", "ClientTests", "Clients", "Data", "DataSet", "Download", "Inputs",
+    "LazyPartition", "LeastSquares", "PublishedFile", "Scale", "Task", "Users", "build", "build_model",
+    "by_classes", "by_shards", "class_counts", "classification_task", "cross_entropy", "data_dir", "dirichlet",
+    "grouped_classes", "hold_out", "iid", "least_squares", "load", "load_users", "make_task", "natural",
+    "random_classes", "register_dataset", "register_model", "register_partition", "sampled", "sampled_classes",
+    "seeded", "set_data_dir", "split", "squared_error", "token_accuracy", "token_cross_entropy",
 ]  # fmt: skip
 
 __getattr__ = renamed_names(__name__)

@@ -8,9 +8,9 @@ it needs no checks: no client is empty, no sample belongs to two clients, and ev
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,11 +33,32 @@ ACCURACY = "accuracy"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ClientTests:
+    """The samples on which the model is evaluated per client, as indices of the training or of the test data.
+
+    ``clients`` are the numbers of the clients, None for a test user that is not a client. A client may have no sample.
+    """
+
+    part: Literal["train", "test"]
+    samples: tuple[NDArray[np.int64], ...]
+    clients: tuple[int | None, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, part: Literal["train", "test"], samples: tuple[NDArray[np.int64], ...], names: Sequence[object] = ()
+    ) -> ClientTests:
+        """Return the samples of all clients, in their order; without names, a client has its number."""
+        numbers = tuple(range(len(samples)))
+        return cls(part, samples, numbers, tuple(map(str, names or numbers)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Task:
     """A model, a loss, training and test data, and the indices of each client's training samples.
 
     ``logits`` says where the model's output has the tensor that the loss receives, if the output is not a tensor.
-    ``metric`` replaces the accuracy.
+    ``metric`` replaces the accuracy. ``client_tests`` are the samples of every client's own evaluation.
     """
 
     name: str
@@ -49,6 +70,7 @@ class Task:
     classes: int | None
     logits: Logits | None = None
     metric: Metric | None = None
+    client_tests: ClientTests | None = None
 
     def __post_init__(self) -> None:
         if len(self.test) == 0:
@@ -57,6 +79,8 @@ class Task:
         if self.classes is not None:
             _check_targets("training", self.train.targets, self.classes)
             _check_targets("test", self.test.targets, self.classes)
+        if self.client_tests is not None:
+            _check_tests(self.client_tests, self)
 
     def to(self, device: str | torch.device) -> Task:
         """Return the same task with its data on a device."""
@@ -99,6 +123,14 @@ def _check_clients(clients: Clients, samples: int) -> None:
     uses = np.bincount(np.concatenate(clients), minlength=samples)
     if uses.max() > 1:
         raise UserError(f"sample {int(uses.argmax())} is assigned {int(uses.max())} times; give it to one client, once")
+
+
+def _check_tests(tests: ClientTests, task: Task) -> None:
+    samples, total = np.concatenate(tests.samples), len(task.train if tests.part == "train" else task.test)
+    if len(samples) and not (samples.min() >= 0 and samples.max() < total):
+        raise UserError(f"a client is evaluated on a sample outside 0..{total - 1}; index the {tests.part} data")
+    if tests.part == "train" and np.isin(samples, np.concatenate(list(task.clients))).any():
+        raise UserError("a client is evaluated on a sample that some client trains on; hold it out")
 
 
 def _check_targets(which: str, targets: Tensor, classes: int) -> None:

@@ -52,10 +52,16 @@ def held_out(users: Ids, data: str) -> NDArray[np.bool_]:
     The draw depends on the name of the data set and on nothing else, so every study has the same test set.
     """
     _, groups, counts = np.unique(users, return_inverse=True, return_counts=True)
-    order = np.lexsort((keyed.extend_all(keyed.key(0, "held-out." + data), np.arange(len(users))), groups))
-    rank = np.empty(len(users), np.int64)  # of every sample among those of its user, in random order
-    rank[order] = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.asarray(rank < ((counts + TEST_PART // 2) // TEST_PART)[groups])
+    ranks = random_ranks(groups, keyed.extend_all(keyed.key(0, "held-out." + data), np.arange(len(users))))
+    return np.asarray(ranks < ((counts + TEST_PART // 2) // TEST_PART)[groups])
+
+
+def random_ranks(groups: NDArray[np.integer[Any]], keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the rank 0, 1, … of every sample among those of its group, in the order of their keys."""
+    order, counts = np.lexsort((keys, groups)), np.bincount(groups)
+    ranks = np.empty(len(groups), np.int64)
+    ranks[order] = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return ranks
 
 
 def count_users(users: Ids, min_samples_per_client: int) -> int:

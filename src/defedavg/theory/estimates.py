@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..rng import extend, extend_all, key, normal_all, permutation, uniform
 from ..tasks import LeastSquares, Task, build_model
 from ..tasks.model_calls import logits_of
-from ..training.reference import sample_losses
+from ..training.scoring import sample_losses
 
 Notify = Callable[[str], None]
 Floats = NDArray[np.float64]

@@ -11,7 +11,6 @@ Their new values are the mean of the clients' values at the end of their jobs, w
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from .local_optimizers import LocalOptimizer
 from .local_training import LocalTraining
 from .module_state import VersionLayout, keyed_copy, updated_buffers, weighted_mean
 from .placed_vectors import LiveVersions
+from .scoring import check_outputs, hits, own_metric, sample_losses
 from .state_vectors import NO_STATE, StateLayout, StateVectors, assign, weighted_sum
 from .stopping import Evaluation, StoppingRule
 from .tensor_rng import signed
@@ -100,21 +100,6 @@ class FlatModel:
         return self.vector
 
 
-def sample_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of every sample, or raise ``UserError`` if the loss does not have one value per sample."""
-    if not isinstance(outputs, Tensor):  # known only now where the output differs between training and evaluation
-        raise UserError(f"the model returns {type(outputs).__name__}; pick the logits with make_task(logits=…)")
-    losses = task.loss(outputs, targets)
-    if not isinstance(losses, Tensor):
-        raise UserError(f"the loss returns {type(losses).__name__}; it must return a tensor with one value per sample")
-    if losses.shape != (len(targets),):
-        raise UserError(
-            f"the loss has shape {tuple(losses.shape)} for {len(targets)} samples; it must return one value per sample "
-            "(reduction='none')"
-        )
-    return losses
-
-
 @contextmanager
 def _fitting(use: str, inputs: Inputs, batch_size: int = 0) -> Iterator[None]:
     """Turn an error of the user's model or loss into ``UserError``, which says what does not fit."""
@@ -131,39 +116,6 @@ def _fitting(use: str, inputs: Inputs, batch_size: int = 0) -> Iterator[None]:
             ) from error
         shown = ", ".join(f"{tuple(part.shape)} {str(part.dtype)[6:]}" for part in tensors_of(inputs))
         raise UserError(f"the model cannot be {use} (inputs {shown}): {describe(error)}") from error
-
-
-def check_outputs(task: Task, outputs: Tensor, targets: Tensor) -> None:
-    """Refuse outputs from which the accuracy cannot be computed."""
-    classes = task.classes
-    if classes is None or task.metric is not None or not isinstance(outputs, Tensor):
-        return
-    if outputs.ndim != 2 or outputs.shape[1] < classes or targets.ndim != 1:
-        raise UserError(
-            f"accuracy needs outputs of shape (samples, {classes}) and one target per sample, not "
-            f"{tuple(outputs.shape)} and {tuple(targets.shape)}; change the model, or make the task with classes=None"
-        )
-
-
-def hits(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return which samples are classified correctly; outputs that are NaN name no class."""
-    return (outputs.argmax(dim=1) == targets) & ~outputs.isnan().any(dim=1)
-
-
-def own_metric(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
-    """Return the value of the metric that the task itself brings, for all samples together; None if not finite."""
-    assert task.metric is not None
-    try:
-        found = torch.as_tensor(task.metric(outputs, targets), dtype=torch.float64)
-    except UserError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise UserError(f"the metric {task.metric_name} fails: {describe(error)}") from error
-    if found.ndim > 0 and found.shape != (len(targets),):
-        shape = tuple(found.shape)
-        raise UserError(f"the metric {task.metric_name} has shape {shape}; it must return one number or one per sample")
-    value = float(found.mean())
-    return value if math.isfinite(value) else None
 
 
 def _statistics(merge: Merge, deltas: Mapping[Update, Tensor]) -> list[tuple[Tensor, float]]:
@@ -349,24 +301,29 @@ class Reference:
                 done += 1
         return flat.layout.update(start, flat.trained()), done
 
-    def evaluate(self, weights: Tensor, data: Data) -> tuple[float, float | None]:
-        """Return the mean loss of a version and its metric: the accuracy, or the task's own."""
+    def outputs(self, weights: Tensor, data: Data) -> Iterator[tuple[Data, Tensor]]:
+        """Yield the data in parts, each with the outputs of a version."""
         self._flat.load(weights)
         self._flat.module.eval()
-        task, losses, correct, kept = self.task, [], 0, []
-        with torch.no_grad():
-            for part in data.chunks(CHUNK):
+        for part in data.chunks(CHUNK):
+            with torch.no_grad():
                 outputs = self._flat.module(part.inputs)
-                losses.append(sample_losses(task, outputs, part.targets).double())
-                if task.metric is not None:
-                    kept.append(outputs)
-                elif task.classes is not None:
-                    check_outputs(task, outputs, part.targets)
-                    correct += int(hits(outputs, part.targets).sum())
-            loss = float(torch.cat(losses).mean())
+            check_outputs(self.task, outputs, part.targets)
+            yield part, outputs
+
+    def evaluate(self, weights: Tensor, data: Data) -> tuple[float, float | None]:
+        """Return the mean loss of a version and its metric: the accuracy, or the task's own."""
+        task, losses, correct, kept = self.task, [], 0, []
+        for part, outputs in self.outputs(weights, data):
+            losses.append(sample_losses(task, outputs, part.targets).double())
             if task.metric is not None:
-                return loss, own_metric(task, torch.cat(kept), data.targets)
-            return loss, None if task.classes is None else correct / len(data)
+                kept.append(outputs)
+            elif task.classes is not None:
+                correct += int(hits(outputs, part.targets).sum())
+        loss = float(torch.cat(losses).mean())
+        if task.metric is not None:
+            return loss, own_metric(task, torch.cat(kept), data.targets)
+        return loss, None if task.classes is None else correct / len(data)
 
 
 def evaluate_version(executor: Reference, schedule: EvalSchedule, pending: PendingEval) -> EvalResult:

@@ -21,7 +21,7 @@ from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_
 from .memory import BatchLimits, allowed, batch_limits, least_bytes, step_bytes
 from .module_state import VersionLayout, same_constants
 from .precision import DEFAULT, check_precision
-from .reference import hits, own_metric, sample_losses
+from .scoring import hits, own_metric, sample_losses
 from .stacked_optimizer import LocalMethod, StackedOptimizer, numbers_of
 from .stacking.layer_registry import CHANNELS_LAST, StackedPass, StackingError, plugin_layers
 from .stacking.stacked_model import stack

@@ -196,6 +196,8 @@
     });
   }
 
+  const clients = () => Clients.show(group(), shown());
+
   // Client activity.
 
   function activityChoices() {
@@ -275,13 +277,14 @@
     curves();
     staleness();
     participation();
+    clients();
   }
 
   /* The first screen is drawn at once. The sections below follow in steps, so that the page responds from the start. */
   let latest = 0;
   function drawBelow() {
     const current = ++latest;
-    const steps = [staleness, participation, activity, deployments, split, settings, provenance,
+    const steps = [staleness, participation, clients, activity, deployments, split, settings, provenance,
       () => { document.documentElement.dataset.ready = "yes"; }];
     const afterPaint = (step) => requestAnimationFrame(() => setTimeout(step, 0));
     const next = () => {

@@ -18,6 +18,7 @@ from torch import Tensor
 from ... import rng as keyed
 from ...errors import UserError, unknown
 from .. import models
+from ..client_tests import tests_of_users
 from ..losses import IGNORED, cross_entropy, token_accuracy, token_cross_entropy
 from ..partition import PARTITIONS, is_identical, needs_users, split
 from ..samples import Data
@@ -179,17 +180,20 @@ def classification_task(
     builder = partial(models.build, model, tuple(train.inputs.shape[1:]), classes)
     with torch.device("meta"):  # an unknown or unfit model is reported now, without memory or a random draw
         builder()
-    users = load_users(data, partition_by).train if needs_users(split_kind) else None
+    users = load_users(data, partition_by) if needs_users(split_kind) else None
+    ids = None if users is None else users.train
     name, labels = f"{data}/{model}/{split_kind}", train.targets.numpy()
     if not tokens:
-        clients = split(split_kind, labels, num_clients, seed, users=users, **split_options)
-        return Task(name, builder, cross_entropy, train, test, clients, classes)
+        clients = split(split_kind, labels, num_clients, seed, users=ids, **split_options)
+        tests = None if users is None else tests_of_users(users, clients)
+        return Task(name, builder, cross_entropy, train, test, clients, classes, client_tests=tests)
     PARTITIONS.find(split_kind)
     if not (needs_users(split_kind) or is_identical(split_kind)):
         what = f"split = {split_kind} needs one class per sample, and {data!r} has a target for every token"
         raise UserError(f"{what}; use natural, iid or sampled")
-    clients = split(split_kind, labels[:, 0], num_clients, seed, users=users, **split_options)
-    return Task(name, builder, token_cross_entropy, train, test, clients, None, metric=token_accuracy)
+    clients = split(split_kind, labels[:, 0], num_clients, seed, users=ids, **split_options)
+    tests, loss = None if users is None else tests_of_users(users, clients), token_cross_entropy
+    return Task(name, builder, loss, train, test, clients, None, metric=token_accuracy, client_tests=tests)
 
 
 def _check_texts(data: str, parts: tuple[Data, Data], classes: int) -> None:
