@@ -27,7 +27,7 @@ from defedavg.deploy.flower import server_entry
 from defedavg.deploy.flower.app_template import default_settings, write_app
 from defedavg.deploy.flower.processes import FlowerCluster
 from defedavg.deploy.flower.server_entry import serve
-from defedavg.deploy.flower.tls_keys import make_keys
+from defedavg.deploy.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.deploy.server import deployment_folder as runfolder
 from defedavg.errors import UserError

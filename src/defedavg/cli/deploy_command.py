@@ -249,7 +249,7 @@ def keys(
 ) -> None:
     """Create the files of a secure deployment: a private CA, a server certificate, and a key pair for every client."""
     _need_flower()
-    from ..deploy.flower.tls_keys import make_keys
+    from ..deploy.tls_keys import make_keys
 
     made = make_keys(folder, clients, tuple(host or ("127.0.0.1", "localhost")))
     print_line(f"wrote {len(made)} files to {folder}; give every client its own key and ca.crt, and no other file")
