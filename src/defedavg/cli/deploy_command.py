@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import tomllib
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +20,7 @@ from ..fileio import launch_lock, read_regular, read_text, write_whole
 from ..report import tables
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
+from .deploy_stream_command import check_installed, join, serve
 from .options import (
     CommandWithOldNames,
     Force,
@@ -38,9 +38,10 @@ from .stop_signals import stopped_by, stopped_code
 
 if TYPE_CHECKING:
     from ..deploy.deploy_config import DeployConfig
+    from ..deploy.flower.local_deployment import OnLine
 
 app = typer.Typer(
-    help="Run on a real network with Flower, with the algorithms, tasks and run folders of a simulation.",
+    help="Run on a real network, over gRPC or Flower, with the algorithms, tasks and run folders of a simulation.",
     no_args_is_help=True,
 )
 
@@ -61,11 +62,6 @@ NoWarmWorkers = Annotated[
         help="End a client's process after every message, as plain Flower does; the next one loads PyTorch again.",
     ),
 ]
-
-
-def _need_flower() -> None:
-    if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("safetensors") is None:
-        raise UserError("Flower is not installed here; run: pip install 'defedavg[flower]'")
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +94,7 @@ def init(
 
     Edit task.py, try the app with `defedavg deploy local --app MY_APP`, then start it on a SuperLink with `flwr run`.
     """
-    _need_flower()
+    check_installed("flower")
     from ..deploy.deploy_config import read_deploy_config
     from ..deploy.flower.app_template import default_settings, write_app
 
@@ -125,18 +121,21 @@ def local(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The port of the SuperLink. Default: a free port.")
     ] = None,
+    transport: Annotated[
+        str | None,
+        typer.Option(help="grpc: direct streams; flower: Flower's processes. Default: deploy.transport, which is grpc."),
+    ] = None,
     no_warm_workers: NoWarmWorkers = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run of this name that was interrupted.")] = False,
     force: Force = False,
     plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
-    """Run a complete deployment on this machine: a SuperLink, a SuperNode for every client, and one run.
+    """Run a complete deployment on this machine: a server, a process for every client, and one run.
 
     Clients have different speeds: a local step lasts clients.step_seconds times the client's slowness. The run folder
     has the files of a simulation, and the event log for `defedavg replay`. All processes end with the run.
     """
-    _need_flower()
     from ..deploy.deploy_config import read_deploy_config
     from ..deploy.flower.app_template import write_app
     from ..deploy.flower.processes import check_port
@@ -150,20 +149,30 @@ def local(
             raise UserError(f"there is no run to resume in {run_folder}")
     else:
         flat = _with_user_code(_new_settings(app_folder, name, algorithm, clients, given), plugin)
+        flat |= {} if transport is None else {"deploy.transport": transport}
         run_config = read_deploy_config({**flat, "deploy.resume": False})
+        check_installed(run_config.deploy.transport)
     if port is not None:
         check_port(port)
     with launch_lock(run_folder), ExitStack() as created:
         if resume:
             flat, app_folder = _interrupted_run(files, app_folder)
+            flat |= {} if transport is None else {"deploy.transport": transport}
             run_config = read_deploy_config({**flat, "deploy.resume": True})
+            check_installed(run_config.deploy.transport)
         else:
             created.enter_context(new_run_folder(run_config, run_folder, force=force))
-            if app_folder is None:
+            if app_folder is None and run_config.deploy.transport == "flower":
                 write_app(files.app, flat)
-            else:
+            elif app_folder is not None:
                 write_whole(files.app_path, os.fsencode(f"{app_folder.absolute()}\n"))
-        _run(app_folder or files.app, run_config, flat, files, port, warm=not no_warm_workers)
+        with _progress(run_config, files) as on_line:
+            if run_config.deploy.transport == "flower":
+                _run_flower(app_folder or files.app, run_config, flat, files, on_line, port, warm=not no_warm_workers)
+            else:
+                from ..deploy.grpc.local_streams import run_local_streams
+
+                run_local_streams(run_config, flat, files.folder, on_line, app=app_folder, port=port or 0)
     entries = json.loads(read_text(files.summary))["runs"]
     if as_json:
         print_json(entries)
@@ -194,17 +203,32 @@ def _with_user_code(flat: dict[str, Any], plugins: list[Path] | None) -> dict[st
     return flat
 
 
-def _run(
-    app_folder: Path, run_config: DeployConfig, flat: dict[str, Any], files: RunFiles, port: int | None, *, warm: bool
+def _run_flower(
+    app_folder: Path,
+    run_config: DeployConfig,
+    flat: dict[str, Any],
+    files: RunFiles,
+    on_line: OnLine,
+    port: int | None,
+    *,
+    warm: bool,
 ) -> None:
-    """Run the deployment; after Ctrl-C, print how to continue it."""
-    from ..deploy.flower.local_deployment import progress_display, run_local
+    from ..deploy.flower.local_deployment import run_local
 
-    app_settings, run_folder = _app_settings(app_folder), files.folder
+    app_settings = _app_settings(app_folder)
     changes = {key: value for key, value in flat.items() if value != app_settings.get(key, value)}
+    run_local(app_folder, run_config, files.folder, on_line, changes, port=port or 0, warm=warm)
+
+
+@contextmanager
+def _progress(run_config: DeployConfig, files: RunFiles) -> Iterator[OnLine]:
+    """Show the progress of a run; after Ctrl-C, print how to continue it."""
+    from ..deploy.flower.local_deployment import progress_display
+
+    run_folder = files.folder
     try:
         with progress_display(err, run_config.settings.clients.num_clients) as on_line:
-            run_local(app_folder, run_config, run_folder, on_line, changes, port=port or 0, warm=warm)
+            yield on_line
     except KeyboardInterrupt:
         command = f"defedavg deploy local --name {run_folder.name}"
         command += f" --out {run_folder.parent}" if run_folder.parent != Path("runs") else ""
@@ -214,7 +238,7 @@ def _run(
         raise typer.Exit(stopped_code()) from None
 
 
-def _interrupted_run(files: RunFiles, app_folder: Path | None) -> tuple[dict[str, Any], Path]:
+def _interrupted_run(files: RunFiles, app_folder: Path | None) -> tuple[dict[str, Any], Path | None]:
     from ..deploy.engine import event_log as logs
     from ..deploy.server.deployment_folder import recover
 
@@ -224,7 +248,7 @@ def _interrupted_run(files: RunFiles, app_folder: Path | None) -> tuple[dict[str
     if read_run(files.folder).finished:
         raise UserError(f"the run in {files.folder} is finished; start another run")
     recorded = files.app_path
-    own_app = Path(os.fsdecode(read_regular(recorded)).strip()) if recorded.exists() else files.app
+    own_app = Path(os.fsdecode(read_regular(recorded)).strip()) if recorded.exists() else None
     return logs.read(files.event_log).settings, app_folder or own_app
 
 
@@ -247,12 +271,21 @@ def keys(
         ),
     ] = None,
 ) -> None:
-    """Create the files of a secure deployment: a private CA, a server certificate, and a key pair for every client."""
-    _need_flower()
+    """Create the files of a secure deployment: a private CA, a server certificate, and a certificate for every client.
+
+    The server needs the folder without ca.key, which is best kept offline; client N needs the folder client-N alone. The
+    number in a certificate is the identity of its client. To revoke one while a server runs, write a line client-N, or
+    the SHA-256 fingerprint of one certificate, into revoked.txt in the server's folder.
+    """
+    check_installed("grpc")
     from ..deploy.tls_keys import make_keys
 
     made = make_keys(folder, clients, tuple(host or ("127.0.0.1", "localhost")))
-    print_line(f"wrote {len(made)} files to {folder}; give every client its own key and ca.crt, and no other file")
+    print_line(f"wrote {len(made)} files to {folder}; give client N the folder client-N, and no other file")
+
+
+app.command()(serve)
+app.command()(join)
 
 
 def replay(

@@ -19,6 +19,9 @@ from ..planning.action_checks import refuse
 from .engine.engine import Engine
 
 
+TRANSPORTS = ("grpc", "flower")
+
+
 def _key(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
@@ -34,10 +37,14 @@ class DeploySettings:
     job_seconds: float = _key(300.0, "a client that needs longer for a job counts as disconnected")
     norm_bound: float = _key(10.0, "refuse an update whose norm exceeds this factor times the model's (at least 1)")
     poll_seconds: float = _key(0.5, "pause between two polls for replies")
+    transport: str = _key("grpc", "how `deploy local` connects its clients: grpc (direct streams) or flower")
+    reconnect_seconds: float = _key(10.0, "a client that loses its gRPC connection keeps its work for this long")
     patience_seconds: float = _key(20.0, "how long a background client waits for its job before it answers 'not yet'")
 
     def __post_init__(self) -> None:
-        for word in ("wait_seconds", "job_seconds", "norm_bound", "poll_seconds", "patience_seconds"):
+        if self.transport not in TRANSPORTS:
+            raise unknown("transport", self.transport, TRANSPORTS)
+        for word in (item.name for item in dataclasses.fields(self) if isinstance(item.default, float)):
             value = getattr(self, word)
             if not 0 < value < math.inf:
                 raise UserError(f"deploy.{word} is {value}; give a finite number above zero")

@@ -9,8 +9,8 @@ replay compares its own decisions with them.
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -83,7 +83,8 @@ def decode(value: Any) -> Line:
 
 def read_number(value: Any) -> float:
     """Return a finite number of at least zero; any other value raises ``TypeError``."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= sys.float_info.max:  # an integer may be too large for a float
         raise TypeError(f"{repr(value)[:40]}, not a finite number of at least zero")
     return float(value)
 
