@@ -139,7 +139,6 @@ def local(
     from ..deploy.deploy_config import read_deploy_config
     from ..deploy.flower.app_template import write_app
     from ..deploy.flower.processes import check_port
-    from ..deploy.server.deployment_folder import new_run_folder
 
     run_folder, files = folder / name, RunFiles(folder / name)
     if resume:
@@ -155,6 +154,12 @@ def local(
     if port is not None:
         check_port(port)
     with launch_lock(run_folder), ExitStack() as created:
+        if transport != "flower" and (resume or run_config.deploy.transport == "grpc"):
+            from ..deploy.grpc.local_clients import local_clients
+
+            started = created.enter_context(local_clients())  # it loads PyTorch while this process does
+        from ..deploy.server.deployment_folder import new_run_folder
+
         if resume:
             flat, app_folder = _interrupted_run(files, app_folder)
             flat |= {} if transport is None else {"deploy.transport": transport}
@@ -172,7 +177,7 @@ def local(
             else:
                 from ..deploy.grpc.local_streams import run_local_streams
 
-                run_local_streams(run_config, flat, files.folder, on_line, app=app_folder, port=port or 0)
+                run_local_streams(started, run_config, flat, files.folder, on_line, app=app_folder, port=port or 0)
     entries = json.loads(read_text(files.summary))["runs"]
     if as_json:
         print_json(entries)

@@ -1,8 +1,8 @@
 """The clients of ``deploy local``: one process per client, started from a process that has loaded PyTorch once.
 
-``python -m defedavg.deploy.grpc.local_clients`` reads its task from standard input, one JSON object, and then the
-server's address. It loads PyTorch and the data while the server starts, and then forks. All processes end when
-standard input is closed: the command that started them has ended.
+``python -m defedavg.deploy.grpc.local_clients`` loads PyTorch, while the command that started it does so as well. It
+reads two lines of JSON from standard input: what to run, and the server's address. Then it forks. All processes end
+when standard input is closed: the command has ended.
 """
 
 from __future__ import annotations
@@ -13,66 +13,74 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ...errors import UserError
-from ...fileio import writing
 
 END_SECONDS = 5.0
 
 
-@contextmanager
-def local_clients(launch: Mapping[str, Any], log: Path) -> Any:
-    """Start the process, and yield it; give it the address with ``send_address``. At the end of the block, end it.
+class LocalClients:
+    """The process that starts the clients."""
 
-    ``launch`` has the settings, the task or None, the folder of keys, the clients with their seconds per step, and
-    folders for imports.
-    """
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with writing(log), log.open("ab") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "defedavg.deploy.grpc.local_clients"],
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=out,
-            env=environment,
-            start_new_session=True,
-        )
-    try:
-        _write_line(process, launch)
-        yield process
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def prepare(self, launch: Mapping[str, Any]) -> None:
+        """Say what to run: settings, task or None, folder of keys, clients, folders for imports, and a log file."""
+        self._write_line(launch)
+
+    def start(self, address: str) -> None:
+        """Start the clients: the server listens."""
+        self._write_line(address)
+
+    def _write_line(self, value: Any) -> None:
+        assert self._process.stdin is not None
         try:
-            process.wait(END_SECONDS)
+            self._process.stdin.write(json.dumps(value).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise UserError("the process of the clients ended; see clients.log in the run folder") from None
+
+    def end(self) -> None:
+        """End all clients."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._process.kill()
+            self._process.wait()
 
 
-def send_address(process: subprocess.Popen[bytes], address: str) -> None:
-    """Tell the process where the server listens; it starts the clients then."""
-    _write_line(process, address)
-
-
-def _write_line(process: subprocess.Popen[bytes], value: Any) -> None:
-    assert process.stdin is not None
+@contextmanager
+def local_clients() -> Iterator[LocalClients]:
+    """Start the process, and end it and the clients with the block."""
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "defedavg.deploy.grpc.local_clients"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,  # Ctrl-C reaches the command alone
+    )
+    clients = LocalClients(process)
     try:
-        process.stdin.write(json.dumps(value).encode() + b"\n")
-        process.stdin.flush()
-    except BrokenPipeError:
-        raise UserError("the process of the clients ended; see clients.log in the run folder") from None
+        yield clients
+    finally:
+        clients.end()
 
 
-def _read_line(stream: BinaryIO) -> Any:
-    """Read a line without a buffer: the processes that are forked later must find the rest."""
+def _read_line() -> Any:
+    """Read a line of standard input without a buffer: no other process may miss its end."""
     data = bytearray()
     while not data.endswith(b"\n"):
-        byte = os.read(stream.fileno(), 1)
+        byte = os.read(0, 1)
         if not byte:
             sys.exit(0)
         data += byte
@@ -81,8 +89,6 @@ def _read_line(stream: BinaryIO) -> Any:
 
 def main() -> None:
     """Load what all clients need, fork a process for each, and wait for them."""
-    launch = _read_line(sys.stdin.buffer)
-    sys.path[:0] = launch["sys_path"]
     import torch
 
     from ...plugins import load_plugins
@@ -90,12 +96,17 @@ def main() -> None:
     from .join import task_of_settings
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    launch = _read_line()
+    sys.path[:0] = launch["sys_path"]
+    log = os.open(launch["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for standard in (1, 2):
+        os.dup2(log, standard)
     load_plugins(filter(None, str(launch["settings"].get("plugins", "")).split(os.pathsep)))
     task: Any = launch["task"]
     if task is None:
         made = task_of_settings(launch["settings"], None)
         task = lambda _config, _client: made  # noqa: E731 (the same task for every client, whose part is in it)
-    address = _read_line(sys.stdin.buffer)
+    address = _read_line()
     children = [_fork(launch, address, number, seconds, task) for number, seconds in launch["clients"]]
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for child in children:
@@ -109,7 +120,6 @@ def _fork(launch: Mapping[str, Any], address: str, number: int, step_seconds: fl
     status = 1
     try:
         threading.Thread(target=_end_with_parent, daemon=True).start()
-        # gRPC is imported here: it must not have started before the fork.
         from .identities import client_credentials
         from .join import run_client
 

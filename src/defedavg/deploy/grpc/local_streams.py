@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ...config.build import make_fleet
 from ...config.task_module import task_from_module
@@ -17,7 +21,7 @@ from ..deploy_config import DeployConfig
 from ..flower.local_deployment import LogTail, OnLine
 from ..tls_keys import make_keys
 from .join import task_of_settings
-from .local_clients import local_clients, send_address
+from .local_clients import LocalClients
 from .run_server import Listening, ServerLog, run_server
 
 HOST = "127.0.0.1"
@@ -46,9 +50,17 @@ def followed(tail: LogTail, on_line: OnLine) -> Iterator[None]:
 
 
 def run_local_streams(
-    config: DeployConfig, flat: Mapping[str, Any], folder: Path, on_line: OnLine, *, app: Path | None, port: int
+    clients: LocalClients,
+    config: DeployConfig,
+    flat: Mapping[str, Any],
+    folder: Path,
+    on_line: OnLine,
+    *,
+    app: Path | None,
+    port: int,
 ) -> None:
     """Run a deployment on this machine with TLS and keys of its own; ``app`` has a task, port 0 is any free port."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))  # the clients need the other cores
     files, tail = RunFiles(folder), LogTail(folder, from_end=config.deploy.resume)
     step_times = make_fleet(config.settings, config.seed).step_times
     module = str(flat.get("task.module") or "") or None
@@ -60,8 +72,10 @@ def run_local_streams(
             "sys_path": [] if app is None else [str(app.absolute())],
             "keys": str(Path(scratch) / "keys"),
             "clients": [[client, float(seconds)] for client, seconds in enumerate(step_times)],
+            "log": str(files.client_log.absolute()),
         }
-        with local_clients(launch, files.client_log) as process, followed(tail, on_line):
+        clients.prepare(launch)
+        with followed(tail, on_line):
             make_keys(Path(launch["keys"]), len(step_times), (HOST, "localhost"))
             run_server(
                 config,
@@ -70,15 +84,13 @@ def run_local_streams(
                 folder,
                 Listening(f"{HOST}:{port}", Path(launch["keys"])),
                 log_line=ServerLog(folder),
-                on_listening=lambda found: send_address(process, f"{HOST}:{found}"),
+                on_listening=lambda found: clients.start(f"{HOST}:{found}"),
             )
 
 
 def _task_maker(spec: str | None, app: Path | None, flat: Mapping[str, Any]) -> Callable[[], Task]:
     def make() -> Task:
         if app is not None:
-            import sys
-
             sys.path.insert(0, str(app.absolute()))
         return task_of_settings(flat, None) if spec is None else task_from_module(spec, flat, None)
 
