@@ -150,7 +150,10 @@ def notes_for(t: float, commands: list[Command]) -> list[LogNote]:
 
 
 class EventLogWriter:
-    """Appends to a log; a line is on disk when ``add`` returns. With ``head``, create a new log."""
+    """Appends to a log. With ``head``, create a new one.
+
+    An event is on disk when ``add`` returns. Notes alone are on disk with the next event: no decision depends on them.
+    """
 
     def __init__(self, path: Path, head: dict[str, Any] | None = None) -> None:
         self.path, self.lines = path, 0  # the head does not count
@@ -162,18 +165,22 @@ class EventLogWriter:
     def add(self, *lines: Line) -> None:
         """Append lines."""
         if lines:
-            self._write([encode(line) for line in lines])
+            self._write([encode(line) for line in lines], flush=not all(isinstance(line, LogNote) for line in lines))
             self.lines += len(lines)
 
-    def _write(self, objects: list[dict[str, Any]]) -> None:
+    def _write(self, objects: list[dict[str, Any]], *, flush: bool = True) -> None:
         text = "".join(json.dumps(finite(item), separators=(",", ":"), allow_nan=False) + "\n" for item in objects)
         with writing(self.path):
             self._file.write(text.encode())
-            os.fsync(self._file.fileno())
+            if flush:
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Flush the file to disk and close it."""
+        if not self._file.closed:
+            with writing(self.path):
+                os.fsync(self._file.fileno())
+            self._file.close()
 
 
 @dataclass(frozen=True)

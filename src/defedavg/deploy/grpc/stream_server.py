@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +28,7 @@ REVOCATION_SECONDS = 1.0  # between two looks at the list
 UPLOAD_BYTES = 512 << 20  # of all uploads in memory together, if the model is not larger
 MAX_RECEIVED = 64  # messages that a client may name when it connects
 WINDOW_BYTES = 1 << 20
+STOP_SECONDS = 1.0  # for streams to end when the server stops
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", frames.MAX_FRAME_BYTES),
@@ -110,12 +110,14 @@ class StreamServer:
         """Close all streams; tell the clients if the run is over."""
         self._ended = True
         self._watch.cancel()
-        if finished:
-            for link in self._links.values():
-                if link.connection is not None:
-                    link.connection.send(frames.encode({"type": "finished"}))
-        # Clients that receive the frame end their streams themselves.
-        await self._server.stop(1.0 if finished else 0.0)
+        for link in list(self._links.values()):
+            if link.expiry is not None:
+                link.expiry.cancel()
+            if link.connection is not None and finished:  # the client ends the stream when it has read this
+                link.connection.send(frames.encode({"type": "finished"}))
+            elif link.connection is not None:
+                link.connection.end(grpc.StatusCode.UNAVAILABLE, "the server has stopped")
+        await self._server.stop(STOP_SECONDS)
 
     def push(self, batch: Sequence[tuple[int, OutgoingMessage]]) -> None:
         """Send messages to nodes; those of a node that has gone are dropped."""
@@ -217,14 +219,15 @@ class StreamServer:
         try:
             await asyncio.wait([*tasks, connection.cut], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            ended = [task for task in tasks if task.done()]
             for task in tasks:
                 task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
         if connection.cut.done():
             raise StreamEndError(*connection.cut.result())
-        for task in ended:
-            with suppress(grpc.aio.BaseError, grpc.aio.UsageError, asyncio.InvalidStateError):  # the connection is lost
-                await task
+        for result in results:
+            # Any other exception says that the connection is lost.
+            if isinstance(result, FrameError | StreamEndError):
+                raise result
 
     async def _read_replies(self, link: Link, connection: Connection) -> None:
         while (frame := await connection.context.read()) is not grpc.aio.EOF:

@@ -57,7 +57,14 @@ class StreamTransport:
     def _in_loop(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(STOP_SECONDS)
 
+    async def _cancel_tasks(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=1.0) if tasks else None
+
     def _end_loop(self) -> None:
+        self._in_loop(self._cancel_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_SECONDS)
         if not self._thread.is_alive():
