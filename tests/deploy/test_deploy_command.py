@@ -27,9 +27,9 @@ from defedavg.deploy.flower import server_entry
 from defedavg.deploy.flower.app_template import default_settings, write_app
 from defedavg.deploy.flower.processes import FlowerCluster
 from defedavg.deploy.flower.server_entry import serve
-from defedavg.deploy.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.deploy.server import deployment_folder as runfolder
+from defedavg.deploy.tls_keys import make_keys
 from defedavg.errors import UserError
 from defedavg.fileio import FolderLock
 from defedavg.runstore.reader import read_run

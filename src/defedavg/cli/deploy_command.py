@@ -123,7 +123,9 @@ def local(
     ] = None,
     transport: Annotated[
         str | None,
-        typer.Option(help="grpc: direct streams; flower: Flower's processes. Default: deploy.transport, which is grpc."),
+        typer.Option(
+            help="grpc: direct streams; flower: Flower's processes. Default: deploy.transport, which is grpc."
+        ),
     ] = None,
     no_warm_workers: NoWarmWorkers = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run of this name that was interrupted.")] = False,
@@ -278,7 +280,7 @@ def keys(
 ) -> None:
     """Create the files of a secure deployment: a private CA, a server certificate, and a certificate for every client.
 
-    The server needs the folder without ca.key, which is best kept offline; client N needs the folder client-N alone. The
+    Keep ca.key offline. The server needs ca.crt, server.crt and server.key, and client N needs the folder client-N. The
     number in a certificate is the identity of its client. To revoke one while a server runs, write a line client-N, or
     the SHA-256 fingerprint of one certificate, into revoked.txt in the server's folder.
     """

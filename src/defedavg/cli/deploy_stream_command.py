@@ -94,8 +94,8 @@ def serve(
 ) -> None:
     """Run the server of a deployment: wait for clients, train, and write the run folder.
 
-    Clients connect with `defedavg deploy join HOST:PORT --keys client-3/`, from anywhere that can reach this address, in
-    any order, and again after a lost connection. After a crash or Ctrl-C, --resume continues the run.
+    Clients connect with `defedavg deploy join HOST:PORT --keys client-3/`, from any machine that reaches this address,
+    in any order, and again after a lost connection. After a crash or Ctrl-C, --resume continues the run.
     """
     check_installed("grpc")
     from ..deploy.deploy_config import read_deploy_config

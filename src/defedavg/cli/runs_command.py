@@ -48,7 +48,6 @@ def _endings() -> frozenset[str]:
     return frozenset(RunStatus) - {RunStatus.RUNNING, RunStatus.DROPPED}
 
 
-
 class RunGroup(NamedTuple):
     """One setting of a run folder with its entries, one per seed; none while the folder has no results."""
 

@@ -18,7 +18,6 @@ from ..errors import UserError, unknown
 from ..planning.action_checks import refuse
 from .engine.engine import Engine
 
-
 TRANSPORTS = ("grpc", "flower")
 
 

@@ -1,7 +1,7 @@
 """``defedavg deploy keys``: a private CA, a server certificate, and a certificate for each client.
 
-The name in a client's certificate is its identity for the gRPC server. Flower registers the client's public key instead,
-and needs the same key in OpenSSH's format.
+The name in a client's certificate is its identity for the gRPC server. Flower registers the client's public key
+instead, and needs the same key in OpenSSH's format.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The transport between the coordinator and the clients: messages, replies, and the nodes that are connected.
 
-``grpc.stream_transport`` implements it with gRPC, ``flower.grid_transport`` with Flower; the tests implement it in memory.
+``grpc.stream_transport`` implements it with gRPC, and ``flower.grid_transport`` with Flower. The tests implement it in
+memory.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from defedavg.deploy.engine.events import Joined, Left, Refused, Resumed, Traine
 from defedavg.deploy.flower.app_template import default_settings, write_app
 from defedavg.deploy.flower.local_deployment import LogTail
 from defedavg.deploy.flower.processes import TlsFiles
-from defedavg.deploy.tls_keys import make_keys
 from defedavg.deploy.replay import replay
+from defedavg.deploy.tls_keys import make_keys
 from defedavg.errors import UserError
 from defedavg.rng import key, uniform
 from defedavg.runstore.layout import EVENT_LOG as LOG

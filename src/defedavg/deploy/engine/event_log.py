@@ -161,25 +161,29 @@ class EventLogWriter:
             self._file = path.open("xb" if head is not None else "ab", buffering=0)
         if head is not None:
             self._write([{"format": FORMAT, "format_version": VERSION, **head}])
+            self._flush()
 
     def add(self, *lines: Line) -> None:
         """Append lines."""
         if lines:
-            self._write([encode(line) for line in lines], flush=not all(isinstance(line, LogNote) for line in lines))
+            self._write([encode(line) for line in lines])
             self.lines += len(lines)
+            if not all(isinstance(line, LogNote) for line in lines):
+                self._flush()
 
-    def _write(self, objects: list[dict[str, Any]], *, flush: bool = True) -> None:
+    def _write(self, objects: list[dict[str, Any]]) -> None:
         text = "".join(json.dumps(finite(item), separators=(",", ":"), allow_nan=False) + "\n" for item in objects)
         with writing(self.path):
             self._file.write(text.encode())
-            if flush:
-                os.fsync(self._file.fileno())
+
+    def _flush(self) -> None:
+        with writing(self.path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Flush the file to disk and close it."""
         if not self._file.closed:
-            with writing(self.path):
-                os.fsync(self._file.fileno())
+            self._flush()
             self._file.close()
 
 

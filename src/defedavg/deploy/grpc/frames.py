@@ -136,7 +136,7 @@ class EncodedVector:
     """A vector as frames. Messages that carry the same vector share them."""
 
     def __init__(self, vector: Vector) -> None:
-        self._bytes = memoryview(np.ascontiguousarray(vector)).cast("B")
+        self._bytes = np.ascontiguousarray(vector).data.cast("B")
         self.described = {
             "type": str(vector.dtype),
             "size": int(vector.size),

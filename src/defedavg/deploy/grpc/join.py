@@ -56,7 +56,5 @@ def run_client(
     def handler(settings: Mapping[str, Any], number: int) -> ClientHandler:
         return make_handler(settings, number, task, step_seconds)
 
-    stream = StreamClient(
-        address, credentials, handler, client=client, retry_seconds=retry_seconds, log_line=log_line
-    )
+    stream = StreamClient(address, credentials, handler, client=client, retry_seconds=retry_seconds, log_line=log_line)
     asyncio.run(stream.run())

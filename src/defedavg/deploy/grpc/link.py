@@ -30,10 +30,16 @@ class Connection:
     queue: deque[OutgoingMessage | bytes] = field(default_factory=deque)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     cut: asyncio.Future[tuple[Any, str]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    closing: bool = False
 
     def send(self, item: OutgoingMessage | bytes) -> None:
         """Queue a message or a frame."""
         self.queue.append(item)
+        self.filled.set()
+
+    def close(self) -> None:
+        """Write nothing after the frame that is being written."""
+        self.closing = True
         self.filled.set()
 
     def end(self, code: Any, reason: str) -> None:
@@ -76,19 +82,22 @@ class Link:
                 connection.send(message)
 
     async def write_queue(self, connection: Connection) -> None:
-        """Write what is queued on a connection; never return. ``write`` waits while the client does not read."""
-        write = connection.context.write
-        while True:
+        """Write what is queued on a connection until it closes. ``write`` waits while the client does not read."""
+        while not connection.closing:
             await connection.filled.wait()
             connection.filled.clear()
             while connection.queue:
-                item = connection.queue.popleft()
-                if isinstance(item, bytes):
-                    await write(item)
-                elif item.name in self.pending:
-                    await write(item.head)
-                    for frame in item.vector.frames if item.vector is not None else ():
-                        await write(frame)
+                for frame in self._frames(connection.queue.popleft()):
+                    if connection.closing:
+                        return
+                    await connection.context.write(frame)
+
+    def _frames(self, item: OutgoingMessage | bytes) -> list[bytes]:
+        if isinstance(item, bytes):
+            return [item]
+        if item.name not in self.pending:  # another message has replaced it
+            return []
+        return [item.head, *(item.vector.frames if item.vector is not None else ())]
 
 
 def acknowledgement(name: str) -> bytes:

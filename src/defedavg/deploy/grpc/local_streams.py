@@ -66,23 +66,24 @@ def run_local_streams(
     module = str(flat.get("task.module") or "") or None
     spec = module if app is None else f"{_package_of(app)}.task:make"
     with tempfile.TemporaryDirectory(prefix="defedavg-keys-") as scratch:
+        keys = Path(scratch) / "keys"
         launch = {
             "settings": {**flat, "task.module": module or ""},
             "task": spec,
             "sys_path": [] if app is None else [str(app.absolute())],
-            "keys": str(Path(scratch) / "keys"),
+            "keys": str(keys),
             "clients": [[client, float(seconds)] for client, seconds in enumerate(step_times)],
             "log": str(files.client_log.absolute()),
         }
         clients.prepare(launch)
         with followed(tail, on_line):
-            make_keys(Path(launch["keys"]), len(step_times), (HOST, "localhost"))
+            make_keys(keys, len(step_times), (HOST, "localhost"))
             run_server(
                 config,
                 flat,
                 _task_maker(spec, app, flat),
                 folder,
-                Listening(f"{HOST}:{port}", Path(launch["keys"])),
+                Listening(f"{HOST}:{port}", keys),
                 log_line=ServerLog(folder),
                 on_listening=lambda found: clients.start(f"{HOST}:{found}"),
             )

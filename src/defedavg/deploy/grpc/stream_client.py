@@ -69,11 +69,11 @@ class Conversation:
         """The messages that need not be sent again."""
         return [*self.working, *self.replies]
 
-    def enter(self, session: str) -> None:
-        """Discard everything that belongs to another session of the server."""
+    def enter(self, session: str, waiting: Collection[str]) -> None:
+        """Discard replies for which the server does not wait, and all work of another session of the server."""
+        self.replies = {name: reply for name, reply in self.replies.items() if name in waiting}
         if session != self.session:
             self.session = session
-            self.replies.clear()
             for obsolete in self.working.values():
                 obsolete.set()
             self.working.clear()
@@ -134,7 +134,7 @@ class StreamClient:
 
     def _check_refusal(self, error: Any) -> str:
         """Return the reason of a lost or refused connection; raise ``UserError`` if another attempt would not help."""
-        reason = first_line(error.details() or "no reason given")
+        reason = (error.details() or "no reason given").splitlines()[0]
         final = (
             grpc.StatusCode.PERMISSION_DENIED,
             grpc.StatusCode.UNAUTHENTICATED,
@@ -168,11 +168,12 @@ class StreamClient:
 
     async def _welcome(self, head: dict[str, Any]) -> None:
         """Handle the first frame of the server: who this client is, and the settings of the run."""
-        settings, number = head.get("settings"), frames.count_of(head, "client")
-        if head.get("type") != "welcome" or not isinstance(settings, dict):
+        settings, waiting = head.get("settings"), head.get("waiting")
+        if head.get("type") != "welcome" or not isinstance(settings, dict) or not isinstance(waiting, list):
             raise FrameError("the first frame is not a welcome")
+        number = frames.count_of(head, "client")
         self._welcomed = True
-        self._state.enter(frames.text_of(head, "session"))
+        self._state.enter(frames.text_of(head, "session"), waiting)
         self._log_line(f"connected to {self._address} as client {number}")
         if self._handler is None:
             loop = asyncio.get_running_loop()

@@ -166,7 +166,11 @@ class StreamServer:
             code = grpc.StatusCode.FAILED_PRECONDITION
             raise StreamEndError(code, f"{reason}; install the same version of defedavg on both sides")
         process, received = frames.text_of(head, "process", 64), head.get("received")
-        if not isinstance(received, list) or len(received) > MAX_RECEIVED or not all(isinstance(n, str) for n in received):
+        if (
+            not isinstance(received, list)
+            or len(received) > MAX_RECEIVED
+            or not all(isinstance(n, str) for n in received)
+        ):
             raise FrameError("received is not a short list of messages")
         link = self._claim(self._identify(context, head), process)
         if link.connection is not None:
@@ -174,6 +178,7 @@ class StreamServer:
         link.connect(connection, received)
         settings = dict(self._settings.settings)
         welcome = {"type": "welcome", "session": self._session, "client": link.client, "settings": settings}
+        welcome["waiting"] = list(link.pending)
         connection.queue.appendleft(frames.encode(welcome))
         connection.filled.set()
         return link
@@ -212,22 +217,22 @@ class StreamServer:
 
     async def _serve(self, link: Link, connection: Connection) -> None:
         """Read and write until the client ends the stream, the connection is lost, or the server cuts it."""
-        tasks = [
-            asyncio.create_task(self._read_replies(link, connection)),
-            asyncio.create_task(link.write_queue(connection)),
-        ]
+        reader: asyncio.Future[None] = asyncio.create_task(self._read_replies(link, connection))
+        writer: asyncio.Future[None] = asyncio.create_task(link.write_queue(connection))
+        ends: list[asyncio.Future[Any]] = [reader, writer, connection.cut]
         try:
-            await asyncio.wait([*tasks, connection.cut], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
+            reader.cancel()
+            connection.close()  # gRPC cannot end a stream while a frame is being written, nor cancel the writing
+            results = await asyncio.gather(reader, writer, return_exceptions=True)
         if connection.cut.done():
             raise StreamEndError(*connection.cut.result())
         for result in results:
-            # Any other exception says that the connection is lost.
             if isinstance(result, FrameError | StreamEndError):
                 raise result
+            if isinstance(result, Exception) and not self._ended:
+                self._log_line(f"the stream of client {link.client} ended: {type(result).__name__}: {result}")
 
     async def _read_replies(self, link: Link, connection: Connection) -> None:
         while (frame := await connection.context.read()) is not grpc.aio.EOF:
@@ -311,9 +316,7 @@ async def _receive(context: Any, shape: Shape) -> Vector:
     return assembler.vector()
 
 
-def _reply(
-    link: Link, name: str, fields: dict[str, Any], update: Vector | None, size: int, error: str | None
-) -> Reply:
+def _reply(link: Link, name: str, fields: dict[str, Any], update: Vector | None, size: int, error: str | None) -> Reply:
     """Return the reply for the coordinator. The certificate says which client it is, whatever the fields state."""
     stated = fields.get("client", link.client)
     if error is None and stated != link.client:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from ..transport import Message, Reply, Vector
 from .frames import EncodedVector, encode
@@ -17,6 +18,17 @@ from .stream_server import StreamServer, StreamSettings
 
 KEPT_VECTORS = 8
 STOP_SECONDS = 10.0
+
+
+Result = TypeVar("Result")
+
+
+@functools.cache
+def grpc_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of gRPC, in a thread that lasts as long as the process: gRPC supports one loop."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="gRPC", daemon=True).start()
+    return loop
 
 
 class StreamTransport:
@@ -34,41 +46,16 @@ class StreamTransport:
         """Whether clients are told at the end of the block that the run is over."""
 
     def __enter__(self) -> StreamTransport:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gRPC server", daemon=True)
-        self._thread.start()
-        try:
-            self._server: StreamServer = self._in_loop(self._make_server())
-            self.port: int = self._in_loop(self._server.start())
-        except BaseException:
-            self._end_loop()
-            raise
+        self._loop = grpc_loop()
+        self._server = StreamServer(self._settings, self._deliver, self._set_nodes, self._log_line)
+        self.port: int = self._in_loop(self._server.start())
         return self
 
     def __exit__(self, *raised: object) -> None:
-        try:
-            self._in_loop(self._server.stop(finished=self.finished))
-        finally:
-            self._end_loop()
+        self._in_loop(self._server.stop(finished=self.finished))
 
-    async def _make_server(self) -> StreamServer:
-        return StreamServer(self._settings, self._deliver, self._set_nodes, self._log_line)
-
-    def _in_loop(self, coroutine: Any) -> Any:
+    def _in_loop(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(STOP_SECONDS)
-
-    async def _cancel_tasks(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=1.0) if tasks else None
-
-    def _end_loop(self) -> None:
-        self._in_loop(self._cancel_tasks())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(STOP_SECONDS)
-        if not self._thread.is_alive():
-            self._loop.close()
 
     def _deliver(self, reply: Reply) -> None:
         with self._event:
@@ -111,8 +98,8 @@ class StreamTransport:
 
     def _outgoing(self, name: str, message: Message) -> OutgoingMessage:
         vector = None if message.weights is None else self._encode(message.weights)
-        head = {"type": "message", "id": name, "kind": message.kind, "fields": message.fields}
-        head["vector"] = None if vector is None else vector.described
+        described = None if vector is None else vector.described
+        head = {"type": "message", "id": name, "kind": message.kind, "fields": message.fields, "vector": described}
         return OutgoingMessage(name, message.kind, encode(head), vector)
 
     def _encode(self, vector: Vector) -> EncodedVector:
