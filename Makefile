@@ -43,7 +43,7 @@ tests: .venv/dev
 fuzz: .venv/dev
 	DEFEDAVG_FUZZ=400 $(BIN)/python -m pytest tests/cli/test_fuzz.py
 
-# Real SuperLink and SuperNode processes: minutes, half of them spent waiting, so three tests at a time share two cores.
+# Real server and client processes, over gRPC and Flower: minutes, half of them spent waiting, so three tests at a time share two cores.
 DEPLOYMENTS := 3
 test-deploy: .venv/dev
 	$(BIN)/python -m pytest -n $(DEPLOYMENTS) -m deploy --durations=0

@@ -91,14 +91,19 @@ class StreamWorld:
         return f"127.0.0.1:{self.transport.port}"
 
     def client(
-        self, number: int, change: Callable[[dict[str, Any], Vector | None], Answer] | None = None, address: str = ""
+        self,
+        number: int,
+        change: Callable[[dict[str, Any], Vector | None], Answer] | None = None,
+        address: str = "",
+        task: MakeTask | None = None,
     ) -> StreamClient:
         """Return a client that is not connected yet."""
+        own = task or self.task
 
         def make(found: Mapping[str, Any], client: int) -> ClientHandler:
             if change is None:
-                return ClientHandler(self.task, found, client)
-            handler = ChangedHandler(self.task, found, client)
+                return ClientHandler(own, found, client)
+            handler = ChangedHandler(own, found, client)
             handler.change = change  # type: ignore[method-assign]
             return handler
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import tomllib
 from contextlib import ExitStack
@@ -64,7 +65,13 @@ def study_settings(
     flat["plugins"] = os.pathsep.join(study.plugins)
     for table, values in study.tables.items():
         flat |= {f"{table}.{name}": value for name, value in values.items()}
-    return flat | {f"deploy.{name}": value for name, value in deploy.items()}
+    flat |= {f"deploy.{name}": value for name, value in deploy.items()}
+    if flat["stop.max_seconds"] == math.inf:
+        del flat["stop.max_seconds"]  # the default; JSON, in which settings are logged and sent, has no infinity
+    for name, value in flat.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{name} is {value}; a deployment needs a finite number")
+    return flat
 
 
 def serve(

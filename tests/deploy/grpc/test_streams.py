@@ -204,7 +204,13 @@ def test_connections_that_do_not_follow_the_protocol_are_refused(tmp_path: Path,
         code, details = in_loop(status_of(world.address, own, hello(protocol=99))).result(10.0)
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert "version 99 of the protocol" in details
-        for sent in ([b""], [b"\x00\x00\x00\x05hello"], [hello(received=3)], [hello(), hello()], [hello(), b"\0\0\0\0x"]):
+        for sent in (
+            [b""],
+            [b"\x00\x00\x00\x05hello"],
+            [hello(received=3)],
+            [hello(), hello()],
+            [hello(), b"\0\0\0\0x"],
+        ):
             code, _ = in_loop(status_of(world.address, own, *sent)).result(10.0)
             assert code is grpc.StatusCode.INVALID_ARGUMENT
         code, _ = in_loop(status_of(world.address, own, b"x" * (frames.MAX_FRAME_BYTES + 1))).result(10.0)
@@ -231,19 +237,13 @@ def test_a_client_without_a_task_ends_with_its_reason_and_the_server_knows_it(tm
     def no_task(config: Mapping[str, Any], client: int | None) -> Task:
         raise UserError("there are no data here")
 
-    with StreamWorld(tmp_path, keys, deploy__min_clients=5) as world:
+    with StreamWorld(tmp_path, keys, deploy__min_clients=5, deploy__wait_seconds=20.0) as world:
         world.join(0, 1, 2, 3, 4)
-        world.task = no_task
-        world.join(5)
+        world.join(5, task=no_task)
+        world.coordinator.wait_for_clients()
+        until(world, lambda: any("client 5: " in line and "there are no data here" in line for line in world.log_lines))
         with pytest.raises(UserError, match="there are no data here"):
-            until_greeted(world)
-        assert any("client 5: there are no data here" in line for line in world.log_lines)
-
-
-def until_greeted(world: StreamWorld) -> None:
-    world.coordinator.wait_for_clients()
-    until(world, world.jobs[5].done)
-    world.jobs[5].result()
+            world.jobs.pop(5).result(10.0)
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path, keys: Path) -> None:

@@ -41,7 +41,7 @@ class FrameError(ValueError):
 
 def encode(head: dict[str, Any]) -> bytes:
     """Return a frame with a head and no payload."""
-    text = json.dumps(head, separators=(",", ":")).encode()
+    text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
     if len(text) > MAX_HEAD_BYTES:
         raise FrameError(f"the head of a message has {len(text)} bytes, more than {MAX_HEAD_BYTES}")
     return _LENGTH.pack(len(text)) + text

@@ -46,7 +46,7 @@ def client_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
     shared = {
         name: value
         for name, value in flat.items()
-        if name not in PRIVATE_SETTINGS and not name.startswith("deploy.") and isinstance(value, str | int | float)
+        if name not in PRIVATE_SETTINGS and not name.startswith("deploy.")
     }
     module = str(flat.get("task.module") or "")
     return {**shared, "task.module": module and Path(module).name}
@@ -84,7 +84,8 @@ def run_server(
 def _stream_settings(
     session: Session, flat: Mapping[str, Any], listening: Listening, log_line: LogLine
 ) -> StreamSettings:
-    config, model, keys = session.config, session.executor.versions[0], listening.keys
+    config, keys, versions = session.config, listening.keys, session.executor.versions
+    model = versions[max(versions)]
     return StreamSettings(
         address=listening.address,
         credentials=None if keys is None else server_credentials(keys),
