@@ -104,7 +104,7 @@ class StreamWorld:
             if change is None:
                 return ClientHandler(own, found, client)
             handler = ChangedHandler(own, found, client)
-            handler.change = change  # type: ignore[method-assign]
+            handler.change = change
             return handler
 
         credentials = client_credentials(self.keys / f"client-{number}")

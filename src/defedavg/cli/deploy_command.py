@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -16,11 +15,11 @@ from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..config.task_module import absolute_spec
 from ..errors import UserError, unknown
-from ..fileio import launch_lock, read_regular, read_text, write_whole
+from ..fileio import launch_lock, read_regular, write_whole
 from ..report import tables
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
-from .deploy_stream_command import check_installed, join, serve
+from .deploy_stream_command import check_installed, join, print_results, serve
 from .options import (
     CommandWithOldNames,
     Force,
@@ -39,6 +38,7 @@ from .stop_signals import stopped_by, stopped_code
 if TYPE_CHECKING:
     from ..deploy.deploy_config import DeployConfig
     from ..deploy.flower.local_deployment import OnLine
+    from ..deploy.grpc.local_clients import LocalClients
 
 app = typer.Typer(
     help="Run on a real network, over gRPC or Flower, with the algorithms, tasks and run folders of a simulation.",
@@ -138,54 +138,64 @@ def local(
     Clients have different speeds: a local step lasts clients.step_seconds times the client's slowness. The run folder
     has the files of a simulation, and the event log for `defedavg replay`. All processes end with the run.
     """
-    from ..deploy.deploy_config import read_deploy_config
-    from ..deploy.flower.app_template import write_app
     from ..deploy.flower.processes import check_port
 
-    run_folder, files = folder / name, RunFiles(folder / name)
-    if resume:
-        if given or algorithm is not None or clients is not None or force:
-            raise UserError("--resume keeps the settings of the run; omit --set, --algorithm, --clients and --force")
-        if not run_folder.is_dir():
-            raise UserError(f"there is no run to resume in {run_folder}")
-    else:
+    files = RunFiles(folder / name)
+    flat, run_config = None, None
+    if not resume:
         flat = _with_user_code(_new_settings(app_folder, name, algorithm, clients, given), plugin)
-        flat |= {} if transport is None else {"deploy.transport": transport}
-        run_config = read_deploy_config({**flat, "deploy.resume": False})
-        check_installed(run_config.deploy.transport)
+        flat, run_config = _chosen(flat, transport, resume=False)
+    elif given or algorithm is not None or clients is not None or force:
+        raise UserError("--resume keeps the settings of the run; omit --set, --algorithm, --clients and --force")
+    elif not files.folder.is_dir():
+        raise UserError(f"there is no run to resume in {files.folder}")
     if port is not None:
         check_port(port)
-    with launch_lock(run_folder), ExitStack() as created:
-        if transport != "flower" and (resume or run_config.deploy.transport == "grpc"):
-            from ..deploy.grpc.local_clients import local_clients
-
-            started = created.enter_context(local_clients())  # it loads PyTorch while this process does
-        from ..deploy.server.deployment_folder import new_run_folder
-
-        if resume:
+    with launch_lock(files.folder), ExitStack() as created:
+        started = _started_clients(created, transport, run_config)
+        if flat is None or run_config is None:
             flat, app_folder = _interrupted_run(files, app_folder)
-            flat |= {} if transport is None else {"deploy.transport": transport}
-            run_config = read_deploy_config({**flat, "deploy.resume": True})
-            check_installed(run_config.deploy.transport)
+            flat, run_config = _chosen(flat, transport, resume=True)
         else:
-            created.enter_context(new_run_folder(run_config, run_folder, force=force))
-            if app_folder is None and run_config.deploy.transport == "flower":
-                write_app(files.app, flat)
-            elif app_folder is not None:
-                write_whole(files.app_path, os.fsencode(f"{app_folder.absolute()}\n"))
+            _create_run(created, run_config, files, app_folder, force=force)
         with _progress(run_config, files) as on_line:
-            if run_config.deploy.transport == "flower":
-                _run_flower(app_folder or files.app, run_config, flat, files, on_line, port, warm=not no_warm_workers)
+            if run_config.deploy.transport == "flower" or started is None:
+                _run_flower(app_folder, run_config, flat, files, on_line, port, warm=not no_warm_workers)
             else:
                 from ..deploy.grpc.local_streams import run_local_streams
 
                 run_local_streams(started, run_config, flat, files.folder, on_line, app=app_folder, port=port or 0)
-    entries = json.loads(read_text(files.summary))["runs"]
-    if as_json:
-        print_json(entries)
-    else:
-        out.print(tables.result_table(name, entries, clock="seconds of the run"))
-        print_line(f"\nresults: {run_folder}")
+    print_results(files, as_json=as_json)
+
+
+def _chosen(flat: dict[str, Any], transport: str | None, *, resume: bool) -> tuple[dict[str, Any], DeployConfig]:
+    """Return the settings of a run with the transport of the command line, and check that it is installed."""
+    from ..deploy.deploy_config import read_deploy_config
+
+    flat = flat | ({} if transport is None else {"deploy.transport": transport})
+    run_config = read_deploy_config({**flat, "deploy.resume": resume})
+    check_installed(run_config.deploy.transport)
+    return flat, run_config
+
+
+def _started_clients(created: ExitStack, transport: str | None, run_config: DeployConfig | None) -> LocalClients | None:
+    """Start the process of clients over gRPC: it loads PyTorch while this process does."""
+    chosen = transport if run_config is None else run_config.deploy.transport
+    if chosen == "flower":
+        return None
+    from ..deploy.grpc.local_clients import local_clients
+
+    return created.enter_context(local_clients())
+
+
+def _create_run(
+    created: ExitStack, run_config: DeployConfig, files: RunFiles, app_folder: Path | None, *, force: bool
+) -> None:
+    from ..deploy.server.deployment_folder import new_run_folder
+
+    created.enter_context(new_run_folder(run_config, files.folder, force=force))
+    if app_folder is not None:
+        write_whole(files.app_path, os.fsencode(f"{app_folder.absolute()}\n"))
 
 
 def _new_settings(
@@ -211,7 +221,7 @@ def _with_user_code(flat: dict[str, Any], plugins: list[Path] | None) -> dict[st
 
 
 def _run_flower(
-    app_folder: Path,
+    app_folder: Path | None,
     run_config: DeployConfig,
     flat: dict[str, Any],
     files: RunFiles,
@@ -220,8 +230,13 @@ def _run_flower(
     *,
     warm: bool,
 ) -> None:
+    from ..deploy.flower.app_template import write_app
     from ..deploy.flower.local_deployment import run_local
 
+    if app_folder is None:
+        app_folder = files.app
+        if not app_folder.exists():
+            write_app(app_folder, flat)
     app_settings = _app_settings(app_folder)
     changes = {key: value for key, value in flat.items() if value != app_settings.get(key, value)}
     run_local(app_folder, run_config, files.folder, on_line, changes, port=port or 0, warm=warm)

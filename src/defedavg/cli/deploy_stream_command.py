@@ -7,7 +7,8 @@ import json
 import math
 import os
 import tomllib
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,16 +40,20 @@ def check_installed(transport: str) -> None:
         raise UserError(f"{what} not installed here; run: pip install 'defedavg[{extra}]'")
 
 
-def study_settings(
-    file: Path, given: list[str] | None, algorithm: str | None, plugins: list[Path] | None
-) -> dict[str, Any]:
-    """Return the settings of a deployment from a study with single values and perhaps a table [deploy]."""
+def _read_study(file: Path) -> dict[str, Any]:
     try:
-        found = tomllib.loads(read_input(file))
+        return tomllib.loads(read_input(file))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {file}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"the configuration {file} cannot be read: {first_line(error)}") from None
+
+
+def study_settings(
+    file: Path, given: list[str] | None, algorithm: str | None, plugins: list[Path] | None
+) -> dict[str, Any]:
+    """Return the settings of a deployment from a study with single values and perhaps a table [deploy]."""
+    found = _read_study(file)
     merged = config.override(found, tuple(given or ()))
     deploy = merged.pop("deploy", {})
     if not isinstance(deploy, dict):
@@ -121,32 +126,43 @@ def serve(
     log_line = ServerLog(run_folder, lambda line: err.print(line, markup=False, highlight=False, soft_wrap=True))
     if resume and not run_folder.is_dir():
         raise UserError(f"there is no run to resume in {run_folder}")
-    with launch_lock(run_folder), ExitStack() as created:
+    with launch_lock(run_folder), ExitStack() as created, _resumable(files):
         if resume:
             recover(run_folder)
         else:
             created.enter_context(new_run_folder(run_config, run_folder, force=force))
-        try:
-            run_server(
-                run_config,
-                flat,
-                lambda: task_of_settings(flat, None),
-                run_folder,
-                listening,
-                log_line=log_line,
-                on_listening=lambda port: log_line(f"listening at {listen.rpartition(':')[0]}:{port}"),
-            )
-        except KeyboardInterrupt:
-            begun = files.event_log.exists()
-            then = "continue with the same command and --resume" if begun else "the run had not started"
-            print_note(f"{stopped_by()}; {then}")
-            raise typer.Exit(stopped_code()) from None
+        run_server(
+            run_config,
+            flat,
+            lambda: task_of_settings(flat, None),
+            run_folder,
+            listening,
+            log_line=log_line,
+            on_listening=lambda port: log_line(f"listening at {listen.rpartition(':')[0]}:{port}"),
+        )
+    print_results(files, as_json=as_json)
+
+
+@contextmanager
+def _resumable(files: RunFiles) -> Iterator[None]:
+    """After Ctrl-C, print how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = files.event_log.exists()
+        then = "continue with the same command and --resume" if begun else "the run had not started"
+        print_note(f"{stopped_by()}; {then}")
+        raise typer.Exit(stopped_code()) from None
+
+
+def print_results(files: RunFiles, *, as_json: bool) -> None:
+    """Print the summary of a deployment that has ended."""
     entries = json.loads(read_text(files.summary))["runs"]
     if as_json:
         print_json(entries)
     else:
-        out.print(tables.result_table(run_folder.name, entries, clock="seconds of the run"))
-        print_line(f"\nresults: {run_folder}")
+        out.print(tables.result_table(files.folder.name, entries, clock="seconds of the run"))
+        print_line(f"\nresults: {files.folder}")
 
 
 def join(

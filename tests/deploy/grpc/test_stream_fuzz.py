@@ -7,6 +7,7 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -115,12 +116,10 @@ async def serve(sent: list[bytes]) -> tuple[Any, list[Reply]]:
             link.add(OutgoingMessage(name, kind, frames.encode({"type": "message"}), None))
         return link
 
-    server._claim = with_messages  # type: ignore[method-assign]
+    server._claim = with_messages  # type: ignore[method-assign, assignment]
     context = FakeContext(sent)
-    try:
+    with suppress(AbortError):
         await asyncio.wait_for(server._connect(None, context), 10.0)
-    except AbortError:
-        pass
     await asyncio.sleep(0)
     assert not [line for line in unexpected if "the stream of client" in line]
     free = server.budget._free + sum(reply.bytes for reply in delivered)
@@ -149,32 +148,26 @@ def test_any_frames_are_refused_or_answered(opening: bytes, sent: list[bytes]) -
 @given(fields, described)
 def test_any_fields_are_read_or_refused(found: dict[str, Any], vector: dict[str, Any]) -> None:
     """The checks of the coordinator, on everything that passes those of the stream."""
-    try:
-        read = frames.fields_of(json.loads(json.dumps({"fields": found}), parse_constant=frames._refuse_constant))
+    with suppress(FrameError):
+        read = frames.fields_of(frames.decode(raw({"fields": found})))
         shape = Shape.of({"vector": vector})
         reply = Reply("m1", dict(read), None if shape is None else shape.claimed())
-        for check in (
-            lambda: reply_checks.checked(reply.fields, "seconds", read_number),
-            lambda: reply_checks.update_info(reply.fields),
-            lambda: reply_checks.reports(reply.fields),
-            lambda: reply_checks.update_values(reply, MODEL, 10.0, {}),
-        ):
-            try:
-                check()
-            except BadReplyError as error:
-                assert str(error)
-    except FrameError as error:
-        assert str(error)
+        with suppress(BadReplyError):
+            assert reply_checks.checked(reply.fields, "seconds", read_number) >= 0
+        with suppress(BadReplyError):
+            assert reply_checks.update_info(reply.fields).steps >= 0
+        with suppress(BadReplyError):
+            assert reply_checks.reports(reply.fields)[1] >= 0
+        with suppress(BadReplyError):
+            assert reply_checks.update_values(reply, MODEL, 10.0, {}).shape == MODEL.shape
 
 
 @fuzzed
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_head_or_an_error(data: bytes) -> None:
     for frame_data in (data, struct.pack(">I", max(0, len(data) - 4)) + data, struct.pack(">I", len(data)) + data):
-        try:
+        with suppress(FrameError):
             assert isinstance(frames.decode(frame_data), dict)
-        except FrameError as error:
-            assert str(error)
 
 
 @given(st.integers(1, 300_000), st.sampled_from(frames.NUMBER_TYPES), st.booleans())

@@ -211,4 +211,4 @@ def test_the_settings_of_a_study_become_those_of_a_deployment(tmp_path: Path) ->
     assert flat["algorithm"] == "fedavg"
     assert flat["seed"] == 3
     assert flat["task.module"] == f"{tmp_path / 'my_task.py'}:make"
-    assert (flat["training.local_steps"], flat["stop.max_rounds"], flat["deploy.min_clients"]) == (9, 7, 3)
+    assert (flat["training.local_steps"], flat["stop.max_rounds"], flat["deploy.min_clients"]) == (9, 7, 2)

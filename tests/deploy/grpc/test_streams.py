@@ -98,7 +98,7 @@ def test_an_upload_that_is_cut_is_sent_again_and_merged_once(tmp_path: Path, key
 
 
 def test_a_client_that_stays_away_leaves_and_joins_again(tmp_path: Path, keys: Path) -> None:
-    changes = {"deploy__reconnect_seconds": 0.2, "deploy__min_clients": 5, "stop__max_rounds": 1000}
+    changes: dict[str, Any] = {"deploy__reconnect_seconds": 0.2, "deploy__min_clients": 5, "stop__max_rounds": 1000}
     with StreamWorld(tmp_path, keys, **changes) as world:
         world.join(*range(6))
         world.coordinator.wait_for_clients()

@@ -71,13 +71,15 @@ class RevocationList:
         except OSError as error:
             self._log_line(f"{self._path} cannot be read: {error.strerror or error}; the list read before stays valid")
             return False
-        self._stamp = stamp
+        self._stamp, self._entries = stamp, self._parsed(text)
+        return True
+
+    def _parsed(self, text: str) -> frozenset[str]:
         lines = [line.split("#")[0].strip().lower() for line in text.splitlines()]
         for line in lines:
             if line and not _CLIENT.fullmatch(line) and not _FINGERPRINT.fullmatch(line):
                 self._log_line(f"{self._path}: {line[:80]!r} is neither client-N nor a SHA-256 fingerprint")
-        self._entries = frozenset(line for line in lines if line)
-        return True
+        return frozenset(lines)
 
     def __contains__(self, identity: Identity) -> bool:
         return f"client-{identity.client}" in self._entries or identity.fingerprint in self._entries

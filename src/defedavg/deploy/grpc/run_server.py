@@ -44,9 +44,7 @@ class Listening:
 def client_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that clients receive; of the server's task module, its name alone."""
     shared = {
-        name: value
-        for name, value in flat.items()
-        if name not in PRIVATE_SETTINGS and not name.startswith("deploy.")
+        name: value for name, value in flat.items() if name not in PRIVATE_SETTINGS and not name.startswith("deploy.")
     }
     module = str(flat.get("task.module") or "")
     return {**shared, "task.module": module and Path(module).name}

@@ -277,9 +277,12 @@ class Coordinator:
             del self._client_of[node]
         return nodes
 
-    def _update_nodes(self) -> None:
+    def _nodes_due(self) -> bool:
         changed = isinstance(self.transport, WaitingTransport) and self.transport.nodes_changed
-        if not changed and self._clock() - self._listed_at < NODES_SECONDS:
+        return changed or self._clock() - self._listed_at >= NODES_SECONDS
+
+    def _update_nodes(self) -> None:
+        if not self._nodes_due():
             return
         now = self._listed_at = self._clock()
         online = self.transport.nodes()
