@@ -71,6 +71,11 @@ def study_settings(
     for table, values in study.tables.items():
         flat |= {f"{table}.{name}": value for name, value in values.items()}
     flat |= {f"deploy.{name}": value for name, value in deploy.items()}
+    return _finite(flat)
+
+
+def _finite(flat: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without infinity, or refuse them."""
     if flat["stop.max_seconds"] == math.inf:
         del flat["stop.max_seconds"]  # the default; JSON, in which settings are logged and sent, has no infinity
     for name, value in flat.items():

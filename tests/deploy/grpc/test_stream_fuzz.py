@@ -173,7 +173,7 @@ def test_any_bytes_are_a_head_or_an_error(data: bytes) -> None:
 @given(st.integers(1, 300_000), st.sampled_from(frames.NUMBER_TYPES), st.booleans())
 @settings(max_examples=10, deadline=None)
 def test_a_vector_arrives_as_it_was_sent_or_not_at_all(size: int, kind: str, damaged: bool) -> None:
-    vector = np.arange(size).astype(kind)
+    vector = (np.arange(size) % 1000).astype(kind)
     encoded = EncodedVector(vector)
     shape = Shape.of({"vector": encoded.described})
     assert shape is not None

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
 from ..engine.event_log import read_count, read_number, read_reports
 from ..engine.events import Report, UpdateInfo
@@ -76,4 +75,5 @@ def update_values(reply: Reply, weights: Vector, norm_bound: float, variances: M
 
 
 def _norm(values: Vector) -> float:
-    return float(torch.linalg.vector_norm(torch.from_numpy(values), dtype=torch.float64))
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller finds the values that are not finite
+        return math.sqrt(float(np.einsum("i,i->", values, values, dtype=np.float64)))
