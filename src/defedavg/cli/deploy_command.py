@@ -19,7 +19,7 @@ from ..fileio import launch_lock, read_regular, write_whole
 from ..report import tables
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
-from .deploy_stream_command import check_installed, join, print_results, serve
+from .deploy_stream_command import Sets, check_installed, join, print_results, serve
 from .options import (
     CommandWithOldNames,
     Force,
@@ -45,14 +45,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="TABLE.KEY=VALUE",
-        help="Change a setting: those of a study, and those of \\[deploy], such as deploy.job_seconds=60. Repeatable.",
-    ),
-]
 Algorithm = Annotated[str, typer.Option(help="The algorithm; `defedavg algorithms` lists them.")]
 Clients = Annotated[int, typer.Option(min=1, max=1000, help="The number of clients.")]
 NoWarmWorkers = Annotated[

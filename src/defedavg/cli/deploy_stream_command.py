@@ -32,6 +32,15 @@ Insecure = Annotated[
     bool, typer.Option("--insecure", help="Plain text without keys; only on loopback addresses, to try things out.")
 ]
 
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="TABLE.KEY=VALUE",
+        help="Change a setting of the study or of the table deploy, such as deploy.job_seconds=60. Repeatable.",
+    ),
+]
+
 
 def check_installed(transport: str) -> None:
     """Raise ``UserError`` if the packages of a transport are not installed."""
@@ -95,14 +104,7 @@ def serve(
     insecure: Insecure = False,
     algorithm: Annotated[str | None, typer.Option(help="The algorithm, if the study names several.")] = None,
     name: Annotated[str | None, typer.Option(help="The name of the run folder. Default: that of the study.")] = None,
-    given: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="TABLE.KEY=VALUE",
-            help="Change a setting of the study or of the table deploy, such as deploy.job_seconds=60. Repeatable.",
-        ),
-    ] = None,
+    given: Sets = None,
     folder: Out = Path("runs"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run of this name that was interrupted.")] = False,
     force: Force = False,
