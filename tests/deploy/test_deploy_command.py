@@ -37,6 +37,8 @@ from defedavg.tasks import load, sampled_classes
 from defedavg.training import Reference
 from helpers.deployments import Clock, World, tiny_task
 
+FLOWER = ("--transport", "flower")
+
 
 class RealTime(Clock):
     """A clock that shows the real time."""
@@ -150,15 +152,25 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "already exists" in refused("deploy", "keys", "keys")
 
 
-def test_without_flower_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("missing", "extra", "commands"),
+    [
+        ("flwr", "flower", ("init x", "local --transport flower")),
+        ("grpc", "deploy", ("local", "keys y", "serve study.toml", "join 127.0.0.1:9092")),
+    ],
+)
+def test_without_a_transport_the_error_says_what_to_install(
+    missing: str, extra: str, commands: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     find = importlib.util.find_spec
 
     def without(name: str, *rest: Any) -> Any:
-        return None if name == "flwr" else find(name, *rest)
+        return None if name == missing else find(name, *rest)
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", without)
-    for words in (("init", str(tmp_path / "x")), ("local",), ("keys", str(tmp_path / "y"))):
-        assert "pip install 'defedavg[flower]'" in refused("deploy", *words)
+    for command in commands:
+        assert f"pip install 'defedavg[{extra}]'" in refused("deploy", *command.split())
 
 
 def test_the_summary_records_the_users_command_and_the_process_of_the_server(
@@ -297,7 +309,7 @@ def test_a_deployment_that_never_started_is_replaced_and_removed_like_any_run(
 
     monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", never)
     for words in ((), ("--force",)):
-        assert refused("deploy", "local", *words) == "no cluster today"
+        assert refused("deploy", "local", *FLOWER, *words) == "no cluster today"
     (tmp_path / "runs" / "deployment" / "flower").mkdir()
     assert "no run to resume" in refused("deploy", "local", "--resume")
     result = CliRunner().invoke(app, ["runs", "remove", "deployment", "--yes"])
@@ -308,8 +320,8 @@ def test_a_deployment_that_never_started_is_replaced_and_removed_like_any_run(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("deploy", "local", "--force"), "wait for it"),
-        (("deploy", "local", "--resume"), "wait for it"),
+        (("deploy", "local", *FLOWER, "--force"), "wait for it"),
+        (("deploy", "local", *FLOWER, "--resume"), "wait for it"),
         (("runs", "remove", "deployment", "--yes"), "stop it before you remove the run"),
     ],
 )
@@ -328,7 +340,7 @@ def test_a_local_deployment_locks_its_folder_until_it_ends(
         raise UserError("enough")
 
     monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", other_command)
-    assert refused("deploy", "local") == "enough"
+    assert refused("deploy", "local", *FLOWER) == "enough"
     assert not list(folder.glob(".*lock"))
 
 
@@ -342,8 +354,8 @@ def test_settings_of_an_app_can_be_changed_for_a_run(tmp_path: Path, monkeypatch
         raise UserError("enough")
 
     monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", kept)
-    refused("deploy", "local", "--app", "own", "--clients", "2", "--set", "stop.max_rounds=7")
-    assert seen == [(7, 2, {"stop.max_rounds": 7, "clients.num_clients": 2})]
+    refused("deploy", "local", *FLOWER, "--app", "own", "--clients", "2", "--set", "stop.max_rounds=7")
+    assert seen == [(7, 2, {"stop.max_rounds": 7, "clients.num_clients": 2, "deploy.transport": "flower"})]
 
 
 @pytest.mark.parametrize(
@@ -360,7 +372,7 @@ def test_the_old_name_of_no_warm_workers_works_and_names_the_new_one(
         raise UserError("enough")
 
     monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", stop)
-    result = CliRunner().invoke(app, ["deploy", "local", *([option] if option else [])])
+    result = CliRunner().invoke(app, ["deploy", "local", *FLOWER, *([option] if option else [])])
     assert seen == [warm]
     assert result.stderr.count("--cold is now --no-warm-workers") == lines
     assert "--cold" not in CliRunner().invoke(app, ["deploy", "local", "--help"]).stdout

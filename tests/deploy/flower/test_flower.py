@@ -281,7 +281,9 @@ def test_ctrl_c_ends_a_local_deployment_and_resume_continues_it(tmp_path: Path) 
     (tmp_path / "own" / "own" / "task.py").write_text(TASK)
     folder = tmp_path / "runs" / "deployment"
     rounds = 6
-    first = _command(tmp_path, "deploy", "local", "--app", "own", "--set", f"stop.max_rounds={rounds}")
+    first = _command(
+        tmp_path, "deploy", "local", "--transport", "flower", "--app", "own", "--set", f"stop.max_rounds={rounds}"
+    )
     tail, version = LogTail(folder), 0
     deadline = time.monotonic() + 150.0
     while version < 2:
