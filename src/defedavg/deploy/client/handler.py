@@ -53,6 +53,11 @@ class ClientHandler:
             return self._exchange(fields, weights)
         raise UserError(f"unknown kind of message {kind[:20]!r}; use the same version of defedavg on both sides")
 
+    def close(self) -> None:
+        """End the background training."""
+        if self._background is not None:
+            self._background.close()
+
     def _train(self, fields: Mapping[str, Any], weights: Vector | None, wanted: Callable[[], bool]) -> Answer:
         assert weights is not None
         job = self._job(fields, int(fields["index"]), int(fields["version"]), weights)

@@ -57,4 +57,7 @@ def run_client(
         return make_handler(settings, number, task, step_seconds)
 
     stream = StreamClient(address, credentials, handler, client=client, retry_seconds=retry_seconds, log_line=log_line)
-    asyncio.run(stream.run())
+    try:
+        asyncio.run(stream.run())
+    finally:
+        stream.close()

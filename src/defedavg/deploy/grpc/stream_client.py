@@ -228,6 +228,13 @@ class StreamClient:
         self._state.replies.pop(name, None)
         return self._failure is not None
 
+    def close(self) -> None:
+        """End all work."""
+        for obsolete in self._state.working.values():
+            obsolete.set()
+        if self._handler is not None:
+            self._handler.close()
+
     def finish(self) -> None:
         """End after this connection: the run is over."""
         self._finished = True
