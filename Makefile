@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
-.PHONY: demo flower test fuzz test-deploy test-wheel test-browser lint types tests docs bench clean
+.PHONY: demo deploy flower test fuzz test-deploy test-wheel test-browser lint types tests docs bench clean
 
 .venv/user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -12,14 +12,17 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 	touch $@
 
 .venv/dev: .venv/user
-	$(PIP) -e .[dev,flower]
+	$(PIP) -e .[dev,deploy,flower]
 	touch $@
 
 .venv/browser: .venv/dev
 	$(PIP) -e .[browser]
 	touch $@
 
-# Flower, for `defedavg deploy` from a checkout.
+# The transports of `defedavg deploy`, in a checkout: gRPC, and Flower.
+deploy: .venv/user
+	$(PIP) -e .[deploy]
+
 flower: .venv/user
 	$(PIP) -e .[flower]
 
@@ -47,7 +50,7 @@ tests: .venv/dev
 fuzz: .venv/dev
 	DEFEDAVG_FUZZ=400 $(BIN)/python -m pytest tests/cli/test_fuzz.py
 
-# Real SuperLink and SuperNode processes: minutes, half of them spent waiting, so three tests at a time share two cores.
+# Real server and client processes, over gRPC and Flower: minutes, half of them spent waiting, so three tests at a time share two cores.
 DEPLOYMENTS := 3
 test-deploy: .venv/dev
 	$(BIN)/python -m pytest -n $(DEPLOYMENTS) -m deploy --durations=0

@@ -144,6 +144,7 @@ def test_the_engine_only_decides(module: str) -> None:
 def test_large_packages_have_their_places(module: str) -> None:
     allowed = {
         "flwr": module.startswith("deploy.flower."),
+        "grpc": module.startswith("deploy.grpc."),
         "ray": module.startswith("experiments.ray."),
         "safetensors": module in ("experiments.checkpointing", "experiments.study_run", "deploy.server.state_store"),
         "pyarrow": module == "runstore.export",

@@ -44,7 +44,7 @@ PARSED_ONLY = {
     "defedavg traces convert": "needs a file of another project",
     "defedavg run study.toml --executor ray": "a cluster; tests/experiments/ray has one",
     "defedavg tune study.toml --executor ray": "a cluster; tests/experiments/ray has one",
-    "defedavg deploy local": "Flower processes; tests/deploy/flower has them",
+    "defedavg deploy local": "processes; tests/deploy has them",
     "defedavg replay": "a deployment; tests/deploy has logs",
     "defedavg run slow_": "minutes",
     "defedavg runs compare": "two runs; tests/runstore has them",

@@ -27,9 +27,9 @@ from defedavg.deploy.flower import server_entry
 from defedavg.deploy.flower.app_template import default_settings, write_app
 from defedavg.deploy.flower.processes import FlowerCluster
 from defedavg.deploy.flower.server_entry import serve
-from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
 from defedavg.deploy.server import deployment_folder as runfolder
+from defedavg.deploy.tls_keys import make_keys
 from defedavg.deploy.whatif import whatif_plans
 from defedavg.errors import UserError
 from defedavg.fileio import FolderLock
@@ -37,6 +37,8 @@ from defedavg.runstore.reader import read_run
 from defedavg.tasks import load, sampled_classes
 from defedavg.training import Reference
 from helpers.deployments import Clock, World, tiny_task
+
+FLOWER = ("--transport", "flower")
 
 
 class RealTime(Clock):
@@ -151,25 +153,35 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "already exists" in refused("deploy", "keys", "keys")
 
 
-def test_without_flower_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("missing", "extra", "commands"),
+    [
+        ("flwr", "flower", ("init x", "local --transport flower")),
+        ("grpc", "deploy", ("local", "keys y", "serve study.toml", "join 127.0.0.1:9092")),
+    ],
+)
+def test_without_a_transport_the_error_says_what_to_install(
+    missing: str, extra: str, commands: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     find = importlib.util.find_spec
 
     def without(name: str, *rest: Any) -> Any:
-        return None if name == "flwr" else find(name, *rest)
+        return None if name == missing else find(name, *rest)
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", without)
-    for words in (("init", str(tmp_path / "x")), ("local",), ("keys", str(tmp_path / "y"))):
-        line = refused("deploy", *words)
-        assert "pip install 'defedavg[flower]'" in line
-        assert "make flower" in line
+    for command in commands:
+        line = refused("deploy", *command.split())
+        assert f"pip install 'defedavg[{extra}]'" in line
+        assert f"make {extra}" in line
     makefile = Path(__file__).parents[2] / "Makefile"
-    assert "\nflower: .venv/user\n\t$(PIP) -e .[flower]\n" in makefile.read_text()
+    assert f"\n{extra}: .venv/user\n\t$(PIP) -e .[{extra}]\n" in makefile.read_text()
 
 
 def test_the_help_of_set_names_the_table_of_a_deployment() -> None:
-    for command in ("local", "init"):
+    for command in ("local", "init", "serve"):
         text = " ".join(CliRunner().invoke(app, ["deploy", command, "--help"], env={"COLUMNS": "200"}).stdout.split())
-        assert "one of the table deploy, such as deploy.job_seconds=60" in text
+        assert "of the table deploy, such as deploy.job_seconds=60" in text
 
 
 def test_the_summary_records_the_users_command_and_the_process_of_the_server(
@@ -318,7 +330,7 @@ def test_a_deployment_that_never_started_is_replaced_and_removed_like_any_run(
 
     monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", never)
     for words in ((), ("--force",)):
-        assert refused("deploy", "local", *words) == "no cluster today"
+        assert refused("deploy", "local", *FLOWER, *words) == "no cluster today"
     (tmp_path / "runs" / "deployment" / "flower").mkdir()
     assert "no run to resume" in refused("deploy", "local", "--resume")
     result = CliRunner().invoke(app, ["runs", "remove", "deployment", "--yes"])
@@ -329,8 +341,8 @@ def test_a_deployment_that_never_started_is_replaced_and_removed_like_any_run(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("deploy", "local", "--force"), "wait for it"),
-        (("deploy", "local", "--resume"), "wait for it"),
+        (("deploy", "local", *FLOWER, "--force"), "wait for it"),
+        (("deploy", "local", *FLOWER, "--resume"), "wait for it"),
         (("runs", "remove", "deployment", "--yes"), "stop it before you remove the run"),
     ],
 )
@@ -349,7 +361,7 @@ def test_a_local_deployment_locks_its_folder_until_it_ends(
         raise UserError("enough")
 
     monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", other_command)
-    assert refused("deploy", "local") == "enough"
+    assert refused("deploy", "local", *FLOWER) == "enough"
     assert not list(folder.glob(".*lock"))
 
 
@@ -363,8 +375,8 @@ def test_settings_of_an_app_can_be_changed_for_a_run(tmp_path: Path, monkeypatch
         raise UserError("enough")
 
     monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", kept)
-    refused("deploy", "local", "--app", "own", "--clients", "2", "--set", "stop.max_rounds=7")
-    assert seen == [(7, 2, {"stop.max_rounds": 7, "clients.num_clients": 2})]
+    refused("deploy", "local", *FLOWER, "--app", "own", "--clients", "2", "--set", "stop.max_rounds=7")
+    assert seen == [(7, 2, {"stop.max_rounds": 7, "clients.num_clients": 2, "deploy.transport": "flower"})]
 
 
 @pytest.mark.parametrize(
@@ -381,7 +393,7 @@ def test_the_old_name_of_no_warm_workers_works_and_names_the_new_one(
         raise UserError("enough")
 
     monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", stop)
-    result = CliRunner().invoke(app, ["deploy", "local", *([option] if option else [])])
+    result = CliRunner().invoke(app, ["deploy", "local", *FLOWER, *([option] if option else [])])
     assert seen == [warm]
     assert result.stderr.count("--cold is now --no-warm-workers") == lines
     assert "--cold" not in CliRunner().invoke(app, ["deploy", "local", "--help"]).stdout

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import tomllib
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +15,11 @@ from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..config.task_module import absolute_spec
 from ..errors import UserError, unknown
-from ..fileio import launch_lock, read_regular, read_text, write_whole
+from ..fileio import launch_lock, read_regular, write_whole
 from ..report import tables
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
+from .deploy_stream_command import Sets, check_installed, join, print_results, serve
 from .options import (
     CommandWithOldNames,
     Force,
@@ -38,20 +37,14 @@ from .stop_signals import stopped_by, stopped_code
 
 if TYPE_CHECKING:
     from ..deploy.deploy_config import DeployConfig
+    from ..deploy.flower.local_deployment import OnLine
+    from ..deploy.grpc.local_clients import LocalClients
 
 app = typer.Typer(
-    help="Run on a real network with Flower, with the algorithms, tasks and run folders of a simulation.",
+    help="Run on a real network, over gRPC or Flower, with the algorithms, tasks and run folders of a simulation.",
     no_args_is_help=True,
 )
 
-Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="TABLE.KEY=VALUE",
-        help="Change a setting of a study, or one of the table deploy, such as deploy.job_seconds=60. Repeatable.",
-    ),
-]
 Algorithm = Annotated[str, typer.Option(help="The algorithm; `defedavg algorithms` lists them.")]
 Clients = Annotated[int, typer.Option(min=1, max=1000, help="The number of clients.")]
 NoWarmWorkers = Annotated[
@@ -61,13 +54,6 @@ NoWarmWorkers = Annotated[
         help="End a client's process after every message, as plain Flower does; the next one loads PyTorch again.",
     ),
 ]
-
-
-def _need_flower() -> None:
-    if importlib.util.find_spec("flwr") is None or importlib.util.find_spec("safetensors") is None:
-        from ..deploy.flower.processes import no_flower
-
-        raise no_flower()
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +86,7 @@ def init(
 
     Edit task.py, try the app with `defedavg deploy local --app MY_APP`, then start it on a SuperLink with `flwr run`.
     """
-    _need_flower()
+    check_installed("flower")
     from ..deploy.deploy_config import read_deploy_config
     from ..deploy.flower.app_template import default_settings, write_app
 
@@ -127,58 +113,83 @@ def local(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The port of the SuperLink. Default: a free port.")
     ] = None,
+    transport: Annotated[
+        str | None,
+        typer.Option(
+            help="grpc: direct streams; flower: Flower's processes. Default: deploy.transport, which is grpc."
+        ),
+    ] = None,
     no_warm_workers: NoWarmWorkers = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run of this name that was interrupted.")] = False,
     force: Force = False,
     plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
-    """Run a complete deployment on this machine: a SuperLink, a SuperNode for every client, and one run.
+    """Run a complete deployment on this machine: a server, a process for every client, and one run.
 
     Clients have different speeds: a local step lasts clients.step_seconds times the client's slowness. The run folder
     has the files of a simulation, and the event log for `defedavg replay`. All processes end with the run.
     """
-    _need_flower()
-    from ..deploy.deploy_config import read_deploy_config
-    from ..deploy.flower.app_template import write_app
     from ..deploy.flower.processes import check_port
-    from ..deploy.server.deployment_folder import new_run_folder, no_other_processes
+    from ..deploy.server.deployment_folder import no_other_processes
 
-    run_folder, files = folder / name, RunFiles(folder / name)
-    if resume:
-        if given or algorithm is not None or clients is not None or force:
-            raise UserError("--resume keeps the settings of the run; omit --set, --algorithm, --clients and --force")
-        if not run_folder.is_dir():
-            raise UserError(f"there is no run to resume in {run_folder}")
-    else:
+    files = RunFiles(folder / name)
+    flat, run_config = None, None
+    if not resume:
         flat = _with_user_code(_new_settings(app_folder, name, algorithm, clients, given), plugin)
-        run_config = read_deploy_config({**flat, "deploy.resume": False})
+        flat, run_config = _chosen(flat, transport, resume=False)
+    elif given or algorithm is not None or clients is not None or force:
+        raise UserError("--resume keeps the settings of the run; omit --set, --algorithm, --clients and --force")
+    elif not files.folder.is_dir():
+        raise UserError(f"there is no run to resume in {files.folder}")
     if port is not None:
         check_port(port)
-    with launch_lock(run_folder), ExitStack() as created:
-        if resume:
-            with no_other_processes(run_folder, print_note):
+    with launch_lock(files.folder), ExitStack() as created:
+        started = _started_clients(created, transport, run_config)
+        if flat is None or run_config is None:
+            with no_other_processes(files.folder, print_note):
                 flat, app_folder = _interrupted_run(files, app_folder)
-            run_config = read_deploy_config({**flat, "deploy.resume": True})
+            flat, run_config = _chosen(flat, transport, resume=True)
         else:
-            created.enter_context(new_run_folder(run_config, run_folder, force=force, log_line=print_note))
-            if app_folder is None:
-                write_app(files.app, flat)
+            _create_run(created, run_config, files, app_folder, force=force)
+        with _progress(run_config, files) as on_line:
+            if run_config.deploy.transport == "flower" or started is None:
+                _run_flower(app_folder, run_config, flat, files, on_line, port, warm=not no_warm_workers)
             else:
-                write_whole(files.app_path, os.fsencode(f"{app_folder.absolute()}\n"))
-        _run(app_folder or files.app, run_config, flat, files, port, warm=not no_warm_workers)
-    _show_results(files, name, as_json)
+                from ..deploy.grpc.local_streams import run_local_streams
+
+                run_local_streams(started, run_config, flat, files.folder, on_line, app=app_folder, port=port or 0)
+    print_results(files, as_json=as_json)
 
 
-def _show_results(files: RunFiles, name: str, as_json: bool) -> None:
-    entries = json.loads(read_text(files.summary))["runs"]
-    if as_json:
-        print_json(entries)
-        return
-    out.print(tables.result_table(name, entries, clock="seconds of the run"))
-    print_line(f"\nresults: {files.folder}")
-    if files.page.exists():
-        print_line(f"open in a browser: {files.page}")
+def _chosen(flat: dict[str, Any], transport: str | None, *, resume: bool) -> tuple[dict[str, Any], DeployConfig]:
+    """Return the settings of a run with the transport of the command line, and check that it is installed."""
+    from ..deploy.deploy_config import read_deploy_config
+
+    flat = flat | ({} if transport is None else {"deploy.transport": transport})
+    run_config = read_deploy_config({**flat, "deploy.resume": resume})
+    check_installed(run_config.deploy.transport)
+    return flat, run_config
+
+
+def _started_clients(created: ExitStack, transport: str | None, run_config: DeployConfig | None) -> LocalClients | None:
+    """Start the process of clients over gRPC: it loads PyTorch while this process does."""
+    chosen = transport if run_config is None else run_config.deploy.transport
+    if chosen == "flower":
+        return None
+    from ..deploy.grpc.local_clients import local_clients
+
+    return created.enter_context(local_clients())
+
+
+def _create_run(
+    created: ExitStack, run_config: DeployConfig, files: RunFiles, app_folder: Path | None, *, force: bool
+) -> None:
+    from ..deploy.server.deployment_folder import new_run_folder
+
+    created.enter_context(new_run_folder(run_config, files.folder, force=force, log_line=print_note))
+    if app_folder is not None:
+        write_whole(files.app_path, os.fsencode(f"{app_folder.absolute()}\n"))
 
 
 def _new_settings(
@@ -203,18 +214,38 @@ def _with_user_code(flat: dict[str, Any], plugins: list[Path] | None) -> dict[st
     return flat
 
 
-def _run(
-    app_folder: Path, run_config: DeployConfig, flat: dict[str, Any], files: RunFiles, port: int | None, *, warm: bool
+def _run_flower(
+    app_folder: Path | None,
+    run_config: DeployConfig,
+    flat: dict[str, Any],
+    files: RunFiles,
+    on_line: OnLine,
+    port: int | None,
+    *,
+    warm: bool,
 ) -> None:
-    """Run the deployment; after Ctrl-C, print how to continue it."""
-    from ..deploy.flower.local_deployment import progress_display, run_local
+    from ..deploy.flower.app_template import write_app
+    from ..deploy.flower.local_deployment import run_local
 
-    app_settings, run_folder = _app_settings(app_folder), files.folder
+    if app_folder is None:
+        app_folder = files.app
+        if not app_folder.exists():
+            write_app(app_folder, flat)
+    app_settings = _app_settings(app_folder)
     changes = {key: value for key, value in flat.items() if value != app_settings.get(key, value)}
+    run_local(app_folder, run_config, files.folder, on_line, changes, port=port or 0, warm=warm)
+
+
+@contextmanager
+def _progress(run_config: DeployConfig, files: RunFiles) -> Iterator[OnLine]:
+    """Show the progress of a run; after Ctrl-C, print how to continue it."""
+    from ..deploy.flower.local_deployment import progress_display
+
+    run_folder = files.folder
     try:
         resumed = run_folder if run_config.deploy.resume else None
         with progress_display(err, run_config.settings.clients.num_clients, resumed) as on_line:
-            run_local(app_folder, run_config, run_folder, on_line, changes, port=port or 0, warm=warm)
+            yield on_line
     except KeyboardInterrupt:
         command = f"defedavg deploy local --name {run_folder.name}"
         command += f" --out {run_folder.parent}" if run_folder.parent != Path("runs") else ""
@@ -224,7 +255,7 @@ def _run(
         raise typer.Exit(stopped_code()) from None
 
 
-def _interrupted_run(files: RunFiles, app_folder: Path | None) -> tuple[dict[str, Any], Path]:
+def _interrupted_run(files: RunFiles, app_folder: Path | None) -> tuple[dict[str, Any], Path | None]:
     from ..deploy.engine import event_log as logs
     from ..deploy.server.deployment_folder import recover
 
@@ -234,7 +265,7 @@ def _interrupted_run(files: RunFiles, app_folder: Path | None) -> tuple[dict[str
     if read_run(files.folder).finished:
         raise UserError(f"the run in {files.folder} is finished; start another run")
     recorded = files.app_path
-    own_app = Path(os.fsdecode(read_regular(recorded)).strip()) if recorded.exists() else files.app
+    own_app = Path(os.fsdecode(read_regular(recorded)).strip()) if recorded.exists() else None
     return logs.read(files.event_log).settings, app_folder or own_app
 
 
@@ -257,12 +288,21 @@ def keys(
         ),
     ] = None,
 ) -> None:
-    """Create the files of a secure deployment: a private CA, a server certificate, and a key pair for every client."""
-    _need_flower()
-    from ..deploy.flower.tls_keys import make_keys
+    """Create the files of a secure deployment: a private CA, a server certificate, and a certificate for every client.
+
+    Keep ca.key offline. The server needs ca.crt, server.crt and server.key, and client N needs the folder client-N. The
+    number in a certificate is the identity of its client. To revoke one while a server runs, write a line client-N, or
+    the SHA-256 fingerprint of one certificate, into revoked.txt in the server's folder.
+    """
+    check_installed("grpc")
+    from ..deploy.tls_keys import make_keys
 
     made = make_keys(folder, clients, tuple(host or ("127.0.0.1", "localhost")))
-    print_line(f"wrote {len(made)} files to {folder}; give every client its own key and ca.crt, and no other file")
+    print_line(f"wrote {len(made)} files to {folder}; give client N the folder client-N, and no other file")
+
+
+app.command()(serve)
+app.command()(join)
 
 
 def replay(

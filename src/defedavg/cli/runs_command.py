@@ -24,7 +24,6 @@ from ..report.seed_figures import accuracy_text, mean, over_seeds, over_seeds_ca
 from ..runstore.metrics import common_metric
 from ..runstore.reader import RunEntry, RunFolder, find_runs, locate_run
 from ..runstore.writer import remove_runs
-from ..training.stopping import Status as RunStatus
 from .options import Json, Out, err, out, print_json, print_line, print_note, print_notes, print_written
 
 app = typer.Typer(help="List, filter, compare, tabulate, export and remove runs.", no_args_is_help=True)
@@ -40,7 +39,13 @@ Status = Annotated[
     Option(help="Only finished, unfinished or damaged runs, or how they ended: target, diverged, max_rounds, …"),
 ]
 ResultRow = Mapping[str, Any]
-_ENDINGS = frozenset(RunStatus) - {RunStatus.RUNNING, RunStatus.DROPPED}  # of the runs of a study
+
+
+def _endings() -> frozenset[str]:
+    """Return how the runs of a study end."""
+    from ..training.stopping import Status as RunStatus  # loads PyTorch, for which no other command waits
+
+    return frozenset(RunStatus) - {RunStatus.RUNNING, RunStatus.DROPPED}
 
 
 class RunGroup(NamedTuple):
@@ -81,7 +86,7 @@ def _select(folder: Path, algorithm: str | None, where: Sequence[str] | None, st
 
 def _check_status(status: str | None, runs: Iterable[RunFolder]) -> None:
     found = {entry.status for run in runs for entry in run.entries}
-    if status is not None and status not in (ways := {"finished", "unfinished", "damaged", *_ENDINGS, *found}):
+    if status is not None and status not in (ways := {"finished", "unfinished", "damaged", *_endings(), *found}):
         raise unknown("status", status, ways)
 
 

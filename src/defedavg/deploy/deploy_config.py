@@ -18,6 +18,8 @@ from ..errors import UserError, unknown
 from ..planning.action_checks import refuse
 from .engine.engine import Engine
 
+TRANSPORTS = ("grpc", "flower")
+
 
 def _key(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
@@ -37,10 +39,14 @@ class DeploySettings:
     metrics_port: int = _key(0, "the server answers requests for /metrics (Prometheus) on this port; 0: it does not")
     metrics_host: str = _key("127.0.0.1", "the address for /metrics; any other lets other machines read it")
     nodes: str = _key("", "Flower's numbers of the nodes of clients 0, 1, …, separated by commas; empty: any node")
+    transport: str = _key("grpc", "how `deploy local` connects its clients: grpc (direct streams) or flower")
+    reconnect_seconds: float = _key(10.0, "a client that loses its gRPC connection keeps its work for this long")
     patience_seconds: float = _key(20.0, "how long a background client waits for its job before it answers 'not yet'")
 
     def __post_init__(self) -> None:
-        for word in ("wait_seconds", "job_seconds", "norm_bound", "poll_seconds", "patience_seconds"):
+        if self.transport not in TRANSPORTS:
+            raise unknown("transport", self.transport, TRANSPORTS)
+        for word in (item.name for item in dataclasses.fields(self) if isinstance(item.default, float)):
             value = getattr(self, word)
             if not 0 < value < math.inf:
                 raise UserError(f"deploy.{word} is {value}; give a finite number above zero")

@@ -1,6 +1,7 @@
 """The transport between the coordinator and the clients: messages, replies, and the nodes that are connected.
 
-``flower.grid_transport`` implements it with Flower; the tests implement it in memory.
+``grpc.stream_transport`` implements it with gRPC, and ``flower.grid_transport`` with Flower. The tests implement it in
+memory.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,18 @@ class Transport(Protocol):
 
     def pull(self, ids: Collection[str]) -> list[Reply]:
         """Return the replies to these messages that have arrived, each of them once."""
+
+
+@runtime_checkable
+class WaitingTransport(Transport, Protocol):
+    """A transport that reports when something has happened, so that it need not be polled."""
+
+    @property
+    def nodes_changed(self) -> bool:
+        """Whether a node has connected or disconnected since the last call of ``nodes``."""
+
+    def wait(self, seconds: float) -> None:
+        """Return when a reply has arrived or the nodes have changed, or after that time."""
 
 
 def size_of(vector: Vector | None) -> int:

@@ -60,6 +60,7 @@ OWNED = (
         "app",
         "app.txt",
         "flower",
+        "clients.log",
     ),  # of a deployment
 )
 """All that a run writes: removing a run removes these and nothing else."""
@@ -96,6 +97,7 @@ class RunFiles:
         self.app = folder / "app"  # generated
         self.app_path = folder / "app.txt"  # where the user's own app is
         self.flower = folder / "flower"
+        self.client_log = folder / "clients.log"  # of clients over gRPC on this machine
 
     def plan(self, label: str, seed: int) -> Path:
         """Return the path of a run's plan."""

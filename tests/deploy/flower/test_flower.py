@@ -19,8 +19,8 @@ from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.events import Joined, Left, Refused, Resumed, Trained
 from defedavg.deploy.flower.app_template import default_settings, write_app
 from defedavg.deploy.flower.processes import TlsFiles
-from defedavg.deploy.flower.tls_keys import make_keys
 from defedavg.deploy.replay import replay
+from defedavg.deploy.tls_keys import make_keys
 from defedavg.errors import UserError
 from defedavg.rng import key, uniform
 from defedavg.runstore.deployment_status import LogTail
@@ -285,7 +285,8 @@ def test_a_local_deployment_is_resumed_after_ctrl_c_and_after_a_kill_of_its_comm
     (tmp_path / "own" / "own" / "task.py").write_text(TASK)
     folder = tmp_path / "runs" / "deployment"
     rounds, tail = 12, LogTail(folder)
-    first = _command(tmp_path, "deploy", "local", "--app", "own", "--set", f"stop.max_rounds={rounds}")
+    local = ("deploy", "local", "--transport", "flower", "--app", "own")
+    first = _command(tmp_path, *local, "--set", f"stop.max_rounds={rounds}")
     _until_a_merge(first, tail)
     first.send_signal(signal.SIGINT)
     _, stderr = first.communicate(timeout=60)

@@ -17,6 +17,8 @@ from ...algorithms.protocol import ClientAction, ClientMachine, ClientPolicy, Dr
 from ...training import LocalTraining
 from ..transport import Vector
 
+CLOSE_SECONDS = 10.0
+
 
 @dataclass(frozen=True, eq=False)
 class LocalJob:
@@ -45,13 +47,21 @@ class BackgroundTrainer:
         self._client, self._policy = client, policy
         self._train_job = train_job
         self._changed = threading.Condition()
-        self._epoch = -1
+        self._epoch, self._closed = -1, False
         self._reset(0, -1)
         self._start_thread()
 
     def _start_thread(self) -> None:
         self._error: Exception | None = None
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread: one that trains while the process ends could abort it."""
+        with self._changed:
+            self._closed, self._epoch = True, -2
+            self._changed.notify_all()
+        self._thread.join(CLOSE_SECONDS)
 
     def _reset(self, jobs: int, trained: int) -> None:
         """Empty all buffers; the result of a running job will be ignored."""
@@ -144,7 +154,9 @@ class BackgroundTrainer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._queue))
+                self._changed.wait_for(lambda: bool(self._queue) or self._closed)
+                if self._closed:
+                    return
                 job, epoch = self._queue.pop(0), self._epoch
             index = job.update.index
 

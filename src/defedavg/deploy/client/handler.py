@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,23 +34,34 @@ class ClientHandler:
         self._executor = functools.cache(functools.partial(Reference, self._task))
         self._background: BackgroundTrainer | None = None
 
-    def answer(self, kind: str, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
-        """Return the answer to a message of that kind."""
+    def answer(
+        self,
+        kind: str,
+        fields: Mapping[str, Any],
+        weights: Vector | None,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Answer:
+        """Return the answer to a message of that kind; a job ends early when its answer is no longer ``wanted``."""
         if kind == "hello":
             # Two samples, because batch normalisation cannot be trained on one.
             executor = self._executor(LocalTraining(seed=0, batch_size=2))
             signature = model_signature(executor.module, executor.layout.statistics)
             return {"client": self.client, "signature": signature}, None
         if kind == "train":
-            return self._train(fields, weights)
+            return self._train(fields, weights, wanted)
         if kind == "exchange":
             return self._exchange(fields, weights)
         raise UserError(f"unknown kind of message {kind[:20]!r}; use the same version of defedavg on both sides")
 
-    def _train(self, fields: Mapping[str, Any], weights: Vector | None) -> Answer:
+    def close(self) -> None:
+        """End the background training."""
+        if self._background is not None:
+            self._background.close()
+
+    def _train(self, fields: Mapping[str, Any], weights: Vector | None, wanted: Callable[[], bool]) -> Answer:
         assert weights is not None
         job = self._job(fields, int(fields["index"]), int(fields["version"]), weights)
-        delta, steps, seconds = self._train_job(job, lambda _: True)
+        delta, steps, seconds = self._train_job(job, lambda _: wanted())
         reply = {"index": job.update.index, "version": job.update.version, "steps": steps, "seconds": seconds}
         return {"client": self.client, **reply}, delta
 

@@ -8,6 +8,7 @@ own machine, and the engine drives a copy of it with the events that the client 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -86,6 +87,10 @@ class Engine:
             if now >= timer.expires or (in_vain and now >= timer.since + MIN_WAIT_SECONDS):
                 expired.append(token)
         return expired
+
+    def seconds_to_timer(self, now: float) -> float:
+        """Return how long no timer expires."""
+        return max(0.0, min((timer.expires for timer in self._timers.values()), default=math.inf) - now)
 
     def _can_answer(self, client: int) -> bool:
         """Return whether an update of the client has arrived, is in flight, or needs no newer version to be trained."""

@@ -9,8 +9,8 @@ replay compares its own decisions with them.
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -83,7 +83,8 @@ def decode(value: Any) -> Line:
 
 def read_number(value: Any) -> float:
     """Return a finite number of at least zero; any other value raises ``TypeError``."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= sys.float_info.max:  # an integer may be too large for a float
         raise TypeError(f"{repr(value)[:40]}, not a finite number of at least zero")
     return float(value)
 
@@ -149,7 +150,10 @@ def notes_for(t: float, commands: list[Command]) -> list[LogNote]:
 
 
 class EventLogWriter:
-    """Appends to a log; a line is on disk when ``add`` returns. With ``head``, create a new log."""
+    """Appends to a log. With ``head``, create a new one.
+
+    An event is on disk when ``add`` returns. Notes alone are on disk with the next event: no decision depends on them.
+    """
 
     def __init__(self, path: Path, head: dict[str, Any] | None = None) -> None:
         self.path, self.lines = path, 0  # the head does not count
@@ -157,12 +161,15 @@ class EventLogWriter:
             self._file = path.open("xb" if head is not None else "ab", buffering=0)
         if head is not None:
             self._write([{"format": FORMAT, "format_version": VERSION, **head}])
+            self._flush()
 
     def add(self, *lines: Line) -> None:
         """Append lines."""
         if lines:
             self._write([encode(line) for line in lines])
             self.lines += len(lines)
+            if not all(isinstance(line, LogNote) for line in lines):
+                self._flush()
 
     def _write(self, objects: list[dict[str, Any]]) -> None:
         text = "".join(json.dumps(finite(item), separators=(",", ":"), allow_nan=False) + "\n" for item in objects)
@@ -170,11 +177,16 @@ class EventLogWriter:
             rest = memoryview(text.encode())
             while rest:  # a disk that is almost full takes a part, and refuses the next
                 rest = rest[self._file.write(rest) :]
+
+    def _flush(self) -> None:
+        with writing(self.path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Flush the file to disk and close it."""
+        if not self._file.closed:
+            self._flush()
+            self._file.close()
 
 
 @dataclass(frozen=True)

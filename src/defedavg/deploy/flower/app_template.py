@@ -85,7 +85,7 @@ def default_settings(algorithm: str = "defedavg-iid", clients: int = 6) -> dict[
     }
     for table, kind in kinds.items():
         flat |= {f"{table}.{item.name}": item.default for item in dataclasses.fields(kind)}
-    flat |= {"clients.num_clients": clients, "clients.slowness": "uniform(1, 5)", "clients.step_seconds": 0.02}
+    flat |= {"clients.num_clients": clients, "clients.slowness": "uniform(1, 5)", "clients.step_seconds": 0.01}
     return {
         **flat,
         "training.updates_per_round": max(1, clients // 2),

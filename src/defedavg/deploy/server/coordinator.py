@@ -13,7 +13,16 @@ from ..engine import events
 from ..engine.client_tracker import ClockSync
 from ..engine.event_log import read_count, read_number
 from ..engine.events import Event, Exchange, Exchanged, Failed, Left, Refused, Train, Trained
-from ..transport import POLICY_FIELDS, TRAINING_FIELDS, Message, Reply, Transport, model_signature, size_of
+from ..transport import (
+    POLICY_FIELDS,
+    TRAINING_FIELDS,
+    Message,
+    Reply,
+    Transport,
+    WaitingTransport,
+    model_signature,
+    size_of,
+)
 from . import reply_checks as checks
 from .reply_checks import BadReplyError
 from .session import LogLine, Session
@@ -78,7 +87,7 @@ class Coordinator:
             self.wait_for_clients()
         while self.session.progress.status is Status.RUNNING:
             if not self.step():
-                self._sleep(self.deploy.poll_seconds)
+                self._pause()
 
     def wait_for_clients(self) -> None:
         """Wait until enough clients are connected, then start the run; raise ``UserError`` if they do not connect."""
@@ -95,9 +104,17 @@ class Coordinator:
                 )
             self._update_nodes()
             if not self._handle_replies():
-                self._sleep(self.deploy.poll_seconds)
+                self._pause()
         self._zero = self._clock()
         self._handle(events.Began(0.0))
+
+    def _pause(self) -> None:
+        """Wait until something may have happened: a transport that can wait reports it, another one is polled."""
+        seconds = min(self.deploy.poll_seconds, self.session.engine.seconds_to_timer(self.now))
+        if isinstance(self.transport, WaitingTransport):
+            self.transport.wait(seconds)
+        else:
+            self._sleep(self.deploy.poll_seconds)
 
     def step(self) -> bool:
         """Handle everything that has happened since the last call; return whether a reply arrived."""
@@ -264,8 +281,12 @@ class Coordinator:
             self._cooldown.pop(node, None)  # it may be the client now
         return nodes
 
+    def _nodes_due(self) -> bool:
+        changed = isinstance(self.transport, WaitingTransport) and self.transport.nodes_changed
+        return changed or self._clock() - self._listed_at >= NODES_SECONDS
+
     def _update_nodes(self) -> None:
-        if self._clock() - self._listed_at < NODES_SECONDS:
+        if not self._nodes_due():
             return
         now = self._listed_at = self._clock()
         online = self.transport.nodes()

@@ -35,6 +35,7 @@ from ..transport import Vector
 from .state_store import StateStore
 
 LogLine = Callable[[str], None]
+MAX_RECEIVED_BYTES = 256 << 20  # of updates that are kept in memory until they are merged
 
 
 class Session:
@@ -63,6 +64,7 @@ class Session:
         self._schedule = EvalSchedule(task, self.stopping_rule, self.progress)
         self._pending_evals: list[PendingEval] = [self._schedule.start(self.executor.versions[0])]
         self._vectors: dict[int, Vector] = {}
+        self._received: dict[tuple[int, int], Tensor] = {}  # updates that are in memory, besides on disk
         self._assigned_by: dict[StateVector, int] = {}  # state vector -> the version whose merge assigned it last
         if log is None:
             self.seconds = 0.0
@@ -110,7 +112,11 @@ class Session:
 
     def save_update(self, client: int, index: int, values: Vector) -> None:
         """Save an update before its event is handled."""
-        self.store.save_update(client, index, torch.from_numpy(values.copy()))
+        update = torch.from_numpy(values.copy())
+        self.store.save_update(client, index, update)
+        self._received[client, index] = update
+        if len(self._received) * update.nbytes > MAX_RECEIVED_BYTES:
+            self._received.pop(next(iter(self._received)))  # a merge reads it from disk
 
     @property
     def finished(self) -> bool:
@@ -130,6 +136,7 @@ class Session:
         return [command for command in commands if isinstance(command, Train | Exchange)]
 
     def _delete_unneeded(self) -> None:
+        self._received = {key: value for key, value in self._received.items() if key in self.engine.received}
         self.store.keep(self.engine.versions, self.engine.received, self._assigned_by)
 
     def resumed(self) -> None:
@@ -150,7 +157,12 @@ class Session:
             self._vectors.pop(freed, None)
 
     def _deltas(self, record: Round) -> dict[Update, Tensor]:
-        return {update: self.store.update(update) for update, _ in record.merge.updates if update.steps}
+        updates = (update for update, _ in record.merge.updates if update.steps)
+        return {update: self._update(update) for update in updates}
+
+    def _update(self, update: Update) -> Tensor:
+        kept = self._received.get((update.client, update.index))
+        return self.store.update(update) if kept is None else kept
 
     def _assigned(self, record: Round) -> dict[StateVector, int]:
         """Return the state vectors that a merge assigns, with those of the server's optimiser, and its version."""

@@ -93,7 +93,7 @@ class StateStore:
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Save the progress of the server."""
-        write_whole(self.folder / "state.json", (json.dumps(state, indent=1, allow_nan=False) + "\n").encode())
+        write_whole(self.folder / "state.json", (json.dumps(state, allow_nan=False) + "\n").encode())
 
     def state(self) -> dict[str, Any] | None:
         """Load the progress of the server, or return None if it was never saved."""

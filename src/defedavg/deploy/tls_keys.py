@@ -1,4 +1,8 @@
-"""``defedavg deploy keys``: a private CA, a server certificate, and a key pair for each client of Flower."""
+"""``defedavg deploy keys``: a private CA, a server certificate, and a certificate for each client.
+
+The name in a client's certificate is its identity for the gRPC server. Flower registers the client's public key
+instead, and needs the same key in OpenSSH's format.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ...errors import UserError
-from ...fileio import writing
+from ..errors import UserError
+from ..fileio import writing
 
 DAYS = 365
 Key = ec.EllipticCurvePrivateKey
 
 
 def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
-    """Write ca.crt, ca.key, server.crt, server.key, client-N.key and client-N.pub; only this user can read the keys."""
+    """Write the keys of a CA and of a server, and a folder client-N with the files of each client.
+
+    client-N.key and client-N.pub are the same client's key for Flower. Only this user can read the private keys.
+    """
     if folder.exists():
         raise UserError(f"{folder} already exists; choose another name, or remove it")
     with writing(folder):
@@ -29,18 +36,25 @@ def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
     ca_key, server_key = _key(), _key()
     ca = _certificate("defedavg CA", ca_key, None, ca_key, ())
     server = _certificate("defedavg server", server_key, ca, ca_key, hosts)
-    made = []
-    for name, key, certificate in (("ca", ca_key, ca), ("server", server_key, server)):
-        secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        made.append(_write(folder / f"{name}.key", secret, secret=True))
-        made.append(_write(folder / f"{name}.crt", certificate.public_bytes(Encoding.PEM)))
+    ca_data = ca.public_bytes(Encoding.PEM)
+    made = [*_write_pair(folder, "ca", ca_key, ca), *_write_pair(folder, "server", server_key, server)]
     for client in range(clients):
-        key = _key()
+        own, key = folder / f"client-{client}", _key()
+        with writing(own):
+            own.mkdir(mode=0o700)
+        made.append(_write(own / "ca.crt", ca_data))
+        made += _write_pair(own, "client", key, _certificate(f"client-{client}", key, ca, ca_key, ()))
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         made.append(_write(folder / f"client-{client}.key", secret, secret=True))
         made.append(_write(folder / f"client-{client}.pub", public + b"\n"))
     return made
+
+
+def _write_pair(folder: Path, name: str, key: Key, certificate: x509.Certificate) -> list[Path]:
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    written = _write(folder / f"{name}.key", secret, secret=True)
+    return [written, _write(folder / f"{name}.crt", certificate.public_bytes(Encoding.PEM))]
 
 
 def _key() -> Key:
@@ -89,7 +103,10 @@ def _certificate(
     )
     if hosts:
         built = built.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        built = built.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    if not authority:
+        # A client's certificate cannot be used as that of a server, nor a server's as that of a client.
+        usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+        built = built.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
     return built.sign(signer, hashes.SHA384())
 
 

@@ -1,0 +1,148 @@
+"""The clients of ``deploy local``: one process per client, started from a process that has loaded PyTorch once.
+
+``python -m defedavg.deploy.grpc.local_clients`` loads PyTorch, while the command that started it does so as well. It
+reads two lines of JSON from standard input: what to run, and the server's address. Then it forks. All processes end
+when standard input is closed: the command has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+
+END_SECONDS = 5.0
+
+
+class LocalClients:
+    """The process that starts the clients."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def prepare(self, launch: Mapping[str, Any]) -> None:
+        """Say what to run: settings, task or None, folder of keys, clients, folders for imports, and a log file."""
+        self._write_line(launch)
+
+    def start(self, address: str) -> None:
+        """Start the clients: the server listens."""
+        self._write_line(address)
+
+    def _write_line(self, value: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(value).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise UserError("the process of the clients ended; see clients.log in the run folder") from None
+
+    def end(self) -> None:
+        """End all clients."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextmanager
+def local_clients() -> Iterator[LocalClients]:
+    """Start the process, and end it and the clients with the block."""
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "defedavg.deploy.grpc.local_clients"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,  # Ctrl-C reaches the command alone
+    )
+    clients = LocalClients(process)
+    try:
+        yield clients
+    finally:
+        clients.end()
+
+
+def _read_line() -> Any:
+    """Read a line of standard input without a buffer: no other process may miss its end."""
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            sys.exit(0)
+        data += byte
+    return json.loads(data)
+
+
+def main() -> None:
+    """Load what all clients need, fork a process for each, and wait for them."""
+    import torch
+
+    from ...plugins import load_plugins
+    from ..client import handler as _handler  # noqa: F401 (loaded once, for all clients)
+    from .join import task_of_settings
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    launch = _read_line()
+    sys.path[:0] = launch["sys_path"]
+    log = os.open(launch["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    load_plugins(filter(None, str(launch["settings"].get("plugins", "")).split(os.pathsep)))
+    task: Any = launch["task"]
+    if task is None:
+        made = task_of_settings(launch["settings"], None)
+        task = lambda _config, _client: made  # noqa: E731 (the same task for every client, whose part is in it)
+    address = _read_line()
+    children = [_fork(launch, address, number, seconds, task) for number, seconds in launch["clients"]]
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def _fork(launch: Mapping[str, Any], address: str, number: int, step_seconds: float, task: Any) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        from .identities import client_credentials
+        from .join import run_client
+
+        def log_line(line: str) -> None:
+            print(f"client {number} (process {os.getpid()}): {line}", flush=True)
+
+        credentials = client_credentials(Path(launch["keys"]) / f"client-{number}")
+        run_client(address, credentials, task=task, step_seconds=step_seconds, log_line=log_line)
+        status = 0
+    except UserError as error:
+        print(f"client {number}: {error}", flush=True)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
