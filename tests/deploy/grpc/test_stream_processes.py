@@ -124,9 +124,11 @@ def test_kills_of_a_client_and_of_the_server_lose_and_repeat_nothing(make_site: 
     server = site.serve()
     clients = [site.join(client) for client in range(2)]
     site.until(lambda: site.merges() >= 5)
+    clients[1].send_signal(signal.SIGSTOP)  # the run must not end before the new process connects
     clients[0].send_signal(signal.SIGKILL)
     clients[0] = site.join(0)
     site.until(lambda: len([e for e in site.log().events if isinstance(e, Joined) and e.client == 0]) == 2)
+    clients[1].send_signal(signal.SIGCONT)
     seen = site.merges()
     site.until(lambda: site.merges() >= seen + 5)
     server.send_signal(signal.SIGKILL)
