@@ -23,6 +23,7 @@ from .registry import registering
 
 
 class _Loaded(NamedTuple):
+    text: str
     sha256: str
     module: ModuleType
     registered: int  # number of entries
@@ -76,7 +77,7 @@ def _import(path: str, text: str, digest: str) -> _Loaded:
     except BaseException:
         del sys.modules[module.__name__]
         raise
-    return _Loaded(digest, module, len(made.undo))
+    return _Loaded(text, digest, module, len(made.undo))
 
 
 @contextmanager
@@ -116,7 +117,7 @@ def plugin_sources(paths: Iterable[str | Path]) -> dict[str, str]:
 
 def loaded_sources() -> dict[str, str]:
     """Return the text of every Python file that this process has imported as a plugin or task module, by path."""
-    return plugin_sources(_loaded)
+    return {path: loaded.text for path, loaded in _loaded.items()}  # as imported: the file may have changed since
 
 
 def load_sources(sources: Mapping[str, str]) -> None:

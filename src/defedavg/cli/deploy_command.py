@@ -138,10 +138,8 @@ def local(
     if not resume:
         flat = _with_user_code(_new_settings(app_folder, name, algorithm, clients, given), plugin)
         flat, run_config = _chosen(flat, transport, resume=False)
-    elif given or algorithm is not None or clients is not None or force:
-        raise UserError("--resume keeps the settings of the run; omit --set, --algorithm, --clients and --force")
-    elif not files.folder.is_dir():
-        raise UserError(f"there is no run to resume in {files.folder}")
+    else:
+        _check_resume(files, changed=bool(given or force) or algorithm is not None or clients is not None)
     if port is not None:
         check_port(port)
     with launch_lock(files.folder), ExitStack() as created:
@@ -160,6 +158,13 @@ def local(
 
                 run_local_streams(started, run_config, flat, files.folder, on_line, app=app_folder, port=port or 0)
     print_results(files, as_json=as_json)
+
+
+def _check_resume(files: RunFiles, *, changed: bool) -> None:
+    if changed:
+        raise UserError("--resume keeps the settings of the run; omit --set, --algorithm, --clients and --force")
+    if not files.folder.is_dir():
+        raise UserError(f"there is no run to resume in {files.folder}")
 
 
 def _chosen(flat: dict[str, Any], transport: str | None, *, resume: bool) -> tuple[dict[str, Any], DeployConfig]:

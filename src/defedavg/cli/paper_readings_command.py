@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,6 +43,10 @@ from .paper_command import (
     save_figure,
     stopped,
 )
+
+if TYPE_CHECKING:
+    from ..paper.infer import Candidate
+    from ..paper.run_request import PaperRequest
 
 __all__ = ["app"]
 
@@ -141,10 +146,7 @@ def infer(
     With --stage, the readings of earlier stages are those of --reading, or the defaults.
     """
     from ..experiments.compute import ComputeConfig
-    from ..fileio import write_whole
     from ..paper.infer import STAGES, Search
-    from ..paper.infer_report import agreement, agreement_to_markdown, report, to_markdown
-    from ..paper.paper_tables import rows
     from ..paper.run_request import PaperRequest
     from .progress_table import watching
 
@@ -163,24 +165,34 @@ def infer(
         raise UserError("--reading is for --stage: the search itself chooses the readings; give both or neither")
     ranked, finished = Search(request).run()
     if ranked:
-        found = report(STAGES, ranked)
-        inferred = Readings(**found["readings"])
-        runs, store, _ = replace(request, choices=replace(request.choices, readings=inferred)).table_runs()
-        table = agreement(rows(store.matching(runs, request.seeds)))
-        text = f"{to_markdown(found)}\n{agreement_to_markdown(table)}"
-        if as_json:
-            print_json({**found, "agreement": table})
-        else:
-            print_text(text)
-        path = folder / "infer" / "infer"
-        write_whole(path.with_suffix(".md"), text.encode())
-        write_whole(path.with_suffix(".json"), (json.dumps(found, indent=1) + "\n").encode())
-        print_note(f"written: {path}.md and .json")
-        if differences := inferred.differences(Readings()):
-            words = " ".join(f"--reading {shlex.quote(f'{name}={value}')}" for name, value in differences.items())
-            print_note(f"the inferred readings differ from the defaults; to use them: {words}")
+        _show_inferred(request, ranked, as_json)
     if not finished:
         if show:
             print_note("runs are missing; leave out --show to compute them")
             return
         stopped()
+
+
+def _show_inferred(request: PaperRequest, ranked: Sequence[Sequence[Candidate]], as_json: bool) -> None:
+    """Print and write the outcome of a search, and the errors of the held-out cells under the best readings."""
+    from ..fileio import write_whole
+    from ..paper.infer import STAGES
+    from ..paper.infer_report import agreement, agreement_to_markdown, report, to_markdown
+    from ..paper.paper_tables import rows
+
+    found = report(STAGES, ranked)
+    inferred = Readings(**found["readings"])
+    runs, store, _ = replace(request, choices=replace(request.choices, readings=inferred)).table_runs()
+    table = agreement(rows(store.matching(runs, request.seeds)))
+    text = f"{to_markdown(found)}\n{agreement_to_markdown(table)}"
+    if as_json:
+        print_json({**found, "agreement": table})
+    else:
+        print_text(text)
+    path = request.folder / "infer" / "infer"
+    write_whole(path.with_suffix(".md"), text.encode())
+    write_whole(path.with_suffix(".json"), (json.dumps(found, indent=1) + "\n").encode())
+    print_note(f"written: {path}.md and .json")
+    if differences := inferred.differences(Readings()):
+        words = " ".join(f"--reading {shlex.quote(f'{name}={value}')}" for name, value in differences.items())
+        print_note(f"the inferred readings differ from the defaults; to use them: {words}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of an interrupted run, in a working directory of its own; no command starts a cluster."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("defedavg.deploy.flower.local_deployment.run_local", _started)
+    monkeypatch.setattr("defedavg.deploy.grpc.local_streams.run_local_streams", _started)
+    monkeypatch.setattr("defedavg.deploy.grpc.local_clients.local_clients", lambda: nullcontext(object()))
     folder = tmp_path / "runs" / "deployment"
     world = World(folder)
     world.until(lambda: world.session.engine.server.version >= 2)
@@ -74,10 +77,13 @@ def test_a_server_that_another_command_started_is_named_and_keeps_its_files(opti
             server.kill()
 
 
+@pytest.mark.parametrize("transport", ["grpc", "flower"])
 @pytest.mark.parametrize("option", ["--force", "--resume"])
-def test_the_processes_of_a_killed_command_end_before_the_next_one_starts(option: str, run: Path) -> None:
+def test_the_processes_of_a_killed_command_end_before_the_next_one_starts(
+    option: str, transport: str, run: Path
+) -> None:
     with _server(run, run_environment(run)) as server:
-        result = CliRunner().invoke(app, ["deploy", "local", option])
+        result = CliRunner().invoke(app, ["deploy", "local", option, "--transport", transport])
         assert str(result.exception) == "the processes would start now"
         assert "ended 1 processes of a killed command" in result.stderr
         assert not psutil.pid_exists(server.pid)
