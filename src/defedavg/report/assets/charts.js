@@ -254,7 +254,7 @@ const Charts = (() => {
       excluded.length ? element("ul", {}, ...excluded) : null,
       reasons.length ? element("div", {}, element("h3", {}, "Refused updates"), element("ul", {}, ...reasons)) : null,
       element("div", { class: "frame", tabindex: "0", role: "region", "aria-label": "Clients" }, element("table", {},
-        element("thead", {}, element("tr", {}, ...head.map((name) => element("th", { scope: "col" }, name)))),
+        element("thead", {}, element("tr", {}, ...head.map((name, i) => element("th", { scope: "col", class: i < 2 ? "" : "number" }, name)))),
         element("tbody", {}, ...rows))),
       shown.length < found.clients.length ? element("p", { class: "muted" }, `The table shows the first ${shown.length} of ${found.clients.length} clients.`) : null);
   }
