@@ -139,7 +139,11 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # the run is over, and a client has tried to connect once more
+                client.close()
+                continue
             threading.Thread(target=self._copy, args=(client, server, True), daemon=True).start()
             threading.Thread(target=self._copy, args=(server, client, False), daemon=True).start()
 
