@@ -36,21 +36,10 @@ from defedavg.fileio import FolderLock
 from defedavg.runstore.reader import read_run
 from defedavg.tasks import load, sampled_classes
 from defedavg.training import Reference
-from helpers.deployments import Clock, World, tiny_task
+from helpers.background_clients import RealClock
+from helpers.deployments import World, tiny_task
 
 FLOWER = ("--transport", "flower")
-
-
-class RealTime(Clock):
-    """A clock that shows the real time."""
-
-    @property
-    def now(self) -> float:
-        return time.monotonic()
-
-    @now.setter
-    def now(self, value: float) -> None:
-        pass
 
 
 def refused(*words: str | Path) -> str:
@@ -267,7 +256,7 @@ def test_a_run_has_one_server_and_a_restarted_server_resumes_it(
 
     merge = Reference.merge
     monkeypatch.setattr(world.clock, "sleep", lambda seconds: None)
-    world.transport.clock = RealTime()
+    world.transport.clock = RealClock()
     with monkeypatch.context() as patch:
         patch.setattr(Reference, "merge", until_crash)
         with pytest.raises(CrashError):

@@ -14,12 +14,13 @@ import typer
 from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..config.task_module import absolute_spec
+from ..deploy.transport import check_installed
 from ..errors import UserError, unknown
 from ..fileio import launch_lock, read_regular, write_whole
 from ..report import tables
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
-from .deploy_stream_command import Sets, check_installed, join, print_results, serve
+from .deploy_stream_command import Sets, join, print_results, serve
 from .options import (
     CommandWithOldNames,
     Force,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -15,18 +14,13 @@ from typing import Annotated, Any
 import typer
 
 from ..config import study as config
+from ..deploy.transport import check_installed
 from ..errors import UserError, first_line
 from ..fileio import launch_lock, read_input, read_text
 from ..report import tables
 from ..runstore.layout import RunFiles
 from .options import Force, Json, Out, Plugin, err, out, print_json, print_line, print_note
 from .stop_signals import stopped_by, stopped_code
-
-NEEDED = {
-    "flower": (("flwr", "cryptography"), "Flower is", "flower"),
-    "grpc": (("grpc", "cryptography"), "gRPC is", "deploy"),
-}
-"""By transport: the modules it needs, what to say without them, and the extra that installs them."""
 
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Plain text without keys; only on loopback addresses, to try things out.")
@@ -40,14 +34,6 @@ Sets = Annotated[
         help="Change a setting of the study or of the table deploy, such as deploy.job_seconds=60. Repeatable.",
     ),
 ]
-
-
-def check_installed(transport: str) -> None:
-    """Raise ``UserError`` if the packages of a transport are not installed."""
-    modules, what, extra = NEEDED[transport]
-    if any(importlib.util.find_spec(name) is None for name in modules):
-        command = f"pip install 'defedavg[{extra}]'"
-        raise UserError(f"{what} not installed here; run: {command}, or in a checkout of the source: make {extra}")
 
 
 def _read_study(file: Path) -> dict[str, Any]:

@@ -59,13 +59,16 @@ def _swept_in_vain(study: Study, algorithm: str, reasons: Mapping[str, str]) -> 
     return found
 
 
-def replaced(study: Study, table: str, reason: str, names: tuple[str, ...] = ()) -> list[str]:
-    """Return a line for every given setting of a table, or for those named, that a command or an argument replaces."""
-    return [
-        f"{name} has no effect: {reason}"
-        for name in sorted(study.given)
-        if name.startswith(f"{table}.") and (not names or name.partition(".")[2] in names)
-    ]
+def replaced(
+    study: Study, table: str, reason: str, names: tuple[str, ...] = (), kept: tuple[str, ...] = ()
+) -> list[str]:
+    """Return a line for every given setting of a table that a command or an argument replaces.
+
+    ``names`` are those that it replaces, if not all; ``kept`` are those that keep their effect.
+    """
+    given = [name.partition(".")[2] for name in sorted(study.given) if name.startswith(f"{table}.")]
+    found = [name for name in given if (not names or name in names) and name not in kept]
+    return [f"{table}.{name} has no effect: {reason}" for name in found]
 
 
 def _given_in(study: Study, table: str) -> bool:

@@ -6,6 +6,7 @@ memory.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..errors import UserError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +28,12 @@ TRAINING_FIELDS = (
     "weight_decay", "prox", "clip_norm", "augment",
 )  # fmt: skip
 """Fields of a ``LocalTraining`` that train and exchange messages carry; ``rate`` is that of the schedule."""
+
+NEEDED = {"flower": ("Flower", ("flwr", "cryptography")), "grpc": ("gRPC", ("grpc", "cryptography"))}
+"""By transport: its name for users, and the modules that it needs."""
+
+EXTRAS = {"flower": "flower", "grpc": "deploy"}
+"""By transport: the extra of the package, and the target of make, that install it."""
 
 POLICY_FIELDS = ("pause_when_full", "interruptible", "allow_same_version", "restart_on_model")
 """Fields of a ``ClientPolicy`` that an exchange message carries; all clients that exchange hold their updates."""
@@ -79,6 +88,19 @@ class WaitingTransport(Transport, Protocol):
 
     def wait(self, seconds: float) -> None:
         """Return when a reply has arrived or the nodes have changed, or after that time."""
+
+
+def not_installed(transport: str) -> UserError:
+    """Return the error for a machine without the packages of a transport."""
+    what, extra = NEEDED[transport][0], EXTRAS[transport]
+    command = f"pip install 'defedavg[{extra}]'"
+    return UserError(f"{what} is not installed here; run: {command}, or in a checkout of the source: make {extra}")
+
+
+def check_installed(transport: str) -> None:
+    """Raise ``UserError`` if the packages of a transport are not installed."""
+    if any(importlib.util.find_spec(name) is None for name in NEEDED[transport][1]):
+        raise not_installed(transport)
 
 
 def size_of(vector: Vector | None) -> int:

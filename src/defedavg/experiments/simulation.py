@@ -228,8 +228,8 @@ def simulate(
 def _unused_beside(study: Study) -> list[str]:
     """Return the lines of settings without effect beside the argument ``task``."""
     others = [line for line in unused_settings(study) if not line.startswith("task.")]
-    lines = replaced(study, "task", "the argument task makes the whole task")
-    return [*(line for line in lines if not line.startswith("task.client_test_share ")), *others]
+    reason = "the argument task makes the whole task"
+    return [*replaced(study, "task", reason, kept=("client_test_share",)), *others]
 
 
 def _single_settings(algorithm: str, settings: Mapping[str, Any], task: Task | None) -> Settings:

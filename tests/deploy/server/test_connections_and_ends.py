@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from defedavg.report import page
 from defedavg.runstore.reader import read_run
 from defedavg.runstore.writer import begin_run
 from defedavg.training import Status
-from helpers.deployments import Clock, Node, World, checked, tiny_task
+from helpers.background_clients import RealClock
+from helpers.deployments import Node, World, checked, tiny_task
 
 pytestmark = pytest.mark.usefixtures("worlds")
 
@@ -130,21 +130,6 @@ def test_a_run_counts_as_finished_when_its_plots_and_its_page_are_complete(
     assert b'"ended":"max_rounds"' in data
     with pytest.raises(UserError, match="is finished"):
         world.crash()
-
-
-class RealClock(Clock):
-    """A clock that shows the real time."""
-
-    def __call__(self) -> float:
-        return time.monotonic()
-
-    @property
-    def now(self) -> float:
-        return time.monotonic()
-
-    @now.setter
-    def now(self, value: float) -> None:
-        pass
 
 
 def test_the_server_of_a_stalled_run_fails_with_one_line_and_a_second_one_completes_the_run(

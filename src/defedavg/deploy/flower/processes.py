@@ -26,6 +26,7 @@ import tomli_w
 from ...errors import UserError
 from ...fileio import write_whole, writing
 from ..run_processes import query, run_environment
+from ..transport import not_installed
 from .signals import signals_ignored
 
 ID_VARIABLE = "DEFEDAVG_CLUSTER"
@@ -45,19 +46,12 @@ class TlsFiles:
     key: Path
 
 
-def no_flower() -> UserError:
-    """Return the error for a machine without Flower."""
-    return UserError(
-        "Flower is not installed here; run: pip install 'defedavg[flower]' (in a checkout of the source: make flower)"
-    )
-
-
 def find_program(program: str) -> str:
     """Return the path of a program of Flower."""
     beside = Path(sys.executable).parent / program
     found = str(beside) if beside.exists() else shutil.which(program)
     if found is None:
-        raise no_flower()
+        raise not_installed("flower")
     return found
 
 
