@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from defedavg.paper.result_files import ResultFiles
 from defedavg.paper.run_grid import Choices, PaperRun
 from defedavg.paper.run_request import PaperRequest, select_cells
 from defedavg.paper.tuned_rates import TunedRates
+from helpers.command_line import call
 
 CELLS = cells()
 ROOT = Path(__file__).parents[2]
@@ -168,6 +170,18 @@ def test_stored_results_are_recognised_and_not_computed_again() -> None:
         runs, store, _ = replace(request, rates=rates).table_runs()
         assert len(runs) == count
         assert store.missing(runs, [0]) == []
+
+
+def test_a_selection_is_shown_and_leaves_the_written_table_as_it_is(tmp_path: Path) -> None:
+    shutil.copytree(FIRST_READING.parent / "table1", tmp_path / "table1")
+    before = (tmp_path / "table1/table1.md").read_bytes()
+    shown = call("paper", "table1", "--show", "--n", "10", "--out", tmp_path, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "table1.md keeps its content" in shown.stderr
+    assert "| 10 |" in shown.stdout
+    assert (tmp_path / "table1/table1.md").read_bytes() == before
+    assert call("paper", "table1", "--show", "--seeds", "3", "--out", tmp_path, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "table1/table1.md").read_bytes() == before  # written, with the same runs
 
 
 def test_results_in_the_repository_match_their_tables() -> None:

@@ -139,13 +139,17 @@ def _table1(request: PaperRequest, as_json: bool) -> bool:
     (runs, store, finished), title = request.table_runs(), "Table 1"
     finished = finished and request.compute_missing(store, runs, title.lower())
     results = store.results(runs, request.seeds)
-    _write_table(store.folder / "table1", as_json, rows(results), to_markdown)
+    whole = set(request.cells) >= set(cells())
+    _write_table(store.folder / "table1" if whole else None, as_json, rows(results), to_markdown)
     if ranks := ranking(results):
         text = ranking_to_markdown(ranks)
-        write_whole(store.folder / "ranking.md", text.encode())
         if not as_json:
             print_text(f"\n{text}")
-        print_note(f"written: {store.folder / 'ranking'}.md")
+        if whole:
+            write_whole(store.folder / "ranking.md", text.encode())
+            print_note(f"written: {store.folder / 'ranking'}.md")
+    if results and not whole:
+        print_note(f"{store.folder / 'table1'}.md keeps its content: only `paper table1` without a selection writes it")
     _write_page(request, store, results, as_json, title)
     return finished
 
@@ -165,7 +169,7 @@ def _table2(request: PaperRequest, as_json: bool) -> bool:
 
 
 def _write_table(
-    path: Path, as_json: bool, rows: list[dict[str, Any]], to_markdown: Callable[[list[dict[str, Any]]], str]
+    path: Path | None, as_json: bool, rows: list[dict[str, Any]], to_markdown: Callable[[list[dict[str, Any]]], str]
 ) -> None:
     from ..fileio import write_whole
     from ..paper.paper_tables import to_csv
@@ -177,6 +181,8 @@ def _write_table(
         return
     if not as_json:
         print_text(to_markdown(rows))
+    if path is None:
+        return
     write_whole(path.with_suffix(".md"), to_markdown(rows).encode())
     write_whole(path.with_suffix(".csv"), to_csv(rows).encode())
     print_note(f"written: {path}.md and .csv")
