@@ -85,13 +85,11 @@ def test_run_writes_a_complete_folder(tiny: Path) -> None:
     assert (folder / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
     assert np.sum(json.loads((folder / "split.json").read_text())["counts"]) == 4000
     assert summary["provenance"]["command"] == f"defedavg run {tiny}"
-    pictures = {p.name for p in (folder / "plots").iterdir()}
-    assert {
-        "accuracy-over-seconds.png",
-        "accuracy-over-seconds.pdf",
-        "accuracy-over-rounds.png",
-        "split.pdf",
-    } <= pictures
+    assert not (folder / "plots").exists()  # figures are drawn on request
+    drawn = call("report", folder, "-o", "page.html", "--png", cwd=tiny.parent)
+    assert f"figures: {folder / 'plots'}" in drawn.stderr
+    axes = [f"{what}-over-{axis}.png" for what in ("accuracy", "loss") for axis in ("seconds", "rounds")]
+    assert {path.name for path in (folder / "plots").iterdir()} == {*axes, "split.png"}
     again = call("run", folder / "config.toml", "--set", "name='again'", "--json", cwd=tiny.parent)
     same = [{k: v for k, v in r.items() if k != "wall_seconds"} for r in json.loads(again.stdout)]
     assert same == [{k: v for k, v in r.items() if k != "wall_seconds"} for r in summary["runs"]]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..config.study import Study, study
-from ..report.plots import accuracy_curves, save
 from .run_events import Watch
 from .study_run import StudyRun
 
@@ -71,6 +70,9 @@ def run_demo(
 
     ``watching(title, runs)`` is a context manager whose value receives the events of a sweep.
     """
+    from ..report.plots import accuracy_curves, save
+    from ..report.run_curves import curve_of
+
     entries: dict[str, list[dict[str, Any]]] = {}
     panels, targets = {}, {}
     finished = True
@@ -78,9 +80,8 @@ def run_demo(
         run = StudyRun(half, folder / half.name, force=True)
         with watching(half.name, len(run.points)) as watch:
             finished = run.run(watch)
-        run.draw()
         entries[title] = run.entries
-        panels[title] = run.curves
+        panels[title] = [curve_of(each) for each in run.run_folder().runs]
         targets[title] = half.points()[0].settings.stop.target_accuracy
         if not finished:
             break
