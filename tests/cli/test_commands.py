@@ -19,7 +19,9 @@ from defedavg.algorithms import BUILT_IN
 from defedavg.config import study as config
 from defedavg.config.build import make_plan
 from defedavg.config.examples import FIRST
+from defedavg.experiments.bench import BenchLoad
 from defedavg.planning.plan import Plan
+from defedavg.report.tables import bench_table
 from helpers.command_line import call, refuse
 
 TINY = """
@@ -343,15 +345,23 @@ def test_bench_measures_both_executors(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     speeds = json.loads(result.stdout)
     assert speeds["device"] == "cpu"
-    for name in ("reference_updates_per_s", "batched_updates_per_s", "gemm_gflops", "mean_batch", "peak_memory_bytes"):
+    counted = ("reference_updates_per_s", "batched_updates_per_s", "gemm_gflops", "mean_batch", "peak_memory_bytes")
+    for name in (*counted, "overhead_seconds"):
         assert speeds[name] > 0
     assert speeds["ratio"] == pytest.approx(speeds["batched_updates_per_s"] / speeds["reference_updates_per_s"])
     assert 0 < speeds["batch_fill"] <= 1
     assert speeds["gflop_per_update"] == pytest.approx(50 * 10 * 2 * (2 * 64 * 10) / 1e9)
     assert "1 of 1: " in result.stderr
-    table = call("bench", *SMALL, "--image", "1,8,8", "--device", "cpu", cwd=tmp_path)
-    assert "updates/s" in table.stdout
-    assert "GFLOP/s" in table.stdout
+    printed = bench_table(speeds)
+    assert "a tiny study beyond training and PyTorch" in list(printed.columns[0].cells)
+
+
+@pytest.mark.parametrize(("speed", "updates", "loop"), [(0.5, 30, 2), (10.0, 60, 20), (2.0, 30, 6), (1e4, 300, 20)])
+def test_bench_trains_what_fits_into_its_time(speed: float, updates: int, loop: int) -> None:
+    load = BenchLoad(turn_seconds=9.0)
+    assert load.updates_within(speed) == updates
+    assert load.reference_updates_within(speed) == loop
+    assert (BenchLoad().updates_within(speed), BenchLoad().reference_updates_within(speed)) == (300, 20)
 
 
 def test_former_names_of_options_work_and_name_the_new_ones(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config.doubtful_settings import doubtful_settings
 from ..config.timeout_lines import timeout_lines
@@ -10,6 +11,9 @@ from ..report import tables
 from . import options as opt
 from .data_command import DataDir
 from .report_command import close_with_page, draw_figures
+
+if TYPE_CHECKING:
+    from ..experiments.study_run import StudyRun
 
 
 def run(
@@ -59,10 +63,19 @@ def run(
     except KeyboardInterrupt:
         opt.exit_unchanged()
     opt.print_notes(session.notes)
+    _close(session, plots, as_json)
+    opt.exit_if_stopped(finished, "continue with --resume")
+
+
+def _close(session: StudyRun, plots: bool, as_json: bool) -> None:
+    """Print the results, then write what can be made from them at any time: Parquet, the page and, if wanted, figures.
+
+    What a run needs to be resumed or read is already on disk.
+    """
     if as_json:
         opt.print_json(session.entries)
     else:
-        opt.out.print(*tables.result_tables(study.name, session.entries), sep="\n\n")
+        opt.out.print(*tables.result_tables(session.study.name, session.entries), sep="\n\n")
         opt.print_line(f"\nresults: {session.folder}")
     results = session.run_folder()
     with opt.working("writing the tables …"):
@@ -72,4 +85,3 @@ def run(
     close_with_page([results], session.folder, as_json)
     if plots:
         draw_figures([results])
-    opt.exit_if_stopped(finished, "continue with --resume")
