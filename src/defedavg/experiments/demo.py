@@ -66,25 +66,28 @@ def studies() -> dict[str, Study]:
 def run_demo(
     folder: Path, watching: Callable[[str, int], AbstractContextManager[Watch]]
 ) -> tuple[bool, dict[str, list[dict[str, Any]]], Path]:
-    """Run the demo; return whether it finished, its results by setting, and the path of the figure without suffix.
+    """Run the demo; return whether it finished, its results by setting, and the path of the figure.
 
     ``watching(title, runs)`` is a context manager whose value receives the events of a sweep.
     """
-    from ..report.plots import accuracy_curves, save
-    from ..report.run_curves import curve_of
-
     entries: dict[str, list[dict[str, Any]]] = {}
-    panels, targets = {}, {}
+    folders, targets = {}, {}
     finished = True
     for title, half in studies().items():
         run = StudyRun(half, folder / half.name, force=True)
         with watching(half.name, len(run.points)) as watch:
             finished = run.run(watch)
         entries[title] = run.entries
-        panels[title] = [curve_of(each) for each in run.run_folder().runs]
+        folders[title] = run.run_folder()
         targets[title] = half.points()[0].settings.stop.target_accuracy
         if not finished:
             break
-    figure = folder / "accuracy"
-    save(accuracy_curves(panels, target=targets), figure)
+    # Matplotlib is loaded when there is something to draw.
+    from ..report.plots import accuracy_curves, save
+    from ..report.run_curves import curve_of
+
+    figure = folder / "accuracy.png"
+    save(
+        accuracy_curves({title: [*map(curve_of, each.runs)] for title, each in folders.items()}, target=targets), figure
+    )
     return finished, entries, figure
