@@ -49,7 +49,7 @@ PARSED_ONLY = {
     "defedavg run slow_": "minutes",
     "defedavg runs compare": "two runs; tests/runstore has them",
     "defedavg runs remove": "asks for confirmation; tests/runstore answers",
-    "defedavg theory speedup": "five minutes",
+    "defedavg theory speedup": "two minutes",
     "defedavg view": "runs until Ctrl-C; tests/report/dashboard runs it",
 }
 

@@ -19,7 +19,9 @@ from defedavg.algorithms import BUILT_IN
 from defedavg.config import study as config
 from defedavg.config.build import make_plan
 from defedavg.config.examples import FIRST
+from defedavg.experiments.bench import BenchLoad
 from defedavg.planning.plan import Plan
+from defedavg.report.tables import bench_table
 from helpers.command_line import call, refuse
 
 TINY = """
@@ -85,13 +87,11 @@ def test_run_writes_a_complete_folder(tiny: Path) -> None:
     assert (folder / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
     assert np.sum(json.loads((folder / "split.json").read_text())["counts"]) == 4000
     assert summary["provenance"]["command"] == f"defedavg run {tiny}"
-    pictures = {p.name for p in (folder / "plots").iterdir()}
-    assert {
-        "accuracy-over-seconds.png",
-        "accuracy-over-seconds.pdf",
-        "accuracy-over-rounds.png",
-        "split.pdf",
-    } <= pictures
+    assert not (folder / "plots").exists()  # figures are drawn on request
+    drawn = call("report", folder, "-o", "page.html", "--png", cwd=tiny.parent)
+    assert f"figures: {folder / 'plots'}" in drawn.stderr
+    axes = [f"{what}-over-{axis}.png" for what in ("accuracy", "loss") for axis in ("seconds", "rounds")]
+    assert {path.name for path in (folder / "plots").iterdir()} == {*axes, "split.png"}
     again = call("run", folder / "config.toml", "--set", "name='again'", "--json", cwd=tiny.parent)
     same = [{k: v for k, v in r.items() if k != "wall_seconds"} for r in json.loads(again.stdout)]
     assert same == [{k: v for k, v in r.items() if k != "wall_seconds"} for r in summary["runs"]]
@@ -345,15 +345,23 @@ def test_bench_measures_both_executors(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     speeds = json.loads(result.stdout)
     assert speeds["device"] == "cpu"
-    for name in ("reference_updates_per_s", "batched_updates_per_s", "gemm_gflops", "mean_batch", "peak_memory_bytes"):
+    counted = ("reference_updates_per_s", "batched_updates_per_s", "gemm_gflops", "mean_batch", "peak_memory_bytes")
+    for name in (*counted, "overhead_seconds"):
         assert speeds[name] > 0
     assert speeds["ratio"] == pytest.approx(speeds["batched_updates_per_s"] / speeds["reference_updates_per_s"])
     assert 0 < speeds["batch_fill"] <= 1
     assert speeds["gflop_per_update"] == pytest.approx(50 * 10 * 2 * (2 * 64 * 10) / 1e9)
     assert "1 of 1: " in result.stderr
-    table = call("bench", *SMALL, "--image", "1,8,8", "--device", "cpu", cwd=tmp_path)
-    assert "updates/s" in table.stdout
-    assert "GFLOP/s" in table.stdout
+    printed = bench_table(speeds)
+    assert "a tiny study beyond training and PyTorch" in list(printed.columns[0].cells)
+
+
+@pytest.mark.parametrize(("speed", "updates", "loop"), [(0.5, 30, 2), (10.0, 60, 20), (2.0, 30, 6), (1e4, 300, 20)])
+def test_bench_trains_what_fits_into_its_time(speed: float, updates: int, loop: int) -> None:
+    load = BenchLoad(turn_seconds=9.0)
+    assert load.updates_within(speed) == updates
+    assert load.reference_updates_within(speed) == loop
+    assert (BenchLoad().updates_within(speed), BenchLoad().reference_updates_within(speed)) == (300, 20)
 
 
 def test_former_names_of_options_work_and_name_the_new_ones(tmp_path: Path) -> None:

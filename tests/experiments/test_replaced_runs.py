@@ -108,6 +108,7 @@ def test_a_run_that_fails_at_its_start_keeps_the_old_one(
     if command == "tune":
         folder.rename(place / "runs" / "study-tune")
         folder = place / "runs" / "study-tune"
+    (folder / "plots").mkdir()
     (folder / "plots" / "link").symlink_to(place)
     old = contents(folder)
     refuse(call(command, "study.toml", "--force", *words, cwd=place), line)
@@ -122,7 +123,8 @@ def test_a_run_that_succeeds_removes_the_old_one_and_nothing_else(place: Path, c
         folder.rename(place / "runs" / "study-tune")
         folder = place / "runs" / "study-tune"
     rates = ("--local-rates", "0.1", "--global-rates", "1") if command == "tune" else ()
-    (folder / "plots").rename(place / "moved")
+    (place / "moved").mkdir()
+    (place / "moved" / "mine").write_text("kept")
     (folder / "plots").symlink_to(place / "moved")
     done = call(command, "study.toml", "--force", *rates, cwd=place)
     assert done.returncode == 0, done.stderr

@@ -45,8 +45,8 @@ def test_a_study_interrupted_anywhere_ends_like_an_uninterrupted_one(tmp_path: P
     run = StudyRun(chosen, folder, resume=True)
     assert run.run(ignore)
     assert_same(uninterrupted(tmp_path / "whole", chosen), folder)
-    assert [(curve.label, curve.rounds) for curve in run.curves] == [
-        (label, (0, 3, 6, 9, 12)) for label in ("fedbuff", "fedbuff", "favano", "favano")
+    assert [(each.label, each.trail.rounds) for each in run.run_folder().runs] == [
+        (label, [0, 3, 6, 9, 12]) for label in ("fedbuff", "fedbuff", "favano", "favano")
     ]
 
 

@@ -44,11 +44,12 @@ def study_file(tmp_path: Path) -> Path:
 
 def test_the_commands_show_the_metric_by_its_name(study_file: Path) -> None:
     folder = study_file.parent
-    done = call("run", study_file, cwd=folder)
+    done = call("run", study_file, "--plots", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "best f1" in done.stdout
     assert "%" not in done.stdout.partition("Times to the target")[0]
-    assert (folder / "runs/texts/plots/f1-over-seconds.png").exists()
+    for ending in ("png", "pdf"):
+        assert (folder / f"runs/texts/plots/f1-over-seconds.{ending}").exists()
     lines = [json.loads(line) for line in (folder / "runs/texts/metrics.jsonl").read_text().splitlines()]
     assert {line["metric"] for line in lines} == {"f1"}
     listed = json.loads(call("runs", "list", "--json", cwd=folder).stdout)

@@ -350,7 +350,6 @@ def test_links_in_a_run_are_removed_and_not_followed(runs: Path, tmp_path: Path)
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("x")
-    shutil.rmtree(runs / "one" / "plots")
     (runs / "one" / "plots").symlink_to(outside)
     (runs / "one" / "plans" / "way-out").symlink_to(outside)
     (runs / "one" / "summary.json").unlink()

@@ -26,8 +26,8 @@ from defedavg.tasks import (
     sampled_classes,
     split,
 )
+from defedavg.tasks.lazy_partition import Clients
 from defedavg.tasks.partition import is_identical, needs_users
-from defedavg.tasks.task import Clients
 
 WITHOUT_USERS = [kind for kind in sorted(PARTITIONS) if not needs_users(kind)]  # test_users.py has the others
 

@@ -20,7 +20,7 @@ from defedavg.tasks import (
     register_partition,
     split,
 )
-from defedavg.tasks.datasets.catalog import dataset_rows
+from defedavg.tasks.datasets.builtin_datasets import dataset_rows
 from defedavg.tasks.datasets.mnist5k import MNIST5K
 from defedavg.tasks.partition import OPTIONS
 from helpers.user_errors import line_of

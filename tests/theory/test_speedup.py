@@ -36,8 +36,9 @@ from defedavg.theory.estimates import (
 )
 from defedavg.theory.speedup import GradientRecorder, HorizonSearch, measure
 from defedavg.theory.speedup_cases import make_case
+from defedavg.theory.speedup_figure import speedup_figure
 from defedavg.theory.speedup_result import STUDENT, SpeedupTrial, fit
-from defedavg.theory.speedup_study import SpeedupScope, speedup_figure
+from defedavg.theory.speedup_study import SpeedupScope
 from defedavg.training import LocalTraining
 from helpers.command_line import call, refuse
 from helpers.settings_tables import settings, small

@@ -44,7 +44,7 @@ def list_(_data_dir: DataDir = None, as_json: Json = False) -> None:
 
     Example: `defedavg data list`
     """
-    from ..tasks.datasets.catalog import dataset_rows
+    from ..tasks.datasets.builtin_datasets import dataset_rows
 
     rows = dataset_rows()
     if as_json:

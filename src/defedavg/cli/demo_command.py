@@ -30,6 +30,6 @@ def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
         for title, runs in entries.items():
             out.print(tables.result_table(title, runs))
             out.print()
-        print_line(f"curves: {picture}.png and .pdf")
+        print_line(f"curves: {picture}")
     close_with_page([folder / "demo"], folder / "demo", as_json, "Six algorithms on 5,000 digits")
     exit_if_stopped(finished)

@@ -223,6 +223,7 @@ RayAddress = Annotated[
         show_default="RAY_ADDRESS, else a cluster on this machine",
     ),
 ]
+Plots = Annotated[bool, Option("--plots", help="Also draw figures into the run folder, as PNG and PDF.")]
 TensorBoard = Annotated[
     bool, Option("--tensorboard", callback=_check_tensorboard, help="Also write TensorBoard logs to the run folder.")
 ]

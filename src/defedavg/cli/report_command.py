@@ -47,17 +47,33 @@ def _close(write_page: Callable[[Path], object], to: Path, as_json: bool) -> Non
     (print_note if as_json else print_line)(line)
 
 
+def draw_figures(folders: Iterable[RunFolder], formats: Sequence[str] | None = None) -> None:
+    """Draw the static figures of runs into their folders, in all formats unless some are given; print where they are.
+
+    Matplotlib is loaded only here: it and the figures take longer than the rest of a small study.
+    """
+    for folder in folders:
+        with working("drawing figures …"):
+            from ..report.run_curves import draw_run
+
+            written = draw_run(folder) if formats is None else draw_run(folder, formats)
+        print_note(f"figures: {written[0].parent}" if written else f"no figures: {folder.path} has no evaluation")
+
+
 def report(
     runs: Annotated[list[Path], Argument(metavar="RUN…", help="Run folders, or folders that contain some.")],
     to: Annotated[Path, Option("--output", "-o", metavar="FILE.html", help="The page to write.")] = Path(PAGE),
     title: Annotated[str | None, Option(help="Heading of the page.", show_default="the names of the studies")] = None,
+    png: Annotated[bool, Option("--png", help="Also draw figures into the folder of every run, as PNG.")] = False,
+    pdf: Annotated[bool, Option("--pdf", help="Also draw figures into the folder of every run, as PDF.")] = False,
     _plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
     """Write runs as one HTML page with all charts and data; it works offline and can be sent to others.
 
     The page shows curves over time, rounds, updates and bytes, times to the target, staleness, participation, client
-    activity, the split of the data, the settings that differ, and provenance.
+    activity, the split of the data, the settings that differ, and provenance. `--png` and `--pdf` draw accuracy and
+    loss as figures for a paper, into the folder plots of every run.
 
     Example: `defedavg report runs/first runs/second -o both.html`
     """
@@ -76,3 +92,6 @@ def report(
         print_json({"page": str(to), "bytes": size, "seconds": spent})
     else:
         print_written(f"open in a browser: {to} ({size / 1e6:.1f} MB, written in {spent:.1f} s)", to)
+    formats = [ending for ending, wanted in ((".png", png), (".pdf", pdf)) if wanted]
+    if formats:
+        draw_figures(folders, formats)

@@ -160,7 +160,7 @@ def _by_data(study: Study) -> dict[str, str]:
     """Return ``task.normalise`` if no data set of the study has images."""
     if "task.normalise" not in study.given:
         return {}
-    from ..tasks.datasets.catalog import kind_of_inputs
+    from ..tasks.datasets.builtin_datasets import kind_of_inputs
 
     names = _values(study, "task", "data")
     if "images" in map(kind_of_inputs, names):

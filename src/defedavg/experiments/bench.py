@@ -53,11 +53,25 @@ class BenchLoad:
     reference_updates: int = 20
     repeats: int = 3
     eval_every_rounds: int = 10
+    turn_seconds: float | None = None  # a repetition of both executors, about; None: as long as the updates take
 
     def __post_init__(self) -> None:
         for name in ("runs", "updates", "reference_updates", "repeats", "eval_every_rounds"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1")
+
+    def updates_within(self, per_second: float) -> int:
+        """Return the updates of a repetition at this speed: in two thirds of its time, and at least a round."""
+        if self.turn_seconds is None:
+            return self.updates
+        least = self.settings.training.updates_per_round * self.runs
+        return min(self.updates, max(least, round(per_second * self.turn_seconds * 2 / 3)))
+
+    def reference_updates_within(self, per_second: float) -> int:
+        """Return the updates of the reference executor in the rest of a repetition."""
+        if self.turn_seconds is None:
+            return self.reference_updates
+        return min(self.reference_updates, max(2, round(per_second * self.turn_seconds / 3)))
 
     @property
     def settings(self) -> Settings:
@@ -96,14 +110,15 @@ def bench(load: BenchLoad, compute: ComputeConfig, notify: Notify) -> dict[str, 
             batched = BatchedBench(load, settings, task, compute)
         except StackingError as reason:
             raise UserError(f"{load.model} cannot be trained in batches: {reason}") from reason
-        batched(min(load.updates, 10 * load.runs))  # compiles kernels, captures graphs, warms up
+        first = batched(min(load.updates, 10 * load.runs))  # compiles kernels, captures graphs, warms up
         batched.sizes.clear()
-        threads = _best_threads(settings, task, device)
+        threads, loop = _best_threads(settings, task, device)
+        updates, loop_updates = load.updates_within(first), load.reference_updates_within(loop)
         slow, fast = [], []
         for turn in range(load.repeats):
             with using(threads):
-                slow.append(_reference(settings, task, load.reference_updates))
-            fast.append(batched(load.updates))
+                slow.append(_reference(settings, task, loop_updates))
+            fast.append(batched(updates))
             notify(f"{turn + 1} of {load.repeats}: {slow[-1]:.4g} and {fast[-1]:.4g} updates/s")
         gemm, bandwidth = _gemm(device), _bandwidth(device)
     update = _flops(task, settings)
@@ -181,17 +196,19 @@ def _now(task: Task) -> float:
     return time.perf_counter()
 
 
-def _best_threads(settings: Settings, task: Task, device: str) -> int:
-    """Return the number of threads with which the reference executor is fastest."""
+def _best_threads(settings: Settings, task: Task, device: str) -> tuple[int, float]:
+    """Return the number of threads with which the reference executor is fastest, and its updates per second."""
     most = torch.get_num_threads()
     if device == "cuda" or most == 1:
-        return most
+        _reference(settings, task, 1)
+        return most, _reference(settings, task, 4)
     speeds = {}
     for count in sorted({1, most // 2, most} - {0}):
         with using(count):
             _reference(settings, task, 1)
             speeds[count] = _reference(settings, task, 4)
-    return max(speeds, key=lambda count: speeds[count])
+    best = max(speeds, key=lambda count: speeds[count])
+    return best, speeds[best]
 
 
 def _reference(settings: Settings, task: Task, updates: int) -> float:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..config.study import Study, study
-from ..report.plots import accuracy_curves, save
 from .run_events import Watch
 from .study_run import StudyRun
 
@@ -67,23 +66,28 @@ def studies() -> dict[str, Study]:
 def run_demo(
     folder: Path, watching: Callable[[str, int], AbstractContextManager[Watch]]
 ) -> tuple[bool, dict[str, list[dict[str, Any]]], Path]:
-    """Run the demo; return whether it finished, its results by setting, and the path of the figure without suffix.
+    """Run the demo; return whether it finished, its results by setting, and the path of the figure.
 
     ``watching(title, runs)`` is a context manager whose value receives the events of a sweep.
     """
     entries: dict[str, list[dict[str, Any]]] = {}
-    panels, targets = {}, {}
+    folders, targets = {}, {}
     finished = True
     for title, half in studies().items():
         run = StudyRun(half, folder / half.name, force=True)
         with watching(half.name, len(run.points)) as watch:
             finished = run.run(watch)
-        run.draw()
         entries[title] = run.entries
-        panels[title] = run.curves
+        folders[title] = run.run_folder()
         targets[title] = half.points()[0].settings.stop.target_accuracy
         if not finished:
             break
-    figure = folder / "accuracy"
-    save(accuracy_curves(panels, target=targets), figure)
+    # Matplotlib is loaded when there is something to draw.
+    from ..report.plots import accuracy_curves, save
+    from ..report.run_curves import curve_of
+
+    figure = folder / "accuracy.png"
+    save(
+        accuracy_curves({title: [*map(curve_of, each.runs)] for title, each in folders.items()}, target=targets), figure
+    )
     return finished, entries, figure

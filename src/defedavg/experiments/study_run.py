@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 import torch
 
@@ -19,13 +18,11 @@ from ..config.study import Study, SweepPoint
 from ..errors import UserError
 from ..fileio import FolderLock, read_text, write_whole
 from ..jsonio import finite, json_line
-from ..report.plots import Curve, save, split_map
-from ..report.run_curves import curve_of, save_curves
 from ..runstore.client_results import client_figures
 from ..runstore.in_memory import folder_of_study
 from ..runstore.journal import Journal, read_until
 from ..runstore.layout import RunFiles
-from ..runstore.metrics import common_metric, metric_field, metric_of
+from ..runstore.metrics import metric_field
 from ..runstore.provenance import provenance
 from ..runstore.reader import PartitionCounts, RunFolder
 from ..runstore.replacement import Replacement
@@ -76,7 +73,6 @@ class StudyRun:
         self.sweep = Sweep(compute or ComputeConfig(), self._checkpoint, on_begin=self._record_plan)
         self.points = study.points()
         self.entries: list[dict[str, Any]] = []
-        self.curves: list[Curve] = []
         self.finished = False
         self._specs = [RunSpec(point, point.settings, seed) for point in self.points for seed in study.seeds]
         self._positions = {spec: position for position, spec in enumerate(self._specs)}
@@ -150,11 +146,6 @@ class StudyRun:
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise UserError(f"{files.metrics}, line {number} is damaged; start again with --force") from None
             self._evaluations.setdefault(_run_key(values), []).append(evaluation)
-        self.curves = [
-            curve_of(spec.settings.algorithm, spec.label, self._earlier(spec))
-            for spec in self._specs
-            if self._is_finished(spec)
-        ]
 
     def _load_session(self) -> None:
         session, notes = SavedSession.load(self._directory, self.study, self.sweep.compute)
@@ -258,7 +249,6 @@ class StudyRun:
         weights = safetensors.torch.save(run.executor.named(run.weights))
         write_whole(self._files.weights(spec.label, spec.seed), weights)
         self._evaluations[_run_key(_identity(spec))] = run.progress.evaluations
-        self.curves.append(curve_of(spec.settings.algorithm, spec.label, run.progress.evaluations))
         entry = run_entry(
             point,
             spec.seed,
@@ -276,21 +266,9 @@ class StudyRun:
         self.entries.sort(
             key=lambda entry: (order[current_label(entry["label"])], self.study.seeds.index(entry["seed"]))
         )
-        self.curves.sort(key=lambda curve: order[curve.label])
         self._write_summary(finished=False)
 
     # Results.
-
-    def draw(self) -> None:
-        """Draw the metric and the loss over simulated seconds and over rounds, and the partition."""
-        plots = self._files.plots
-        if not self.curves:
-            return
-        targets = {entry["target_accuracy"] for entry in self.entries}
-        metric = common_metric(map(metric_of, self.entries))
-        save_curves(plots, self.study.name, self.curves, targets.pop() if len(targets) == 1 else None, metric)
-        if self._partition is not None:
-            save(split_map(np.array(self._partition.counts), self._partition.title), plots / "split")
 
     @cached_property
     def _partition(self) -> PartitionCounts | None:

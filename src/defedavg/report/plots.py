@@ -71,6 +71,8 @@ _FORMATS: dict[str, dict[str, Any]] = {
     ".png": {"dpi": 150, "metadata": {"Software": None}},
     ".pdf": {"dpi": 300, "metadata": {"CreationDate": None}},
 }
+FORMATS = tuple(_FORMATS)
+"""The endings of the formats in which figures are written."""
 
 
 def save(figure: Figure, path: str | Path) -> list[Path]:

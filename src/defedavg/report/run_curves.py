@@ -1,31 +1,66 @@
-"""The figures of a run folder: metric and loss over simulated seconds and over rounds."""
+"""The static figures of a run folder, drawn on request: metric and loss over seconds and rounds, and the partition."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..training.stopping import Evaluation
-from .plots import Curve, accuracy_curves, loss_curves, save
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..errors import UserError
+from ..fileio import writing
+from ..runstore.layout import RunFiles
+from ..runstore.metrics import common_metric
+from ..runstore.reader import RunEntry, RunFolder
+from .plots import FORMATS, Against, Curve, accuracy_curves, loss_curves, save, split_map
+
+AXES: tuple[Against, ...] = ("seconds", "rounds")
 
 
-def curve_of(algorithm: str, label: str, evaluations: Sequence[Evaluation]) -> Curve:
+def curve_of(run: RunEntry) -> Curve:
     """Return the evaluations of a run as a curve, without those whose loss is not finite."""
-    known = [e for e in evaluations if math.isfinite(e.loss)]
+    trail = run.trail
+    known = [(i, loss) for i, loss in enumerate(trail.loss) if loss is not None]
+    accuracy = [trail.accuracy[i] for i, _ in known]
     return Curve(
-        algorithm=algorithm,
-        label=label,
-        seconds=tuple(e.seconds for e in known),
-        rounds=tuple(e.round for e in known),
-        accuracy=tuple(math.nan if e.accuracy is None else e.accuracy for e in known),
-        loss=tuple(e.loss for e in known),
+        algorithm=run.algorithm,
+        label=run.label,
+        seconds=tuple(trail.seconds[i] for i, _ in known),
+        rounds=tuple(int(trail.rounds[i]) for i, _ in known),
+        accuracy=tuple(math.nan if value is None else value for value in accuracy),
+        loss=tuple(loss for _, loss in known),
     )
 
 
-def save_curves(plots: Path, title: str, curves: Sequence[Curve], target: float | None, metric: str) -> None:
-    """Draw the curves into a folder, as PNG and PDF; ``metric`` names what their accuracies are."""
-    for against in ("seconds", "rounds"):
-        figure = accuracy_curves({title: curves}, target=target, against=against, name=f"test {metric}")
-        save(figure, plots / f"{metric}-over-{against}")
-        save(loss_curves({title: curves}, against=against), plots / f"loss-over-{against}")
+def draw_run(folder: RunFolder, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Draw the figures of a run into its folder, in these formats, and return their paths."""
+    plots = RunFiles(folder.path).plots
+    if plots.is_symlink():
+        raise UserError(f"{plots} is a link, and links are not followed; replace it by a folder")
+    with writing(plots):
+        plots.mkdir(exist_ok=True)
+    return [
+        path
+        for name, figure in _figures(folder)
+        for suffix in formats
+        for path in save(figure, plots / f"{name}{suffix}")
+    ]
+
+
+def _figures(folder: RunFolder) -> Iterator[tuple[str, Figure]]:
+    """Yield the figures by name; a run without evaluations has none."""
+    curves = [curve for curve in map(curve_of, folder.runs) if curve.seconds]
+    if not curves:
+        return
+    targets = {run.numbers["target_accuracy"] for run in folder.runs}
+    target = targets.pop() if len(targets) == 1 else None
+    metric, panels = common_metric(run.metric for run in folder.runs), {folder.title: curves}
+    word = re.sub(r"[^A-Za-z0-9._=-]+", "_", metric)  # a folder is untrusted, and the name becomes that of a file
+    for axis in AXES:
+        yield f"{word}-over-{axis}", accuracy_curves(panels, target=target, against=axis, name=f"test {metric}")
+        yield f"loss-over-{axis}", loss_curves(panels, against=axis)
+    if folder.partition is not None:
+        yield "split", split_map(np.array(folder.partition.counts), folder.partition.title)

@@ -302,6 +302,7 @@ def bench_table(found: Mapping[str, Any]) -> Table:
         ("a large memory copy", f"{found['bandwidth_gb_per_s']:,.4g} GB/s"),
         ("  share used by weights alone", f"{found['bandwidth_share']:.1%}"),
         ("peak memory", size(found["peak_memory_bytes"])),
+        ("a tiny study beyond training and PyTorch", f"{found['overhead_seconds']:.2f} s"),
     ]
     caption = f"PyTorch {found['torch']}, {found['precision']}, {found['threads']} threads"
     return make(f"{found['device']}: {model}", ("", "measured"), rows, caption)

@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ..errors import UserError
 from ..fileio import replacing, writing
 from ..jsonio import json_line
@@ -150,7 +152,29 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[WriteRows]:
     schema = pa.schema([(name, kinds[name]) for name in columns])
     # Given a name, pyarrow would refuse one that is not UTF-8.
     with path.open("wb") as stream, pq.ParquetWriter(stream, schema, compression="zstd") as file:
-        yield lambda table: file.write_table(pa.Table.from_pylist(table, schema=schema))
+        yield lambda table: file.write_table(
+            pa.Table.from_arrays([_arrow_column(table, field) for field in schema], schema=schema)
+        )
+
+
+def _arrow_column(table: Rows, field: Any) -> Any:
+    """Return a column as an array of Arrow, made of buffers: from a list, pyarrow would first import pandas."""
+    import pyarrow as pa
+
+    values = [row[field.name] for row in table]
+    known = np.array([value is not None for value in values], bool)
+    valid = pa.py_buffer(np.packbits(known, bitorder="little").tobytes())
+    if pa.types.is_string(field.type):
+        texts = [b"" if value is None else value.encode() for value in values]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        if ends[-1] > np.iinfo(np.int32).max:
+            raise UserError(f"the texts of the column {field.name} have over 2 GiB; export fewer runs, or as CSV")
+        buffers = [ends.astype(np.int32).tobytes(), b"".join(texts)]
+    else:
+        kind: type = np.int64 if pa.types.is_int64(field.type) else np.float64
+        buffers = [np.array([0 if value is None else value for value in values], kind).tobytes()]
+    missing = int(len(known) - known.sum())
+    return pa.Array.from_buffers(field.type, len(values), [valid, *map(pa.py_buffer, buffers)], missing)
 
 
 @contextmanager

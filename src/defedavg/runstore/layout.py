@@ -13,7 +13,7 @@
       weights/*          the last version of every run
       checkpoints/*      while runs are in progress: the state to resume from
       split.json         samples of every client by class, of the first setting and seed
-      plots/*            figures as PNG and PDF
+      plots/*            figures as PNG and PDF, on request
       report.html        the report page
       tensorboard/       logs for TensorBoard, on request
       .previous/         after ``--force``, until the new run has results: the run that it replaces

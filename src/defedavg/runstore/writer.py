@@ -60,13 +60,13 @@ def _remove(folder: Path) -> list[str]:
 
 
 def begin_run(files: RunFiles, config: str) -> None:
-    """Write the configuration and create the folders for plans, weights and plots."""
+    """Write the configuration and create the folders for plans and weights."""
     try:
         data = config.encode()
     except UnicodeEncodeError:
         raise UserError("a path in the study is not valid UTF-8; rename the folder or the file") from None
     with writing(files.folder):
-        for name in ("plans", "weights", "plots"):
+        for name in ("plans", "weights"):
             (files.folder / name).mkdir(parents=True, exist_ok=True)
     write_whole(files.config, data)
 

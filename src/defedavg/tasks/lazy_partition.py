@@ -56,6 +56,10 @@ class LazyPartition(Sequence[Indices]):
         return (self._draw(client) for client in range(self._num_clients))
 
 
+Clients = tuple[Indices, ...] | LazyPartition
+"""For every client, the indices of its training samples; a ``LazyPartition`` draws them when they are needed."""
+
+
 def distinct(k: int, total: int, count: int) -> Indices:
     """Return ``count`` distinct numbers below ``total`` by key, sorted; all of them if there are not more."""
     if 2 * count >= total:

@@ -37,8 +37,15 @@ from numpy.typing import NDArray
 from .. import rng as keyed
 from ..errors import UserError, unknown
 from ..registry import Registry
-from .lazy_partition import Labels, check_labels, class_draw, random_class_positions, sampled, sampled_classes
-from .task import Clients
+from .lazy_partition import (
+    Clients,
+    Labels,
+    check_labels,
+    class_draw,
+    random_class_positions,
+    sampled,
+    sampled_classes,
+)
 from .users import Ids, natural
 
 MAX_DRAWS: Final = 100

@@ -18,12 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .lazy_partition import LazyPartition
+from .lazy_partition import Clients, LazyPartition
 from .losses import Loss, Metric
 from .samples import Data
-
-Clients = tuple[NDArray[np.int64], ...] | LazyPartition
-"""For every client, the indices of its training samples; a ``LazyPartition`` draws them when they are needed."""
 
 Logits = str | int | Callable[[Any], Tensor]
 """Where a model's output has the logits: a key or attribute, a position, or a function of the output."""

@@ -12,7 +12,7 @@ from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.events import Joined
 from defedavg.deploy.flower.server_entry import serve
 from defedavg.deploy.replay import replay
-from defedavg.deploy.server import coordinator, deployment_folder
+from defedavg.deploy.server import coordinator
 from defedavg.deploy.server.deployment_folder import StalledError, finish
 from defedavg.deploy.transport import Message, Reply
 from defedavg.errors import UserError
@@ -73,10 +73,7 @@ def test_a_client_whose_task_cannot_be_made_is_named_with_its_own_message(tmp_pa
     assert (note.t, note.fields["who"]) == (0.0, "client 4")  # before the first version was sent
 
 
-def test_a_run_without_clients_stalls_after_the_wait_and_can_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deployment_folder, "_draw", lambda *_: None)  # another test checks the figures
+def test_a_run_without_clients_stalls_after_the_wait_and_can_be_resumed(tmp_path: Path) -> None:
     world = World(tmp_path / "run", deploy__wait_seconds=20.0)
     begin_run(world.session.files, world.config.toml)
     world.until(lambda: world.session.engine.server.version >= 1)
@@ -105,9 +102,7 @@ def test_a_run_without_clients_stalls_after_the_wait_and_can_be_resumed(
     assert [entry.status for entry in found.entries] == ["max_rounds"]
 
 
-def test_a_run_counts_as_finished_when_its_plots_and_its_page_are_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_counts_as_finished_when_its_page_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path / "run", stop__max_rounds=2)
     begin_run(world.session.files, world.config.toml)
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
@@ -122,9 +117,6 @@ def test_a_run_counts_as_finished_when_its_plots_and_its_page_are_complete(
     finish(world.session, 1.0, world.log_lines.append)
     assert seen == [False]
     assert read_run(tmp_path / "run").finished
-    figures = [f"{what}-over-{axis}" for what in ("accuracy", "loss") for axis in ("seconds", "rounds")]
-    names = {f"{figure}.{kind}" for figure in figures for kind in ("png", "pdf")}
-    assert {path.name for path in (tmp_path / "run" / "plots").iterdir()} == names
     data = (tmp_path / "run" / "report.html").read_bytes()
     assert b'"finished":true' in data
     assert b'"ended":"max_rounds"' in data
@@ -136,7 +128,6 @@ def test_the_server_of_a_stalled_run_fails_with_one_line_and_a_second_one_comple
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator, "NODES_SECONDS", 0.01)
-    monkeypatch.setattr(deployment_folder, "_draw", lambda *_: None)  # another test checks the figures
     world = World(tmp_path / "unused")
     nodes = world.transport.members.values()
     world.transport.clock = RealClock()

@@ -17,7 +17,8 @@ from defedavg.config.build import build_task
 from defedavg.errors import UserError
 from defedavg.tasks import load, load_users
 from defedavg.tasks.datasets import leaf
-from defedavg.tasks.datasets.catalog import kind_of_inputs, load_pixels
+from defedavg.tasks.datasets.builtin_datasets import kind_of_inputs
+from defedavg.tasks.datasets.catalog import load_pixels
 from defedavg.tasks.datasets.characters import encode
 from helpers.user_errors import line_of
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from defedavg.errors import UserError
 from defedavg.tasks import DATASETS, data_dir, load, set_data_dir
-from defedavg.tasks.datasets.catalog import Loaded, find, load_pixels
+from defedavg.tasks.datasets.builtin_datasets import find
+from defedavg.tasks.datasets.catalog import Loaded, load_pixels
 from defedavg.tasks.datasets.cifar10 import CIFAR10, read_binary, read_pickled
 from defedavg.tasks.datasets.dataset import PublishedFile
 from defedavg.tasks.datasets.dataset_files import intact, locate, md5

@@ -14,7 +14,6 @@ from ...errors import UserError
 from ...fileio import FolderLock, read_regular, write_whole
 from ...planning.plan_stats import summarise
 from ...runstore.layout import RunFiles, is_being_replaced
-from ...runstore.metrics import metric_of
 from ...runstore.provenance import provenance
 from ...runstore.reader import read_run
 from ...runstore.replacement import Replacement
@@ -108,12 +107,14 @@ def _write_summary(files: RunFiles, name: str, entries: Sequence[Any], *, finish
 
 
 def finish(session: Session, wall_seconds: float, log_line: LogLine = print) -> None:
-    """Check the invariants of a run that has ended, and write its plan, its plots, its page and last its summary.
+    """Check the invariants of a run that has ended, and write its plan, its page and last its summary.
 
     The summary says that the run is finished when all other files are complete. A stalled run is not finished: it can
     be resumed, and ``StalledError`` says so.
     """
     import torch
+
+    from ...report.page import write
 
     config, files = session.config, session.files
     found = replay(logs.read(files.event_log))
@@ -137,20 +138,8 @@ def finish(session: Session, wall_seconds: float, log_line: LogLine = print) -> 
             f"for {config.deploy.wait_seconds:g} s; start the clients, then resume the run"
         )
     try:
-        _draw(session, entry)
+        write([replace(read_run(files.folder), finished=True)], files.page)
     except UserError as error:
-        log_line(f"the figures are incomplete: {error}")  # the results themselves are saved
+        log_line(f"there is no page: {error}")  # the results themselves are saved
     _write_summary(files, config.name, [entry], finished=True)
     session.note("done", status=str(session.progress.status))
-
-
-def _draw(session: Session, entry: dict[str, Any]) -> None:
-    """Write the plots and the page of a finished run."""
-    # Importing Matplotlib would delay the start of a server.
-    from ...report.page import write
-    from ...report.run_curves import curve_of, save_curves
-
-    config, files = session.config, session.files
-    curve = curve_of(config.settings.algorithm, entry["label"], session.progress.evaluations)
-    save_curves(files.plots, config.name, [curve], entry["target_accuracy"], metric_of(entry))
-    write([replace(read_run(files.folder), finished=True)], files.page)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -25,17 +25,10 @@ from ..samples import Data
 from ..task import Task
 from ..users import Users, check_ids, count_users
 from . import hub, leaf
-from .cifar10 import CIFAR10
-from .dataset import DATASETS, DataSet, register_dataset
-from .dataset_files import data_dir, how_to_get, locate
-from .fashionmnist import FASHIONMNIST
-from .flights import FLIGHTS
-from .mnist5k import MNIST5K
-from .mnist_writers import MNIST_WRITERS
-from .shakespeare_roles import SHAKESPEARE_ROLES
-
-for _dataset in (MNIST5K, FASHIONMNIST, CIFAR10, FLIGHTS, MNIST_WRITERS, SHAKESPEARE_ROLES):
-    register_dataset(_dataset)
+from .array_cache import read_through_cache
+from .builtin_datasets import BUILT_IN_READERS, DATASETS, kind_of_inputs
+from .dataset import HUB_PREFIX, LEAF_PREFIX, DataSet
+from .dataset_files import data_dir, locate
 
 Loaded = tuple[Data, Data, int]
 """Training data, test data, and the number of classes."""
@@ -48,17 +41,24 @@ CHUNK: Final = 256
 
 def load_pixels(name: str) -> Loaded:
     """Return a data set with pixel values 0..255, as bytes or as float32; the files of one folder are read once."""
-    if name.startswith(hub.PREFIX):
-        return hub.load(name.removeprefix(hub.PREFIX))
-    if name.startswith(leaf.PREFIX):
-        return leaf.load(name.removeprefix(leaf.PREFIX))[:3]
+    if name.startswith(HUB_PREFIX):
+        return hub.load(name.removeprefix(HUB_PREFIX))
+    if name.startswith(LEAF_PREFIX):
+        return leaf.load(name.removeprefix(LEAF_PREFIX))[:3]
     dataset = DATASETS.find(name)
-    return _read(dataset, locate(dataset, data_dir()))[0]
+    return _read_files(dataset)[0]
+
+
+def _read_files(dataset: DataSet) -> tuple[Loaded, Users | None]:
+    root = data_dir()
+    return _read(dataset, locate(dataset, root), root)
 
 
 @lru_cache(maxsize=3)
-def _read(dataset: DataSet, paths: tuple[Path, ...]) -> tuple[Loaded, Users | None]:
-    parts = dataset.read(paths)
+def _read(dataset: DataSet, paths: tuple[Path, ...], root: Path) -> tuple[Loaded, Users | None]:
+    # The reader of a plugin may change without its files.
+    cached = bool(paths) and dataset.read in BUILT_IN_READERS
+    parts = read_through_cache(dataset, paths, root) if cached else dataset.read(paths)
     train, test = (Data(torch.from_numpy(part[0]), torch.from_numpy(part[1])) for part in parts)
     what = f"the data set {dataset.name!r}"
     ids = [check_ids(part[2], len(part[0]), what) if len(part) == 3 else None for part in parts]
@@ -67,14 +67,14 @@ def _read(dataset: DataSet, paths: tuple[Path, ...]) -> tuple[Loaded, Users | No
 
 def load_users(name: str, partition_by: str = "") -> Users:
     """Return the users of a data set: the id of every sample; ``partition_by`` names their column in one of the Hub."""
-    if name.startswith(hub.PREFIX):
-        return hub.load_users(name.removeprefix(hub.PREFIX), partition_by)
+    if name.startswith(HUB_PREFIX):
+        return hub.load_users(name.removeprefix(HUB_PREFIX), partition_by)
     if partition_by:
         raise UserError(f"task.partition_by names a column of a data set hf:NAME, and {name!r} is not one; remove it")
-    if name.startswith(leaf.PREFIX):
-        return leaf.load(name.removeprefix(leaf.PREFIX))[3]
+    if name.startswith(LEAF_PREFIX):
+        return leaf.load(name.removeprefix(LEAF_PREFIX))[3]
     dataset = DATASETS.find(name)
-    users = _read(dataset, locate(dataset, data_dir()))[1]
+    users = _read_files(dataset)[1]
     if users is None:
         raise UserError(f"the data set {name!r} has no users, which split = natural needs; use another split")
     return users
@@ -99,15 +99,6 @@ def load(name: str, normalise: str = "standard", test_share: float = 0.0) -> Loa
     return _normalised(loaded, normalise) if kind_of_inputs(name) == "images" else loaded
 
 
-def kind_of_inputs(name: str) -> str:
-    """Return which of ``KINDS`` the inputs of a data set are; only images are normalised."""
-    if name.startswith(hub.PREFIX):
-        return "images"
-    if name.startswith(leaf.PREFIX):
-        return leaf.load(name.removeprefix(leaf.PREFIX))[4]
-    return DATASETS.find(name).inputs
-
-
 @lru_cache(maxsize=4)
 def _pooled(loaded: Loaded, test_share: float) -> Loaded:
     """Draw a new test set from all samples by a fixed key: the data do not depend on the seed of a run."""
@@ -128,29 +119,6 @@ def _normalised(loaded: Loaded, normalise: str) -> Loaded:
     train, test, classes = loaded
     scale = NORMALISERS[normalise](train.inputs)
     return Data(scale(train.inputs), train.targets), Data(scale(test.inputs), test.targets), classes
-
-
-def find(name: str) -> Path | None:
-    """Return the folder in which a registered data set was found; None if it needs no files."""
-    paths = locate(DATASETS.find(name), data_dir())
-    return paths[0].parent if paths else None
-
-
-def dataset_rows() -> list[dict[str, Any]]:
-    """Return what ``defedavg data list`` shows: every data set, where it was found, or how to get it."""
-    return [_row(dataset) for dataset in DATASETS.values()]
-
-
-def _row(dataset: DataSet) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": dataset.name, "image": list(dataset.image)}
-    row |= {"train": dataset.train_samples, "test": dataset.test_samples, "folder": None, "problem": None}
-    try:
-        folder = find(dataset.name)
-        row["folder"] = None if folder is None else str(folder)
-    except UserError as error:
-        row["problem"] = str(error)
-    row["get"] = how_to_get(dataset)
-    return row | {word: getattr(dataset, word) for word in ("classes", "summary", "credit")}
 
 
 def classification_task(
@@ -216,7 +184,16 @@ def _standard(train: Tensor) -> Scaling:
         return partial(_look_up, _standard_table(train))
     others = [d for d in range(train.ndim) if d != 1]
     std, mean = torch.std_mean(train.double(), dim=others, correction=0, keepdim=True)
-    return lambda values: ((values - mean) / torch.where(std > 0, std, 1.0)).float()
+    std = torch.where(std > 0, std, 1.0)
+
+    def scale(values: Tensor) -> Tensor:
+        scaled = torch.empty_like(values, dtype=torch.float32)
+        for start in range(0, len(values), CHUNK):
+            chunk = slice(start, start + CHUNK)
+            scaled[chunk] = (values[chunk] - mean) / std
+        return scaled
+
+    return scale
 
 
 def _standard_table(train: Tensor) -> Tensor:

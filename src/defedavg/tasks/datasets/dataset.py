@@ -31,6 +31,9 @@ KINDS = ("images", "vectors", "tokens")
 """Inputs: pixel values, which ``task.normalise`` scales; vectors (n, features) of float32, used as they are; or tokens
 (n, length) of int64, with a class for every one of them, -100 where none counts."""
 
+HUB_PREFIX, LEAF_PREFIX = "hf:", "leaf:"
+"""How names begin that are read through Hugging Face's ``datasets``, and from a folder of LEAF's JSON files."""
+
 Layout = tuple[str, tuple[tuple[str, ...], ...]]
 """A folder below the data folder, and the names that each file of the data set may have in it."""
 

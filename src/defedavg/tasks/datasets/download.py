@@ -22,7 +22,8 @@ from filelock import FileLock, Timeout
 
 from ...errors import UserError
 from ...fileio import write_whole, writing
-from .dataset import DATASETS, DataSet, Download, PublishedFile
+from .builtin_datasets import DATASETS
+from .dataset import DataSet, Download, PublishedFile
 from .dataset_files import DECOMPRESSION_ERRORS, intact, locate, md5
 
 Stream = BufferedReader | BufferedRandom

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ...errors import UserError, first_line
 from ..samples import Data
 from ..users import Ids, Users, check_ids
+from .dataset import HUB_PREFIX as PREFIX
 
-PREFIX: Final = "hf:"
 IMAGES: Final = ("image", "img")
 LABELS: Final = ("label", "labels")
 TESTS: Final = ("test", "validation", "valid")

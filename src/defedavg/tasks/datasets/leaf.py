@@ -27,8 +27,8 @@ from ...errors import UserError, first_line
 from ..samples import Data
 from ..users import Users
 from .characters import CLASSES, LENGTH, encode
+from .dataset import LEAF_PREFIX as PREFIX
 
-PREFIX: Final = "leaf:"
 SIDE: Final = 28
 WORDS: Final = 1024
 """The number of features into which words are hashed."""
