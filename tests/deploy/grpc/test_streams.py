@@ -134,6 +134,43 @@ def test_a_second_process_of_a_client_is_refused_and_the_first_stays(
     assert "refused a second process that connects as client 3" in world.log_lines
 
 
+def test_a_round_over_streams_interrupts_jobs_that_are_not_finished(tmp_path: Path, keys: Path) -> None:
+    changes: dict[str, Any] = {"algorithm": "favano", "favano__wait_seconds": 0.2, "stop__max_rounds": 3}
+    with StreamWorld(tmp_path, keys, **changes) as world:
+        world.join(*range(6), step_seconds=0.15)  # a job has four steps
+        world.run()
+        finished(world)
+        found = checked(cast(World, world))[1]
+    assert any(job.outcome == "interrupted" for job in found.plan.jobs)
+
+
+def test_bad_clients_are_quarantined_while_the_others_train(tmp_path: Path, keys: Path) -> None:
+    def without_numbers(fields: dict[str, Any], update: Vector | None) -> Answer:
+        return fields, None if update is None else np.full_like(update, np.nan)
+
+    def too_short(fields: dict[str, Any], update: Vector | None) -> Answer:
+        return fields, None if update is None else update[:-1]
+
+    def wrong_job(fields: dict[str, Any], update: Vector | None) -> Answer:
+        return {**fields, "index": 10**6}, update
+
+    bad = {1: without_numbers, 2: too_short, 3: wrong_job}
+    with StreamWorld(tmp_path, keys, stop__max_rounds=10_000) as world:
+        for client in range(6):
+            world.join(client, change=bad.get(client))
+        world.coordinator.wait_for_clients()
+        until(world, lambda: all(world.session.engine.links[client].quarantined for client in bad), 120.0)
+        before = world.session.engine.server.version
+        until(world, lambda: world.session.engine.server.version > before)
+        log, found = checked(cast(World, world))
+    assert set(found.quarantined) == {1, 2, 3}
+    reasons = {event.client: event.why for event in log.events if isinstance(event, Refused)}
+    assert "finite" in reasons[1]
+    assert "shape" in reasons[2]
+    assert "job 1000000" in reasons[3]
+    assert {update.client for record in found.plan.rounds for update, _ in record.merge.updates} == {0, 4, 5}
+
+
 def test_a_client_cannot_speak_for_another(tmp_path: Path, keys: Path) -> None:
     def lie(fields: dict[str, Any], update: Vector | None) -> Answer:
         return {**fields, "client": 0}, update
