@@ -144,7 +144,8 @@ def test_a_client_that_stands_still_for_longer_than_the_keep_alive_leaves_and_re
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server is in this process, with a shorter keep-alive; the clients are processes."""
-    shorter = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 2000}
+    names = ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    shorter = {"grpc.keepalive_time_ms": 1000, **dict.fromkeys(names, 2000)}
     options = tuple((name, shorter.get(name, value)) for name, value in stream_server.SERVER_OPTIONS)
     monkeypatch.setattr(stream_server, "SERVER_OPTIONS", options)
     changes: dict[str, Any] = {"deploy__reconnect_seconds": 1.0, "deploy__min_clients": 2, "stop__max_rounds": 100_000}

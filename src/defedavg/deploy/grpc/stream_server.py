@@ -36,7 +36,9 @@ SERVER_OPTIONS = (
     ("grpc.max_metadata_size", 8 << 10),
     ("grpc.keepalive_time_ms", 15_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # newer versions of gRPC wait this long for the answer, by default a minute
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),  # no limit: by default, gRPC pings a quiet connection once a minute
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     ("grpc.http2.bdp_probe", 0),  # the window, and with it the memory of a connection, does not grow
