@@ -66,6 +66,7 @@ class StreamWorld:
             model.numel() * model.element_size(),
             {"clients.num_clients": self.total},
             self.config.deploy.reconnect_seconds,
+            self.config.deploy.min_upload_rate,
             RevocationList(keys / REVOKED, self.log_lines.append),
         )
         self.transport = StreamTransport(settings, self.log_lines.append)

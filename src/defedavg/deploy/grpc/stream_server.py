@@ -56,6 +56,7 @@ class StreamSettings:
     update_bytes: int  # of the largest update
     settings: Mapping[str, Any]  # that clients receive
     reconnect_seconds: float
+    min_upload_rate: float  # bytes per second
     revocations: RevocationList = field(default_factory=lambda: RevocationList(None))
 
 
@@ -65,6 +66,10 @@ class StreamEndError(Exception):
     def __init__(self, code: Any, reason: str) -> None:
         super().__init__(reason)
         self.code = code
+
+
+class SlowUploadError(StreamEndError):
+    """An update took longer than its size allows. The job has failed: a second upload would be as slow."""
 
 
 class StreamServer:
@@ -256,9 +261,11 @@ class StreamServer:
             size = shape.bytes
             await self.budget.take(size)
             try:
-                update = await _receive(connection.context, shape)
-            except BaseException:
+                update = await _receive(connection.context, shape, self._settings.min_upload_rate)
+            except BaseException as raised:
                 self.budget.give(size)
+                if isinstance(raised, SlowUploadError) and link.pending.pop(name, None) is not None:
+                    self._deliver(_reply(link, name, {}, None, 0, str(raised)))
                 raise
         connection.send(acknowledgement(name))
         if link.pending.pop(name, None) is None:
@@ -302,15 +309,20 @@ class StreamServer:
                         link.connection.end(grpc.StatusCode.PERMISSION_DENIED, "the certificate is revoked")
 
 
-async def _receive(context: Any, shape: Shape) -> Vector:
-    """Receive the parts of an update."""
-    assembler = Assembler(shape)
+async def _receive(context: Any, shape: Shape, min_rate: float) -> Vector:
+    """Receive the parts of an update. Each has a time limit, and so has the whole: its memory is not held for ever."""
+    assembler, loop = Assembler(shape), asyncio.get_running_loop()
+    allowed = CHUNK_SECONDS + shape.bytes / min_rate
+    deadline = loop.time() + allowed
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
     while not assembler.complete:
         try:
-            async with asyncio.timeout(CHUNK_SECONDS):
+            async with asyncio.timeout_at(min(deadline, loop.time() + CHUNK_SECONDS)):
                 frame = await context.read()
         except TimeoutError:
-            code = grpc.StatusCode.DEADLINE_EXCEEDED
+            if loop.time() >= deadline:
+                slow = f"its update did not arrive within {allowed:.0f} s, which deploy.min_upload_rate allows"
+                raise SlowUploadError(code, slow) from None
             raise StreamEndError(code, f"no part of the update arrived for {CHUNK_SECONDS:g} s") from None
         if frame is grpc.aio.EOF:
             raise StreamEndError(grpc.StatusCode.ABORTED, "the stream ended during an upload")
