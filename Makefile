@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
-.PHONY: demo deploy flower test fuzz test-deploy test-wheel test-browser lint types tests docs bench clean
+.PHONY: demo deploy flower test fuzz test-deploy test-flower test-wheel test-browser lint types tests docs bench clean
 
 .venv/user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -53,7 +53,11 @@ fuzz: .venv/dev
 # Real server and client processes, over gRPC and Flower: minutes, half of them spent waiting, so three tests at a time share two cores.
 DEPLOYMENTS := 3
 test-deploy: .venv/dev
-	$(BIN)/python -m pytest -n $(DEPLOYMENTS) -m deploy --durations=0
+	$(BIN)/python -m pytest -n $(DEPLOYMENTS) -m "deploy and not long" --durations=0
+
+# All deployments over Flower, also those that take minutes each: repeated kills of its processes, and `deploy local` resumed.
+test-flower: .venv/dev
+	$(BIN)/python -m pytest -n $(DEPLOYMENTS) -m deploy --durations=0 tests/deploy/flower
 
 # The wheel in an empty environment, away from the source tree: a minute or two, mostly spent installing PyTorch.
 test-wheel: .venv/dev

@@ -24,7 +24,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run tests with real Flower processes only on request (``-m deploy``)."""
+    """Run tests with real server and client processes only on request (``-m deploy``)."""
     if "deploy" not in str(config.getoption("-m")):
         for item in items:
             if item.get_closest_marker("deploy"):

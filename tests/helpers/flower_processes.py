@@ -160,8 +160,14 @@ class Deployment:
     def start_nodes(self, clients: list[int] | None = None) -> None:
         start_supernodes(self.cluster, self.config, clients)
 
-    def submit(self, *, resume: bool = False) -> None:
-        self.cluster.submit(self.app, **{"deploy.folder": str(self.folder), "deploy.resume": resume})
+    def submit(self, *, resume: bool = False, **changes: Any) -> None:
+        changed = {name.replace("__", "."): value for name, value in changes.items()}
+        self.cluster.submit(self.app, **{"deploy.folder": str(self.folder), "deploy.resume": resume}, **changed)
+
+    def use_folder(self, folder: Path) -> None:
+        """Use another folder for the next run."""
+        folder.mkdir(parents=True)
+        self.folder, self.tail, self.lines = folder, LogTail(folder), []
 
     def kill(self, word: str) -> None:
         """Kill every process of the cluster with a name, including those that Flower starts meanwhile."""
@@ -173,7 +179,7 @@ class Deployment:
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
-    def until(self, what: str, condition: Callable[[], bool], seconds: float = 150.0) -> None:
+    def until(self, what: str, condition: Callable[[], bool], seconds: float = 300.0) -> None:
         """Wait until the log shows something."""
         deadline = time.monotonic() + seconds
         while True:

@@ -66,6 +66,7 @@ class StreamWorld:
             model.numel() * model.element_size(),
             {"clients.num_clients": self.total},
             self.config.deploy.reconnect_seconds,
+            self.config.deploy.min_upload_rate,
             RevocationList(keys / REVOKED, self.log_lines.append),
         )
         self.transport = StreamTransport(settings, self.log_lines.append)
@@ -96,14 +97,15 @@ class StreamWorld:
         change: Callable[[dict[str, Any], Vector | None], Answer] | None = None,
         address: str = "",
         task: MakeTask | None = None,
+        step_seconds: float = 0.0,
     ) -> StreamClient:
         """Return a client that is not connected yet."""
         own = task or self.task
 
         def make(found: Mapping[str, Any], client: int) -> ClientHandler:
             if change is None:
-                return ClientHandler(own, found, client)
-            handler = ChangedHandler(own, found, client)
+                return ClientHandler(own, found, client, step_seconds)
+            handler = ChangedHandler(own, found, client, step_seconds)
             handler.change = change
             return handler
 
@@ -121,10 +123,14 @@ class StreamWorld:
 
 
 class CuttingProxy:
-    """A TCP proxy that cuts a connection when a number of bytes has been sent to the server, a number of times."""
+    """A TCP proxy that cuts a connection when a number of bytes has been sent to the server, a number of times.
 
-    def __init__(self, port: int, cut_after: int, cuts: int) -> None:
-        self._target, self._cut_after, self.cuts_left = port, cut_after, cuts
+    With ``hold``, the connection stays open, but nothing more arrives. ``cut`` is set at the first cut.
+    """
+
+    def __init__(self, port: int, cut_after: int, cuts: int, *, hold: bool = False) -> None:
+        self._target, self._cut_after, self.cuts_left, self._hold = port, cut_after, cuts, hold
+        self.cut = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -154,6 +160,9 @@ class CuttingProxy:
                 sent += len(data)
                 if counted and self.cuts_left > 0 and sent > self._cut_after:
                     self.cuts_left -= 1
+                    self.cut.set()
+                    while self._hold and source.recv(65536):
+                        pass
                     break
                 target.sendall(data)
         for end in (source, target):

@@ -41,6 +41,7 @@ class DeploySettings:
     nodes: str = _key("", "Flower's numbers of the nodes of clients 0, 1, …, separated by commas; empty: any node")
     transport: str = _key("grpc", "how `deploy local` connects its clients: grpc (direct streams) or flower")
     reconnect_seconds: float = _key(10.0, "a client that loses its gRPC connection keeps its work for this long")
+    min_upload_rate: float = _key(10_000.0, "bytes per second; over gRPC, a job whose update arrives slower has failed")
     patience_seconds: float = _key(20.0, "how long a background client waits for its job before it answers 'not yet'")
 
     def __post_init__(self) -> None:

@@ -106,7 +106,7 @@ async def serve(sent: list[bytes]) -> tuple[Any, list[Reply]]:
     delivered: list[Reply] = []
     unexpected: list[str] = []
     server = StreamServer(
-        StreamSettings("", None, 3, MODEL.nbytes, {}, 0.0), delivered.append, lambda _: None, unexpected.append
+        StreamSettings("", None, 3, MODEL.nbytes, {}, 0.0, 1e4), delivered.append, lambda _: None, unexpected.append
     )
     claim: Callable[..., Any] = server._claim
 

@@ -1,4 +1,4 @@
-"""Deployments over gRPC with real processes: kills of clients and of the server, and the commands themselves."""
+"""The commands ``deploy local``, ``deploy serve`` and ``deploy join``: runs that learn, are stopped and are resumed."""
 
 from __future__ import annotations
 
@@ -8,172 +8,139 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from defedavg.cli.deploy_stream_command import study_settings
 from defedavg.cli.main import app
+from defedavg.config.build import build_task, make_executor
+from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.engine.event_log import EventLog
-from defedavg.deploy.engine.events import Joined, Left, Resumed
-from defedavg.deploy.flower.processes import free_port
-from defedavg.deploy.replay import replay
-from defedavg.deploy.tls_keys import make_keys
+from defedavg.deploy.engine.events import Resumed
+from defedavg.deploy.replay import Replay, replay
 from defedavg.errors import UserError
 from defedavg.runstore.layout import EVENT_LOG
-from defedavg.runstore.reader import read_run
+from helpers.stream_processes import SECONDS, STUDY
 from helpers.user_code import TASK
 
-STUDY = """
-name = "served"
-algorithms = ["{algorithm}"]
-seeds = [3]
-[task]
-module = "my_task.py:make"
-[clients]
-num_clients = 6
-[training]
-updates_per_round = 2
-local_steps = 4
-[stop]
-max_rounds = {rounds}
-[deploy]
-min_clients = 2
-reconnect_seconds = 0.5
-wait_seconds = 60
-"""
+UNEVEN: dict[str, Any] = {"stop.max_rounds": 200, "clients.step_seconds": 0.002}
+IID = {
+    **UNEVEN, "task.model": "mlp", "training.updates_per_round": 3, "training.local_steps": 100,
+    "stop.target_accuracy": 0.9,
+}  # fmt: skip
+NIID = {
+    **UNEVEN, "task.model": "softmax", "task.split": "classes", "training.updates_per_round": 24,
+    "training.local_steps": 20, "training.local_lr": 0.1, "stop.target_accuracy": 0.8,
+}  # fmt: skip
 
 
-class Site:
-    """A folder with a study, a task and keys, and the processes that were started there."""
-
-    def __init__(self, folder: Path, algorithm: str, rounds: int) -> None:
-        self.folder, self.port = folder, free_port()
-        (folder / "study.toml").write_text(STUDY.format(algorithm=algorithm, rounds=rounds))
-        (folder / "my_task.py").write_text(TASK)
-        make_keys(folder / "keys", 6, ("127.0.0.1",))
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start a command, with its output in a file."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with (self.folder / f"{len(self.processes)}.txt").open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "defedavg", "deploy", *words],
-                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment,
-            )  # fmt: skip
-        self.processes.append(process)
-        return process
-
-    def serve(self, *words: str) -> subprocess.Popen[bytes]:
-        return self.start("serve", "study.toml", "--keys", "keys", "--listen", f"127.0.0.1:{self.port}", *words)
-
-    def join(self, client: int) -> subprocess.Popen[bytes]:
-        keys = f"keys/client-{client}"
-        task = ("--task", "my_task.py:make", "--step-seconds", "0.005")
-        return self.start("join", f"127.0.0.1:{self.port}", "--keys", keys, *task)
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "runs" / "served"
-
-    def log(self) -> EventLog:
-        return logs.read(self.run / EVENT_LOG)
-
-    def output(self) -> str:
-        return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.txt")))
-
-    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.05)
-
-    def merges(self) -> int:
-        try:
-            return (self.run / EVENT_LOG).read_bytes().count(b'"note":"merge"')
-        except OSError:
-            return 0
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
+def command(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a command in a folder, as a user does."""
+    words = (sys.executable, "-m", "defedavg", *words)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(words, cwd=folder, stdout=-1, stderr=-1, text=True, start_new_session=True, env=environment)
 
 
-@pytest.fixture
-def make_site(tmp_path: Path) -> Iterator[Callable[[str, int], Site]]:
-    sites: list[Site] = []
-
-    def make(algorithm: str, rounds: int) -> Site:
-        sites.append(Site(tmp_path, algorithm, rounds))
-        return sites[-1]
-
-    yield make
-    for site in sites:
-        site.close()
+def local(folder: Path, algorithm: str, settings: dict[str, Any]) -> subprocess.Popen[str]:
+    """Start a deployment of six clients, each of another speed."""
+    sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    return command(folder, "deploy", "local", "--clients", "6", "--algorithm", algorithm, "--json", *sets)
 
 
-@pytest.mark.deploy
-def test_kills_of_a_client_and_of_the_server_lose_and_repeat_nothing(make_site: Callable[[str, int], Site]) -> None:
-    site = make_site("defedavg-niid", 60)
-    server = site.serve()
-    clients = [site.join(client) for client in range(2)]
-    site.until(lambda: site.merges() >= 5)
-    clients[1].send_signal(signal.SIGSTOP)  # the run must not end before the new process connects
-    clients[0].send_signal(signal.SIGKILL)
-    clients[0] = site.join(0)
-    site.until(lambda: len([e for e in site.log().events if isinstance(e, Joined) and e.client == 0]) == 2)
-    clients[1].send_signal(signal.SIGCONT)
-    seen = site.merges()
-    site.until(lambda: site.merges() >= seen + 5)
-    server.send_signal(signal.SIGKILL)
-    server.wait()
-    server = site.serve("--resume")
-    assert server.wait(60) == 0, site.output()
-    assert [client.wait(20) for client in clients] == [0] * 2, site.output()
-    log = site.log()
+def until_a_merge(started: subprocess.Popen[str], log: Path) -> None:
+    """Wait until a command has merged once more than the log says now."""
+
+    def merges() -> int:
+        return log.read_bytes().count(b'"note":"merge"') if log.exists() else 0
+
+    seen, deadline = merges(), time.monotonic() + SECONDS
+    while merges() <= seen:
+        assert started.poll() is None, started.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def replayed(folder: Path) -> Replay:
+    """Return the plan of a run; the executor computes the saved weights from it, and no update is merged twice."""
+    log = logs.read(folder / EVENT_LOG)
     found = replay(log)
     found.plan.check()
-    assert len(found.plan.rounds) == 60
-    assert read_run(site.run).finished
-    events = list(log.events)
-    assert len([event for event in events if isinstance(event, Resumed)]) == 1
-    assert 0 in {event.client for event in events if isinstance(event, Left)}
-    assert len([event for event in events if isinstance(event, Joined) and event.client == 0]) == 3
+    merged = [(update.client, update.index) for record in found.plan.rounds for update, _ in record.merge.updates]
+    assert len(set(merged)) == len(merged)
+    config = read_deploy_config(log.head["settings"], stored=True)
+    executor = make_executor(config.settings, config.seed, build_task(config.settings, config.seed))
+    weights = executor.versions[0]
+    for record in found.plan.rounds:
+        weights = executor.apply(record)
+    saved = load_file(folder / "state" / f"version-{len(found.plan.rounds)}.safetensors")["weights"]
+    torch.testing.assert_close(weights, saved, rtol=1e-4, atol=1e-5)
+    return found
 
 
 @pytest.mark.deploy
-def test_a_local_run_stopped_by_ctrl_c_is_resumed_and_leaves_no_process(tmp_path: Path) -> None:
-    words = ["local", "--out", str(tmp_path), "--clients", "3", "--algorithm", "defedavg-niid"]
-    chosen = {"task.model": "softmax", "training.local_steps": 5, "stop.max_rounds": 60, "clients.step_seconds": 0.004}
-    sets = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "defedavg", "deploy"]
-    first = subprocess.Popen([*command, *words, *sets], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    log, deadline = tmp_path / "deployment" / EVENT_LOG, time.monotonic() + 60
-    while not log.exists() or log.read_bytes().count(b'"note":"merge"') < 5:
-        assert time.monotonic() < deadline
-        assert first.poll() is None, first.communicate()[0]
-        time.sleep(0.02)
-    started = psutil.Process(first.pid).children(recursive=True)
-    assert len(started) == 4
+def test_six_uneven_clients_learn_digits_with_defedavg_iid(tmp_path: Path) -> None:
+    started = local(tmp_path, "defedavg-iid", IID)
+    stdout, stderr = started.communicate(timeout=SECONDS)
+    assert started.returncode == 0, stderr
+    [entry] = json.loads(stdout)
+    assert entry["status"] == "target", entry
+    assert entry["final_accuracy"] >= 0.9
+    found = replayed(tmp_path / "runs" / "deployment")
+    assert found.measured_clients == (0, 1, 2, 3, 4, 5)
+    assert {path.name for path in (tmp_path / "runs" / "deployment").iterdir()} >= {
+        "config.toml", "metrics.jsonl", "summary.json", "plans"
+    }  # fmt: skip
+
+
+@pytest.mark.deploy
+def test_a_local_run_learns_although_it_is_stopped_by_ctrl_c_and_its_command_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six uneven clients with two classes each. Every command ends all its processes, however it ends itself."""
+    folder = tmp_path / "runs" / "deployment"
+    first = local(tmp_path, "defedavg-niid", NIID)
+    until_a_merge(first, folder / EVENT_LOG)
+    processes = psutil.Process(first.pid).children(recursive=True)
+    assert len(processes) == 7
     first.send_signal(signal.SIGINT)
-    printed = first.communicate(timeout=30)[0].decode()
-    assert first.returncode == 130, printed
-    assert "--resume" in printed
-    assert not psutil.wait_procs(started, timeout=10)[1]
-    second = subprocess.run(
-        [*command, "local", "--out", str(tmp_path), "--resume", "--json"], capture_output=True, timeout=90, check=False
-    )
-    assert second.returncode == 0, second.stderr.decode()
-    assert json.loads(second.stdout)[0]["rounds"] == 60
-    found = replay(logs.read(log))
-    found.plan.check()
-    assert len(found.plan.rounds) == 60
+    _, stderr = first.communicate(timeout=SECONDS)
+    assert first.returncode == 130, stderr
+    assert "defedavg deploy local --name deployment --resume" in stderr
+    assert not psutil.wait_procs(processes, timeout=SECONDS)[1]
+
+    second = command(tmp_path, "deploy", "local", "--resume")
+    until_a_merge(second, folder / EVENT_LOG)
+    processes = psutil.Process(second.pid).children(recursive=True)
+    second.kill()
+    second.communicate(timeout=SECONDS)
+    assert not psutil.wait_procs(processes, timeout=SECONDS)[1]
+
+    third = command(tmp_path, "deploy", "local", "--resume", "--json")
+    until_a_merge(third, folder / EVENT_LOG)
+    processes = psutil.Process(third.pid).children(recursive=True)
+    stdout, stderr = third.communicate(timeout=SECONDS)
+    assert third.returncode == 0, stderr
+    [entry] = json.loads(stdout)
+    assert entry["status"] == "target", entry
+    assert entry["final_accuracy"] >= 0.8
+    found = replayed(folder)
+    assert entry["rounds"] == len(found.plan.rounds)
+    assert sum(job.outcome == "ended" for job in found.plan.jobs) > 0
+    assert sum(isinstance(event, Resumed) for event in logs.read(folder / EVENT_LOG).events) == 2
+    assert not psutil.wait_procs(processes, timeout=SECONDS)[1]
+    assert len(list((folder / "plots").iterdir())) == 8
+    assert (folder / "report.html").stat().st_size > 1000
+    monkeypatch.chdir(tmp_path)
+    for words in (("report", "runs/deployment"), ("runs", "remove", "deployment", "--yes")):
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+    assert not folder.exists()
 
 
 def refused(*words: str) -> str:

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import grpc
 import numpy as np
@@ -17,7 +17,7 @@ from defedavg import make_task
 from defedavg.deploy.client.handler import Answer
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.events import Failed, Left, Refused
-from defedavg.deploy.grpc import frames, stream_client
+from defedavg.deploy.grpc import frames, stream_client, stream_server
 from defedavg.deploy.grpc.identities import client_credentials
 from defedavg.deploy.tls_keys import make_keys
 from defedavg.deploy.transport import Vector
@@ -134,6 +134,43 @@ def test_a_second_process_of_a_client_is_refused_and_the_first_stays(
     assert "refused a second process that connects as client 3" in world.log_lines
 
 
+def test_a_round_over_streams_interrupts_jobs_that_are_not_finished(tmp_path: Path, keys: Path) -> None:
+    changes: dict[str, Any] = {"algorithm": "favano", "favano__wait_seconds": 0.2, "stop__max_rounds": 3}
+    with StreamWorld(tmp_path, keys, **changes) as world:
+        world.join(*range(6), step_seconds=0.15)  # a job has four steps
+        world.run()
+        finished(world)
+        found = checked(cast(World, world))[1]
+    assert any(job.outcome == "interrupted" for job in found.plan.jobs)
+
+
+def test_bad_clients_are_quarantined_while_the_others_train(tmp_path: Path, keys: Path) -> None:
+    def without_numbers(fields: dict[str, Any], update: Vector | None) -> Answer:
+        return fields, None if update is None else np.full_like(update, np.nan)
+
+    def too_short(fields: dict[str, Any], update: Vector | None) -> Answer:
+        return fields, None if update is None else update[:-1]
+
+    def wrong_job(fields: dict[str, Any], update: Vector | None) -> Answer:
+        return {**fields, "index": 10**6}, update
+
+    bad = {1: without_numbers, 2: too_short, 3: wrong_job}
+    with StreamWorld(tmp_path, keys, stop__max_rounds=10_000) as world:
+        for client in range(6):
+            world.join(client, change=bad.get(client))
+        world.coordinator.wait_for_clients()
+        until(world, lambda: all(world.session.engine.links[client].quarantined for client in bad), 120.0)
+        before = world.session.engine.server.version
+        until(world, lambda: world.session.engine.server.version > before)
+        log, found = checked(cast(World, world))
+    assert set(found.quarantined) == {1, 2, 3}
+    reasons = {event.client: event.why for event in log.events if isinstance(event, Refused)}
+    assert "finite" in reasons[1]
+    assert "shape" in reasons[2]
+    assert "job 1000000" in reasons[3]
+    assert {update.client for record in found.plan.rounds for update, _ in record.merge.updates} == {0, 4, 5}
+
+
 def test_a_client_cannot_speak_for_another(tmp_path: Path, keys: Path) -> None:
     def lie(fields: dict[str, Any], update: Vector | None) -> Answer:
         return {**fields, "client": 0}, update
@@ -161,6 +198,48 @@ def test_an_update_larger_than_the_model_is_refused_before_it_arrives(tmp_path: 
     assert event.client == 3
     assert "has shape (100000000,)" in event.why
     assert any("client 3: an update of 400000000 bytes was announced" in line for line in world.log_lines)
+
+
+class Trickle(stream_client.Stream):
+    """A connection on which some clients upload a byte from time to time."""
+
+    slow: ClassVar[set[stream_client.StreamClient]] = set()
+
+    async def _write(self) -> None:
+        while self._client in self.slow:
+            reply = self._client.reply(await self._queue.get())
+            if reply is None:
+                continue
+            await self._call.write(reply.head)
+            for frame in reply.vector.frames if reply.vector is not None else ():
+                for byte in frames.payload(frame):
+                    await asyncio.sleep(0.3)
+                    await self._call.write(bytes([0, 0, 0, 0, byte]))
+        await super()._write()
+
+
+def test_uploads_that_trickle_do_not_hold_the_memory_of_all_uploads(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clients hold all of it, which is that of two updates, until their time is over."""
+    monkeypatch.setattr(stream_server, "UPLOAD_BYTES", 0)
+    monkeypatch.setattr(stream_server, "CHUNK_SECONDS", 2.0)
+    monkeypatch.setattr(stream_client, "Stream", Trickle)
+    changes: dict[str, Any] = {"algorithm": "fedbuff", "stop__max_rounds": 100_000, "deploy__min_upload_rate": 1e6}
+    with StreamWorld(tmp_path, keys, **changes) as world:
+        for number in range(6):
+            client = world.client(number)
+            Trickle.slow |= {client} if number < 2 else set()
+            world.jobs[number] = in_loop(client.run())
+        world.coordinator.wait_for_clients()
+        until(world, lambda: all(any(f"client {n} failed" in line for line in world.log_lines) for n in (0, 1)), 120.0)
+        before = world.session.engine.server.version
+        until(world, lambda: world.session.engine.server.version >= before + 5, 120.0)
+        log, found = checked(cast(World, world))
+    Trickle.slow.clear()
+    reasons = [event.why for event in log.events if isinstance(event, Failed)]
+    assert all("did not arrive within 2 s, which deploy.min_upload_rate allows" in why for why in reasons)
+    assert {update.client for record in found.plan.rounds for update, _ in record.merge.updates} == {2, 3, 4, 5}
 
 
 def test_a_revoked_client_is_cut_while_the_server_runs(tmp_path: Path, keys: Path) -> None:

@@ -93,6 +93,7 @@ def _stream_settings(
         update_bytes=model.numel() * model.element_size(),
         settings=client_settings(flat),
         reconnect_seconds=config.deploy.reconnect_seconds,
+        min_upload_rate=config.deploy.min_upload_rate,
         revocations=RevocationList(None if keys is None else keys / REVOKED, log_line),
     )
 

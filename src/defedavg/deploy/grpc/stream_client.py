@@ -39,6 +39,8 @@ CLIENT_OPTIONS = (
     ("grpc.max_receive_message_length", frames.MAX_FRAME_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),  # every attempt opens a connection of its own
     ("grpc.http2.lookahead_bytes", 1 << 20),

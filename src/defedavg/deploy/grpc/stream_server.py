@@ -36,7 +36,9 @@ SERVER_OPTIONS = (
     ("grpc.max_metadata_size", 8 << 10),
     ("grpc.keepalive_time_ms", 15_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # newer versions of gRPC wait this long for the answer, by default a minute
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),  # no limit: by default, gRPC pings a quiet connection once a minute
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     ("grpc.http2.bdp_probe", 0),  # the window, and with it the memory of a connection, does not grow
@@ -54,6 +56,7 @@ class StreamSettings:
     update_bytes: int  # of the largest update
     settings: Mapping[str, Any]  # that clients receive
     reconnect_seconds: float
+    min_upload_rate: float  # bytes per second
     revocations: RevocationList = field(default_factory=lambda: RevocationList(None))
 
 
@@ -63,6 +66,10 @@ class StreamEndError(Exception):
     def __init__(self, code: Any, reason: str) -> None:
         super().__init__(reason)
         self.code = code
+
+
+class SlowUploadError(StreamEndError):
+    """An update took longer than its size allows. The job has failed: a second upload would be as slow."""
 
 
 class StreamServer:
@@ -254,9 +261,11 @@ class StreamServer:
             size = shape.bytes
             await self.budget.take(size)
             try:
-                update = await _receive(connection.context, shape)
-            except BaseException:
+                update = await _receive(connection.context, shape, self._settings.min_upload_rate)
+            except BaseException as raised:
                 self.budget.give(size)
+                if isinstance(raised, SlowUploadError) and link.pending.pop(name, None) is not None:
+                    self._deliver(_reply(link, name, {}, None, 0, str(raised)))
                 raise
         connection.send(acknowledgement(name))
         if link.pending.pop(name, None) is None:
@@ -300,15 +309,20 @@ class StreamServer:
                         link.connection.end(grpc.StatusCode.PERMISSION_DENIED, "the certificate is revoked")
 
 
-async def _receive(context: Any, shape: Shape) -> Vector:
-    """Receive the parts of an update."""
-    assembler = Assembler(shape)
+async def _receive(context: Any, shape: Shape, min_rate: float) -> Vector:
+    """Receive the parts of an update. Each has a time limit, and so has the whole: its memory is not held for ever."""
+    assembler, loop = Assembler(shape), asyncio.get_running_loop()
+    allowed = CHUNK_SECONDS + shape.bytes / min_rate
+    deadline = loop.time() + allowed
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
     while not assembler.complete:
         try:
-            async with asyncio.timeout(CHUNK_SECONDS):
+            async with asyncio.timeout_at(min(deadline, loop.time() + CHUNK_SECONDS)):
                 frame = await context.read()
         except TimeoutError:
-            code = grpc.StatusCode.DEADLINE_EXCEEDED
+            if loop.time() >= deadline:
+                slow = f"its update did not arrive within {allowed:.0f} s, which deploy.min_upload_rate allows"
+                raise SlowUploadError(code, slow) from None
             raise StreamEndError(code, f"no part of the update arrived for {CHUNK_SECONDS:g} s") from None
         if frame is grpc.aio.EOF:
             raise StreamEndError(grpc.StatusCode.ABORTED, "the stream ended during an upload")
