@@ -6,6 +6,11 @@ time and of processor time (user and system) are printed; the first turn of each
 Python files and caches the data set.
 
     python benchmarks/startup.py [--turns 7] [--old PATH/src] [--threads 2]
+
+With ``--data``, it measures instead how long data sets of the data folder take to be read from their files and from
+their cached arrays, and to be normalised, in processor time:
+
+    python benchmarks/startup.py --data mnist5k,fashionmnist
 """
 
 from __future__ import annotations
@@ -32,6 +37,40 @@ COMMANDS = {
 }
 
 
+READ = """
+import sys, time
+import torch
+from defedavg.tasks.datasets import array_cache, builtin_datasets, catalog, dataset_files
+dataset, root = builtin_datasets.DATASETS.find(sys.argv[1]), dataset_files.data_dir()
+paths = dataset_files.locate(dataset, root)
+start = time.process_time()
+if sys.argv[2] == "files":
+    dataset.read(paths)
+else:
+    array_cache.read_through_cache(dataset, paths, root)
+read = time.process_time() - start
+catalog.load_pixels(sys.argv[1])
+start = time.process_time()
+catalog.load(sys.argv[1])
+print(read, time.process_time() - start)
+"""
+
+
+def read_times(names: list[str], turns: int) -> None:
+    """Print how long data sets take to be read and normalised."""
+    print("| processor time | files | cached arrays | normalised |\n|---|---|---|---|")
+    for name in names:
+        found: dict[str, list[list[float]]] = {"files": [], "cache": []}
+        for turn in range(turns + 1):  # the first one writes the cache
+            for source, rows in found.items():
+                words = [sys.executable, "-c", READ, name, source]
+                done = subprocess.run(words, check=True, capture_output=True, text=True)
+                if turn:
+                    rows.append([float(word) for word in done.stdout.split()])
+        files, cache = ([statistics.median(column) for column in zip(*rows, strict=True)] for rows in found.values())
+        print(f"| `{name}` | {files[0]:.2f} s | {cache[0]:.2f} s | {cache[1]:.2f} s |", flush=True)
+
+
 def timed(words: tuple[str, ...], folder: Path, source: Path, threads: int) -> tuple[float, float]:
     """Return the real time and the processor time of a fresh interpreter."""
     env = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": str(threads)}
@@ -48,7 +87,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--old", type=Path, help="the folder src of another version")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--data", help="data sets to read, comma-separated")
     given = parser.parse_args()
+    if given.data:
+        read_times(given.data.split(","), given.turns)
+        return
     sources = {"": NEW} if given.old is None else {"old: ": given.old.resolve(), "new: ": NEW}
     cases = {TORCH: (LOAD, NEW)} | {
         f"{version}{name}": (("-m", "defedavg", *words), source)

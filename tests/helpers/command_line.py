@@ -24,6 +24,9 @@ _PARENT = """
 import atexit, gc, json, os, resource, signal, sys, threading
 import fontTools.subset, matplotlib.backends.backend_agg, matplotlib.backends.backend_pdf, numpy, torch
 import defedavg.cli.main, defedavg.report.plots, defedavg.experiments.sweep
+for commands in defedavg.cli.main.COMMANDS.values():
+    for name in commands:
+        defedavg.cli.main.load_command(name)
 from defedavg.tasks.datasets.catalog import load
 
 load("mnist5k")  # read once instead of by every child

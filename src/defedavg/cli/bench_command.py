@@ -10,7 +10,7 @@ from typer import Option
 from ..errors import UserError
 from ..report import tables
 from .command_overhead import overhead_seconds
-from .options import Device, Json, MaxBatchJobs, Memory, Precision, out, print_json, print_note
+from .options import Device, Json, MaxBatchJobs, Memory, Precision, out, print_json, print_note, working
 
 UPDATES, LOOP_UPDATES = 300, 20
 """The updates of a repeat of the batched and of the reference executor, at most."""
@@ -52,13 +52,13 @@ def bench(
 
     Example: `defedavg bench --model mlp --device cpu`
     """
-    from ..experiments.bench import BenchLoad
-    from ..experiments.bench import bench as measure
-    from ..experiments.compute import ComputeConfig
-
     if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", image):
         raise UserError(f"--image {image!r} is not a shape; write it like 1,28,28")
     shape = tuple(int(side) for side in image.split(","))
+    with working("preparing …"):  # shown before PyTorch is loaded
+        from ..experiments.bench import BenchLoad
+        from ..experiments.bench import bench as measure
+        from ..experiments.compute import ComputeConfig
     counts = UPDATES if updates is None else updates, LOOP_UPDATES if reference_updates is None else reference_updates
     seconds = TURN_SECONDS if not full and updates is None and reference_updates is None else None
     load = BenchLoad(model, shape, runs, *counts, repeats, eval_every_rounds, seconds)

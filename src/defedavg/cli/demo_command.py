@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from ..report import tables
-from .options import Json, Out, err, exit_if_stopped, exit_unchanged, out, print_json, print_line
+from .options import Json, Out, err, exit_if_stopped, exit_unchanged, out, print_json, print_line, working
 from .report_command import close_with_page
 
 
@@ -17,8 +17,9 @@ def demo(folder: Out = Path("runs"), as_json: Json = False) -> None:
 
     Example: `defedavg demo`
     """
-    from ..experiments.demo import run_demo
-    from .progress_table import watching
+    with working("preparing …"):  # shown before PyTorch is loaded
+        from ..experiments.demo import run_demo
+        from .progress_table import watching
 
     try:
         finished, entries, picture = run_demo(folder / "demo", partial(watching, err))

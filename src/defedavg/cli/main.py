@@ -12,8 +12,9 @@ import errno
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
@@ -24,44 +25,34 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import UserError, printable
-from .algorithms_command import algorithms
-from .bench_command import bench
 from .consoles import discard_output, flush_output
 from .crash_report import is_debugging, is_out_of_memory, memory_line, unforeseen_line
-from .data_command import app as data_app
-from .demo_command import demo
-from .deploy_command import app as deploy_app
-from .deploy_command import replay
 from .options import CommandWithOldNames, err, out, print_note
-from .paper_readings_command import app as paper_app
-from .plan_command import plan
-from .report_command import report
-from .run_command import run
-from .runs_command import app as runs_app
-from .settings_command import settings
-from .split_command import split
 from .stop_signals import stop_on_signals, stopped_by, stopped_code
-from .theory_command import app as theory_app
-from .traces_command import app as traces_app
-from .tune_command import tune
-from .view_command import view
 
-COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
-    "Explore": {"settings": settings, "algorithms": algorithms, "plan": plan},
-    "Train": {"run": run, "tune": tune},
-    "Inspect": {
-        "report": report,
-        "view": view,
-        "runs": runs_app,
-        "data": data_app,
-        "split": split,
-        "traces": traces_app,
+COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "Explore": {
+        "settings": "settings_command:settings",
+        "algorithms": "algorithms_command:algorithms",
+        "plan": "plan_command:plan",
     },
-    "Deploy": {"deploy": deploy_app, "replay": replay},
-    "Study the paper": {"theory": theory_app, "paper": paper_app},
-    "Try this machine": {"bench": bench, "demo": demo},
+    "Train": {"run": "run_command:run", "tune": "tune_command:tune"},
+    "Inspect": {
+        "report": "report_command:report",
+        "view": "view_command:view",
+        "runs": "runs_command:app",
+        "data": "data_command:app",
+        "split": "split_command:split",
+        "traces": "traces_command:app",
+    },
+    "Deploy": {"deploy": "deploy_command:app", "replay": "deploy_command:replay"},
+    "Study the paper": {"theory": "theory_command:app", "paper": "paper_readings_command:app"},
+    "Try this machine": {"bench": "bench_command:bench", "demo": "demo_command:demo"},
 }
-"""The commands by panel of ``defedavg --help``, in the order in which a newcomer needs them."""
+"""The commands by panel of ``defedavg --help``, in the order in which a newcomer needs them, each with its module and
+the name of its function or group in it. A command is imported when it is called, or listed."""
+
+_PANELS = {name: panel for panel, commands in COMMANDS.items() for name in commands}
 
 
 @contextmanager
@@ -93,7 +84,30 @@ class CommandsInOrder(TyperGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (the signature is Click's)
         """Return the names of the commands."""
-        return [name for commands in COMMANDS.values() for name in commands]
+        return list(_PANELS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (see above)
+        """Return a command; import it if this has not happened yet. For an unknown name, others can be suggested."""
+        for name in (cmd_name,) if cmd_name in _PANELS else _PANELS:
+            if name not in self.commands:
+                self.commands[name] = load_command(name)
+        return self.commands.get(cmd_name)
+
+
+def load_command(name: str) -> click.Command:
+    """Import a command of ``COMMANDS``, and make it one of Click."""
+    panel = _PANELS[name]
+    module, _, attribute = COMMANDS[panel][name].partition(":")
+    command = getattr(import_module(f".{module}", __package__), attribute)
+    parent = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+    parent.callback()(lambda: None)  # so that Typer makes a group of one command
+    if isinstance(command, typer.Typer):
+        parent.add_typer(command, name=name, rich_help_panel=panel)
+    else:
+        parent.command(name, cls=CommandWithOldNames, rich_help_panel=panel)(command)
+    group = typer.main.get_command(parent)
+    assert isinstance(group, click.Group)
+    return group.commands[name]
 
 
 app = typer.Typer(
@@ -121,14 +135,6 @@ def _main(
     ] = False,
 ) -> None:
     pass
-
-
-for _panel, _commands in COMMANDS.items():
-    for _name, _command in _commands.items():
-        if isinstance(_command, typer.Typer):
-            app.add_typer(_command, name=_name, rich_help_panel=_panel)
-        else:
-            app.command(_name, cls=CommandWithOldNames, rich_help_panel=_panel)(_command)
 
 
 def print_own_warnings() -> None:

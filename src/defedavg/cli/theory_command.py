@@ -27,6 +27,7 @@ SYMBOLS = {"smoothness": "L", "noise": "σ²", "gradient": "G²", "heterogeneity
 SIZES = {"updates_per_round": "n", "local_steps": "K", "rounds": "T", "max_staleness": "λ", "num_clients": "N"}
 NS, ALL_NS = "1,4,16,64", "1,2,4,8,16,32,64"
 """The n of ``theory speedup``: the same range, with fewer values by default."""
+TOLERANCE, FULL_TOLERANCE = 0.1, 0.05
 PLANNED_ROUNDS = 400  # of the plan from which the staleness is taken
 
 
@@ -193,12 +194,20 @@ def speedup(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds for each n.")] = 3,
     epsilon: Annotated[float | None, typer.Option(help="ε; default: the task's value.")] = None,
-    tolerance: Annotated[float, typer.Option(help="Relative tolerance of the search for the smallest T.")] = 0.05,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Relative tolerance of the search for the smallest T.",
+            show_default=f"{TOLERANCE:g}; {FULL_TOLERANCE:g} with --full",
+        ),
+    ] = None,
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder of the results.")] = Path(
         "runs/speedup"
     ),
     force: Annotated[bool, typer.Option("--force", help="Replace existing results.")] = False,
-    full: Annotated[bool, typer.Option("--full", help=f"Measure n = {ALL_NS}, as the documentation does.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="More values of n, and T more exactly, as in the documentation.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -215,7 +224,7 @@ def speedup(
         _numbers((ALL_NS if full else NS) if ns is None else ns),
         seeds,
         epsilon,
-        tolerance,
+        (FULL_TOLERANCE if full else TOLERANCE) if tolerance is None else tolerance,
     )
     finished, results = run_speedup_study(scope, folder, print_note, force=force, jobs=jobs)
     _print(results, as_json, _speedup_table)

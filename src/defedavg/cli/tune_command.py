@@ -57,17 +57,18 @@ def tune(
 
     Example: `defedavg tune my.toml --set stop.target_accuracy=0.8 --local-rates 0.01,0.05,0.1`
     """
-    from ..experiments.compute import ComputeConfig
-    from ..experiments.tune import RUNGS, Tuning, pairs_of
-    from ..experiments.tuning_folder import TuningFolder
-    from .progress_table import progress_and_logs
-
     study = opt.load_study(file, overrides, plugin)
     for table in ("training", *study.algorithms):
         reason = "tune tries --global-rates and --local-rates instead"
         opt.print_notes([f"defedavg: {line}" for line in replaced(study, table, reason, ("global_lr", "local_lr"))])
-    pairs = pairs_of(study.points(), _rates("--global-rates", global_rates), _rates("--local-rates", local_rates))
-    with opt.working("preparing …"):
+    rates = _rates("--global-rates", global_rates), _rates("--local-rates", local_rates)
+    with opt.working("preparing …"):  # shown before PyTorch is loaded
+        from ..experiments.compute import ComputeConfig
+        from ..experiments.tune import RUNGS, Tuning, pairs_of
+        from ..experiments.tuning_folder import TuningFolder
+        from .progress_table import progress_and_logs
+
+        pairs = pairs_of(study.points(), *rates)
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
         tuning = Tuning(pairs, study.seeds, compute, () if keep_all else RUNGS)
     results = folder / f"{study.name}-tune"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -36,18 +37,23 @@ def curve_of(run: RunEntry) -> Curve:
 
 
 def draw_run(folder: RunFolder, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Draw the figures of a run into its folder, in these formats, and return their paths."""
+    """Draw the figures of a run into its folder, in these formats, and return their paths.
+
+    The folder is untrusted: its names are neither paths nor formulas, and a link in it is not written through.
+    """
     plots = RunFiles(folder.path).plots
-    if plots.is_symlink():
-        raise UserError(f"{plots} is a link, and links are not followed; replace it by a folder")
     with writing(plots):
+        for path in (plots, *(plots.iterdir() if plots.is_dir() else ())):
+            if path.is_symlink():
+                raise UserError(f"{path} is a link, and links are not followed; remove it")
         plots.mkdir(exist_ok=True)
-    return [
-        path
-        for name, figure in _figures(folder)
-        for suffix in formats
-        for path in save(figure, plots / f"{name}{suffix}")
-    ]
+    with matplotlib.rc_context({"text.parse_math": False}):
+        return [
+            path
+            for name, figure in _figures(folder)
+            for suffix in formats
+            for path in save(figure, plots / f"{name}{suffix}")
+        ]
 
 
 def _figures(folder: RunFolder) -> Iterator[tuple[str, Figure]]:
@@ -58,7 +64,7 @@ def _figures(folder: RunFolder) -> Iterator[tuple[str, Figure]]:
     targets = {run.numbers["target_accuracy"] for run in folder.runs}
     target = targets.pop() if len(targets) == 1 else None
     metric, panels = common_metric(run.metric for run in folder.runs), {folder.title: curves}
-    word = re.sub(r"[^A-Za-z0-9._=-]+", "_", metric)  # a folder is untrusted, and the name becomes that of a file
+    word = re.sub(r"[^A-Za-z0-9._=-]+", "_", metric)
     for axis in AXES:
         yield f"{word}-over-{axis}", accuracy_curves(panels, target=target, against=axis, name=f"test {metric}")
         yield f"loss-over-{axis}", loss_curves(panels, against=axis)
