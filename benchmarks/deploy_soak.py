@@ -36,13 +36,13 @@ from defedavg.deploy.client.handler import Answer, ClientHandler
 from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.events import Exchanged, Joined, Left, Refused, Resumed, Trained
+from defedavg.deploy.ports import HOST, free_port
 from defedavg.deploy.replay import replay
 from defedavg.deploy.tls_keys import make_keys
 from defedavg.deploy.transport import Vector
 from defedavg.rng import key, uniform
 from defedavg.runstore.layout import EVENT_LOG
 
-HOST = "127.0.0.1"
 STUDY = """
 name = "soak"
 algorithms = ["{algorithm}"]
@@ -337,8 +337,7 @@ def main() -> None:
     (folder / "study.toml").write_text(study)
     (folder / "soak_task.py").write_text(TASK)
     make_keys(folder / "keys", options.clients, (HOST,))
-    with socket.create_server((HOST, 0)) as probe:
-        port = int(probe.getsockname()[1])
+    port = free_port()
     soak = Soak(folder, options.clients, options.seed, port, Proxy(port))
     try:
         soak.run(options.seconds)

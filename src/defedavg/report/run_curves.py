@@ -23,9 +23,22 @@ def curve_of(algorithm: str, label: str, evaluations: Sequence[Evaluation]) -> C
     )
 
 
-def save_curves(plots: Path, title: str, curves: Sequence[Curve], target: float | None, metric: str) -> None:
-    """Draw the curves into a folder, as PNG and PDF; ``metric`` names what their accuracies are."""
+def save_curves(
+    plots: Path,
+    title: str,
+    curves: Sequence[Curve],
+    target: float | None,
+    metric: str,
+    clock: str = "simulated seconds",
+) -> None:
+    """Draw the curves into a folder, as PNG and PDF.
+
+    ``metric`` names what their accuracies are, and ``clock`` what their seconds are.
+    """
     for against in ("seconds", "rounds"):
-        figure = accuracy_curves({title: curves}, target=target, against=against, name=f"test {metric}")
-        save(figure, plots / f"{metric}-over-{against}")
-        save(loss_curves({title: curves}, against=against), plots / f"loss-over-{against}")
+        accuracy = accuracy_curves({title: curves}, target=target, against=against, name=f"test {metric}")
+        loss = loss_curves({title: curves}, against=against)
+        for figure, measure in ((accuracy, metric), (loss, "loss")):
+            if against == "seconds":
+                figure.axes[0].set_xlabel(clock)
+            save(figure, plots / f"{measure}-over-{against}")

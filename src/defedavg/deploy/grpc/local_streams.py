@@ -19,7 +19,7 @@ from ...runstore.deployment_status import LogTail
 from ...runstore.layout import RunFiles
 from ...tasks import Task
 from ..deploy_config import DeployConfig
-from ..flower.local_deployment import OnLine
+from ..local_progress import OnLine
 from ..tls_keys import make_keys
 from .join import task_of_settings
 from .local_clients import LocalClients

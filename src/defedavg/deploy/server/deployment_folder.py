@@ -152,5 +152,6 @@ def _draw(session: Session, entry: dict[str, Any]) -> None:
 
     config, files = session.config, session.files
     curve = curve_of(config.settings.algorithm, entry["label"], session.progress.evaluations)
-    save_curves(files.plots, config.name, [curve], entry["target_accuracy"], metric_of(entry))
+    clock = "seconds of the deployment"
+    save_curves(files.plots, config.name, [curve], entry["target_accuracy"], metric_of(entry), clock)
     write([replace(read_run(files.folder), finished=True)], files.page)
