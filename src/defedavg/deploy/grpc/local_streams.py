@@ -75,6 +75,7 @@ def run_local_streams(
             "keys": str(keys),
             "clients": [[client, float(seconds)] for client, seconds in enumerate(step_times)],
             "log": str(files.client_log.absolute()),
+            "fork": sys.platform != "darwin",
         }
         clients.prepare(launch)
         with followed(tail, on_line):
