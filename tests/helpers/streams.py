@@ -72,6 +72,7 @@ class StreamWorld:
         self.transport = StreamTransport(settings, self.log_lines.append)
         self.coordinator = Coordinator(self.session, self.transport, log_line=self.log_lines.append)
         self.jobs: dict[int, Job] = {}
+        self._clients: list[StreamClient] = []
 
     def __enter__(self) -> StreamWorld:
         self.transport.__enter__()
@@ -110,7 +111,15 @@ class StreamWorld:
             return handler
 
         credentials = client_credentials(self.keys / f"client-{number}")
-        return StreamClient(address or self.address, credentials, make, retry_seconds=20.0, log_line=lambda _: None)
+        options: dict[str, Any] = {"retry_seconds": 20.0, "log_line": lambda _: None}
+        self._clients.append(StreamClient(address or self.address, credentials, make, **options))
+        return self._clients[-1]
+
+    def end_training(self) -> None:
+        """End the threads of the clients; see ``World``."""
+        for client in self._clients:
+            client.close()
+            client._pool.shutdown()
 
     def join(self, *numbers: int, **options: Any) -> None:
         """Connect clients."""
