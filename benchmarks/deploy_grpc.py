@@ -3,8 +3,8 @@
 Every case runs the complete server: checks, event log, saved updates and versions, merges. Clients are processes that
 ``deploy local`` would start; ten, 200 and 1,000 clients are tasks in few processes. Evaluations are switched off,
 except the first and the last. Printed are updates per second after a warm-up, the processor time of an update in the
-server and in all clients, the memory of the server before clients connect and its maximum until the run ends, and what
-a replay of the log finds. Run ``python benchmarks/deploy_grpc.py [--cases ten many thousand] [--rounds N]``.
+server until the last merge and in all clients, the memory of the server before clients connect and its maximum until
+then, and what a replay of the log finds. Run ``python benchmarks/deploy_grpc.py [--cases ten many thousand] [--rounds N]``.
 """
 
 from __future__ import annotations
@@ -61,19 +61,26 @@ CASES = {
 DEFAULT_CASES = ("cnn", "mlp", "one", "many")
 
 
-class PeakMemory(threading.Thread):
-    """Samples the memory of this process until a folder has a file."""
+class Training(threading.Thread):
+    """Samples the memory of this process, and notes its processor time, until a folder has a file: the plan."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
         self._folder, self._process = folder, psutil.Process()
         self.first = self.largest = self._process.memory_info().rss
+        self._began = self._ended = time.process_time()
 
     def run(self) -> None:
         """Sample."""
         while not self._folder.is_dir() or not any(self._folder.iterdir()):
             self.largest = max(self.largest, self._process.memory_info().rss)
             time.sleep(0.02)
+        self._ended = time.process_time()
+
+    @property
+    def processor_seconds(self) -> float:
+        """The processor time until then."""
+        return self._ended - self._began
 
 
 def settings(case: Case, rounds: int) -> dict[str, Any]:
@@ -131,13 +138,12 @@ def measure(case: Case, rounds: int, folder: Path) -> str:
     # The clients are forked before gRPC starts here. They try to connect until the server listens.
     port = free_port()
     children = start_clients(case, f"{HOST}:{port}", keys, lambda _config, _client: made)
-    before = time.process_time()
     run = folder / "run"
     run.mkdir()
-    memory = PeakMemory(run / "plans")
-    memory.start()
+    training = Training(run / "plans")
+    training.start()
     run_server(config, flat, lambda: made, run, Listening(f"{HOST}:{port}", keys), log_line=lambda _: None)
-    own = time.process_time() - before
+    training.join()
     for child in children:
         os.waitpid(child, 0)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -149,9 +155,9 @@ def measure(case: Case, rounds: int, folder: Path) -> str:
     rate = (len(times) - 1 - warm) / (times[-1] - times[warm])
     return (
         f"{rate:.0f} updates/s ({1000 / rate:.1f} ms each), {len(times)} updates, {len(found.plan.rounds)} merges as "
-        f"logged; processor time of an update: server {1000 * own / len(times):.1f} ms, clients "
+        f"logged; processor time of an update: server {1000 * training.processor_seconds / len(times):.1f} ms, clients "
         f"{1000 * (used.ru_utime + used.ru_stime) / len(times):.1f} ms; "
-        f"memory of the server {memory.first / 2**20:.0f} MB at first, {memory.largest / 2**20:.0f} MB at most"
+        f"memory of the server {training.first / 2**20:.0f} MB at first, {training.largest / 2**20:.0f} MB at most"
     )
 
 
