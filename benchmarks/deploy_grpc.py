@@ -4,7 +4,8 @@ Every case runs the complete server: checks, event log, saved updates and versio
 ``deploy local`` would start; ten, 200 and 1,000 clients are tasks in few processes. Evaluations are switched off,
 except the first and the last. Printed are updates per second after a warm-up, the processor time of an update in the
 server until the last merge and in all clients, the memory of the server before clients connect and its maximum until
-then, and what a replay of the log finds. Run ``python benchmarks/deploy_grpc.py [--cases ten many thousand] [--rounds N]``.
+then, and what a replay of the log finds.
+Run ``python benchmarks/deploy_grpc.py [--cases ten many thousand] [--rounds N]``.
 """
 
 from __future__ import annotations
