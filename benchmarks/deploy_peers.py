@@ -51,7 +51,7 @@ def prepare_appfl() -> None:
     """Switch forced garbage collections off, and do without image metrics, which need a matching torchvision."""
     import gc
 
-    gc.collect = lambda *_: 0  # type: ignore[assignment]
+    gc.collect = lambda *_: 0
     sys.modules["piq"] = types.ModuleType("piq")  # of the reports on data, which are not made here
 
 
@@ -64,8 +64,11 @@ def serve(options: argparse.Namespace) -> None:
     from appfl.config import ServerAgentConfig
     from omegaconf import OmegaConf
 
-    model = {"model_path": str(options.files / "peer_model.py"), "model_name": "make"}
-    model["model_kwargs"] = {"name": options.model}
+    model = {
+        "model_path": str(options.files / "peer_model.py"),
+        "model_name": "make",
+        "model_kwargs": {"name": options.model},
+    }
     server = {
         "num_clients": CLIENTS,
         "num_global_epochs": options.updates + 10 * CLIENTS,
@@ -126,7 +129,7 @@ def train(options: argparse.Namespace) -> None:
         weights = received[0] if isinstance(received, tuple) else received
         model.load_state_dict(weights)
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         received = server.update_global_model(model.state_dict())
 

@@ -210,8 +210,9 @@ class Soak:
         for client in [client for client, at in self.start_at.items() if at <= now]:
             del self.start_at[client]
             self.join(client)
-        for name, process in {"server": self.server, **self.processes}.items():
-            if process is not None and process.poll() is not None and name != self.clients - 1:
+        honest = [(f"client {n}", process) for n, process in self.processes.items() if n != self.clients - 1]
+        for name, process in (("server", self.server), *honest):
+            if process is not None and process.poll() is not None:
                 raise SystemExit(f"{name} ended with code {process.returncode}; see {self.folder}")
         with suppress(psutil.Error):
             assert self.server is not None
