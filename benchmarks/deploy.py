@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from defedavg.deploy.deploy_config import default_settings
 from defedavg.deploy.engine import event_log as logs
-from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.app_template import write_app
 from defedavg.deploy.flower.local_deployment import wait_until_finished
 from defedavg.deploy.flower.processes import FlowerCluster
 from defedavg.deploy.replay import replay

@@ -36,13 +36,13 @@ from defedavg.deploy.client.handler import Answer, ClientHandler
 from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.events import Exchanged, Joined, Left, Refused, Resumed, Trained
+from defedavg.deploy.ports import HOST, free_port
 from defedavg.deploy.replay import replay
 from defedavg.deploy.tls_keys import make_keys
 from defedavg.deploy.transport import Vector
 from defedavg.rng import key, uniform
 from defedavg.runstore.layout import EVENT_LOG
 
-HOST = "127.0.0.1"
 STUDY = """
 name = "soak"
 algorithms = ["{algorithm}"]
@@ -210,8 +210,9 @@ class Soak:
         for client in [client for client, at in self.start_at.items() if at <= now]:
             del self.start_at[client]
             self.join(client)
-        for name, process in {"server": self.server, **self.processes}.items():
-            if process is not None and process.poll() is not None and name != self.clients - 1:
+        honest = [(f"client {n}", process) for n, process in self.processes.items() if n != self.clients - 1]
+        for name, process in (("server", self.server), *honest):
+            if process is not None and process.poll() is not None:
                 raise SystemExit(f"{name} ended with code {process.returncode}; see {self.folder}")
         with suppress(psutil.Error):
             assert self.server is not None
@@ -337,8 +338,7 @@ def main() -> None:
     (folder / "study.toml").write_text(study)
     (folder / "soak_task.py").write_text(TASK)
     make_keys(folder / "keys", options.clients, (HOST,))
-    with socket.create_server((HOST, 0)) as probe:
-        port = int(probe.getsockname()[1])
+    port = free_port()
     soak = Soak(folder, options.clients, options.seed, port, Proxy(port))
     try:
         soak.run(options.seconds)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from defedavg.deploy.flower.processes import free_port
+from defedavg.deploy.ports import free_port
 from defedavg.runstore.reader import read_run
 
 DOCKER = Path(__file__).parents[2] / "docker"

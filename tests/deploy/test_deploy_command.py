@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 from defedavg.cli.deploy_command import _app_settings
 from defedavg.cli.main import app
 from defedavg.deploy import flower
-from defedavg.deploy.deploy_config import read_deploy_config
+from defedavg.deploy.deploy_config import default_settings, read_deploy_config
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.flower import server_entry
-from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.app_template import write_app
 from defedavg.deploy.flower.processes import FlowerCluster
 from defedavg.deploy.flower.server_entry import serve
 from defedavg.deploy.replay import replay

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from defedavg.deploy.flower.local_deployment import LocalProgress
+from defedavg.deploy.local_progress import LocalProgress
 from defedavg.tasks import Task, make_task
 from helpers.deployments import World, agrees, checked
 from helpers.text_models import CLIENTS, LABELS, SAMPLES, TEXTS, RecordOutput, TextClassifier

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from defedavg.deploy.deploy_config import read_deploy_config
-from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.deploy_config import default_settings, read_deploy_config
+from defedavg.deploy.flower.app_template import write_app
 from defedavg.errors import UserError
 from helpers.user_code import TASK
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from defedavg.deploy.deploy_config import read_deploy_config
-from defedavg.deploy.flower.app_template import default_settings
+from defedavg.deploy.deploy_config import default_settings, read_deploy_config
 from defedavg.deploy.server.deployment_folder import new_run_folder
 from defedavg.runstore.layout import PREVIOUS, PREVIOUS_MOVING, PREVIOUS_REMOVING
 from defedavg.runstore.replacement import Replacement

@@ -188,6 +188,15 @@ class World:
         """Return the newest node of a client."""
         return [node for node in self.transport.members.values() if node.handler.client == client][-1]
 
+    def end_training(self) -> None:
+        """End the threads of the clients.
+
+        Every job seeds PyTorch's global generator, which all threads share. A thread that trains while another one
+        draws initial weights would change them; in a deployment, every client is a process.
+        """
+        for node in self.transport.members.values():
+            node.handler.close()
+
     def crash(self) -> None:
         """Lose the server and all messages in flight, and resume the run from its files."""
         self.session.log.close()
@@ -267,7 +276,8 @@ def checked(world: World) -> tuple[EventLog, Replay]:
 
 
 def agrees(world: World, found: Replay) -> None:
-    """Check that the executor computes the server's weights from the replayed plan."""
+    """Check that the executor computes the server's weights from the replayed plan; the clients of the world end."""
+    world.end_training()
     executor = make_executor(world.config.settings, world.config.seed, world.task(world.flat, None))
     for record in found.plan.rounds:
         executor.apply(record)

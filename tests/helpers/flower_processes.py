@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from defedavg.deploy.deploy_config import read_deploy_config
+from defedavg.deploy.deploy_config import default_settings, read_deploy_config
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import EventLog
-from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.app_template import write_app
 from defedavg.deploy.flower.local_deployment import start_supernodes, wait_until_finished
 from defedavg.deploy.flower.processes import FlowerCluster, TlsFiles
 from defedavg.deploy.replay import Replay, replay

@@ -19,7 +19,7 @@ import psutil
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import EventLog
 from defedavg.deploy.engine.events import Event, Exchanged, Trained
-from defedavg.deploy.flower.processes import free_port
+from defedavg.deploy.ports import free_port
 from defedavg.deploy.replay import Replay, replay
 from defedavg.deploy.tls_keys import make_keys
 from defedavg.runstore.layout import EVENT_LOG

@@ -72,6 +72,8 @@ class StreamWorld:
         self.transport = StreamTransport(settings, self.log_lines.append)
         self.coordinator = Coordinator(self.session, self.transport, log_line=self.log_lines.append)
         self.jobs: dict[int, Job] = {}
+        self._clients: list[StreamClient] = []
+        self._ended = False
 
     def __enter__(self) -> StreamWorld:
         self.transport.__enter__()
@@ -79,12 +81,22 @@ class StreamWorld:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self.end_training()
+        self.session.log.close()
+
+    def end_training(self) -> None:
+        """Close all streams, and end the threads of the clients; see ``World``."""
+        if self._ended:
+            return
+        self._ended = True
         self.transport.__exit__()
         for job in self.jobs.values():
             job.cancel()
             with suppress(Exception, concurrent.futures.CancelledError):
                 job.result(5.0)
-        self.session.log.close()
+        for client in self._clients:
+            client.close()
+            client._pool.shutdown()
 
     @property
     def address(self) -> str:
@@ -110,7 +122,9 @@ class StreamWorld:
             return handler
 
         credentials = client_credentials(self.keys / f"client-{number}")
-        return StreamClient(address or self.address, credentials, make, retry_seconds=20.0, log_line=lambda _: None)
+        options: dict[str, Any] = {"retry_seconds": 20.0, "log_line": lambda _: None}
+        self._clients.append(StreamClient(address or self.address, credentials, make, **options))
+        return self._clients[-1]
 
     def join(self, *numbers: int, **options: Any) -> None:
         """Connect clients."""

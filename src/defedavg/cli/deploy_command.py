@@ -38,8 +38,8 @@ from .stop_signals import stopped_by, stopped_code
 
 if TYPE_CHECKING:
     from ..deploy.deploy_config import DeployConfig
-    from ..deploy.flower.local_deployment import OnLine
     from ..deploy.grpc.local_clients import LocalClients
+    from ..deploy.local_progress import OnLine
 
 app = typer.Typer(
     help="Run on a real network, over gRPC or Flower, with the algorithms, tasks and run folders of a simulation.",
@@ -88,8 +88,8 @@ def init(
     Edit task.py, try the app with `defedavg deploy local --app MY_APP`, then start it on a SuperLink with `flwr run`.
     """
     check_installed("flower")
-    from ..deploy.deploy_config import read_deploy_config
-    from ..deploy.flower.app_template import default_settings, write_app
+    from ..deploy.deploy_config import default_settings, read_deploy_config
+    from ..deploy.flower.app_template import write_app
 
     flat = _with_changes(default_settings(algorithm, clients), given)
     read_deploy_config(flat)
@@ -131,7 +131,7 @@ def local(
     Clients have different speeds: a local step lasts clients.step_seconds times the client's slowness. The run folder
     has the files of a simulation, and the event log for `defedavg replay`. All processes end with the run.
     """
-    from ..deploy.flower.processes import check_port
+    from ..deploy.ports import check_port
     from ..deploy.server.deployment_folder import no_other_processes
 
     files = RunFiles(folder / name)
@@ -202,7 +202,7 @@ def _new_settings(
     app_folder: Path | None, name: str, algorithm: str | None, clients: int | None, given: list[str] | None
 ) -> dict[str, Any]:
     """Return the settings of a new run: those of the app or the defaults, changed by the command line."""
-    from ..deploy.flower.app_template import default_settings
+    from ..deploy.deploy_config import default_settings
 
     if app_folder is None:
         return {**_with_changes(default_settings(algorithm or "defedavg-iid", clients or 6), given), "name": name}
@@ -245,7 +245,7 @@ def _run_flower(
 @contextmanager
 def _progress(run_config: DeployConfig, files: RunFiles) -> Iterator[OnLine]:
     """Show the progress of a run; after Ctrl-C, print how to continue it."""
-    from ..deploy.flower.local_deployment import progress_display
+    from ..deploy.local_progress import progress_display
 
     run_folder = files.folder
     try:

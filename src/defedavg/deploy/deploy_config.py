@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..algorithms import ServerMachine
+from ..algorithms import ALGORITHMS, ServerMachine
 from ..algorithms import algorithm as find_algorithm
 from ..config import study as config
 from ..config.build import make_server
-from ..config.study import Settings
+from ..config.study import Settings, StopSettings, TaskSettings, TrainingSettings
 from ..errors import UserError, unknown
 from ..planning.action_checks import refuse
 from .engine.engine import Engine
@@ -113,6 +113,29 @@ def read_deploy_config(flat: Mapping[str, Any], *, stored: bool = False) -> Depl
     if nodes != total:
         raise UserError(f"deploy.nodes names {nodes} nodes; name one for each of the {total} clients")
     return DeployConfig(study.name, settings, study.seeds[0], deploy, study.to_toml())
+
+
+def default_settings(algorithm: str = "defedavg-iid", clients: int = 6) -> dict[str, Any]:
+    """Return every setting of a deployment with its default, under names such as ``training.local_steps``."""
+    flat: dict[str, Any] = {"name": "deployment", "algorithm": algorithm, "seed": 0, "plugins": ""}
+    kinds: dict[str, type[Any]] = {
+        "task": TaskSettings,
+        "training": TrainingSettings,
+        "stop": StopSettings,
+        "deploy": DeploySettings,
+        **{name: kind.settings_type for name, kind in ALGORITHMS.items()},
+    }
+    for table, kind in kinds.items():
+        flat |= {f"{table}.{item.name}": item.default for item in dataclasses.fields(kind)}
+    flat |= {"clients.num_clients": clients, "clients.slowness": "uniform(1, 5)", "clients.step_seconds": 0.01}
+    return {
+        **flat,
+        "training.updates_per_round": max(1, clients // 2),
+        "training.local_lr": 0.1,
+        "stop.max_rounds": 100,
+        "stop.max_seconds": 86_400.0,
+        "favano.wait_seconds": 5.0,
+    }
 
 
 def _with_blocking_uploads(kind: type[ServerMachine], settings: Settings) -> Settings:

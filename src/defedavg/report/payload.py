@@ -23,7 +23,7 @@ from .client_points import clients_of
 from .palette import look, page_look
 from .plan_digest import Digest, Floats, client_activity, digest, participation
 from .seed_figures import accuracy_text, mean, record_of, time_to_target
-from .series import Series, conclusion, has_result, looks_of, names_of, shorten
+from .series import Series, clock_of, conclusion, has_result, looks_of, names_of, shorten
 from .tables import grouped
 
 MAX_EVALUATIONS = 60_000  # on one page; above, every second, third, … is shown
@@ -130,6 +130,7 @@ def _group(group: Sequence[Series], title: str, step: int) -> dict[str, Any]:
         "task": _task(group),
         "target": target or None,
         "metric": group[0].metric,
+        "clock": clock_of(group),
         "conclusion": conclusion([(shorten(names[i]), group[i]) for i in order], target),
         "winner": order[0] if has_result(group[order[0]], target) and len(group) > 1 else None,
         "series": [

@@ -32,6 +32,7 @@ class Series:
         seconds = mean(self.numbers, "first_hit_seconds")  # of the seeds that reached the target
         self.seconds_to_target = math.inf if seconds is None else seconds
         self.running = not folder.finished and any(run.status == "running" for run in runs)
+        self.deployed = folder.deployed
 
     def key(self) -> tuple[Any, ...]:
         """Return the values that must be equal for two series to be compared: the task, the target and the metric."""
@@ -70,6 +71,12 @@ def has_result(best: Series, target: float | None) -> bool:
     return best.hits > 0 if target else mean(best.numbers, "best_accuracy") is not None
 
 
+def clock_of(group: Sequence[Series]) -> str:
+    """Return which seconds the times of a group are."""
+    kinds = {series.deployed for series in group}
+    return "seconds" if len(kinds) > 1 else "seconds of the deployment" if kinds == {True} else "simulated seconds"
+
+
 def conclusion(ranked: Sequence[tuple[str, Series]], target: float | None) -> str:
     """Return the result of a group, in a sentence or two."""
     name, best = ranked[0]
@@ -88,8 +95,9 @@ def conclusion(ranked: Sequence[tuple[str, Series]], target: float | None) -> st
 def _comparison(name: str, best: Series, others: Sequence[tuple[str, Series]]) -> str:
     reached = [(other, series) for other, series in others if series.hits]
     missed = [other for other, series in others if not series.hits and not series.running]
+    clock = clock_of([best, *(series for _, series in others)])
     seeds = f" in {of_seeds(best.hits, len(best.runs))}" if best.misses else ""
-    sentence = f"{name} reached {best.goal()} first: after {best.seconds_to_target:.3g} simulated seconds{seeds}"
+    sentence = f"{name} reached {best.goal()} first: after {best.seconds_to_target:.3g} {clock}{seeds}"
     if reached:
         sentence += _lead(best, *reached[0])
     if missed:

@@ -91,6 +91,11 @@ class RunFolder:
     memory: RunsInMemory | None = None
 
     @property
+    def deployed(self) -> bool:
+        """Whether a deployment made the results, so that their seconds were measured."""
+        return self.provenance.get("executor") == "deployment"
+
+    @property
     def problem(self) -> str | None:
         """What is wrong with the folder, the first thing first."""
         return self.problems[0] if self.problems else None

@@ -16,9 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from defedavg.deploy.deploy_config import default_settings
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.events import Joined, Left, Refused, Resumed, Trained
-from defedavg.deploy.flower.app_template import default_settings, write_app
+from defedavg.deploy.flower.app_template import write_app
 from defedavg.deploy.flower.processes import TlsFiles
 from defedavg.deploy.replay import replay
 from defedavg.deploy.tls_keys import make_keys

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,6 +20,8 @@ from defedavg.config.build import make_executor
 from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine.events import Joined, Left, Resumed, Trained
 from defedavg.deploy.grpc import stream_server
+from defedavg.deploy.grpc.local_clients import local_clients
+from defedavg.deploy.tls_keys import make_keys
 from defedavg.rng import key, uniform
 from defedavg.runstore.layout import EVENT_LOG
 from defedavg.runstore.reader import read_run
@@ -37,9 +40,9 @@ STATEFUL = STUDY.replace("local_steps = 4", 'local_steps = 4\nserver_optimizer =
 )
 
 
-def module_of(site: Site) -> ModuleType:
-    """Return the task file of a site as a module."""
-    spec = importlib.util.spec_from_file_location("site_task", site.folder / "my_task.py")
+def module_of(path: Path) -> ModuleType:
+    """Return a task file as a module."""
+    spec = importlib.util.spec_from_file_location("site_task", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -98,7 +101,7 @@ def test_a_server_with_state_vectors_is_killed_five_times_and_loses_nothing(tmp_
         assert server.exit_code() == 0, site.output()
         assert [client.exit_code() for client in clients] == [0, 0], site.output()
         log, found = site.checked()
-        task = module_of(site).make({"seed": 3}, None)
+        task = module_of(site.folder / "my_task.py").make({"seed": 3}, None)
         config = read_deploy_config(log.head["settings"], stored=True)
     assert len(found.plan.rounds) == rounds
     [entry] = read_run(site.run).entries
@@ -150,7 +153,7 @@ def test_a_client_that_stands_still_for_longer_than_the_keep_alive_leaves_and_re
     monkeypatch.setattr(stream_server, "SERVER_OPTIONS", options)
     changes: dict[str, Any] = {"deploy__reconnect_seconds": 1.0, "deploy__min_clients": 2, "stop__max_rounds": 100_000}
     with Site(tmp_path, "fedbuff", 1, task=TASK.replace('int(config["seed"])', "3")) as site:
-        task = module_of(site).make
+        task = module_of(site.folder / "my_task.py").make
         with StreamWorld(tmp_path / "run", tmp_path / "keys", task, algorithm="defedavg-niid", **changes) as world:
             clients = [site.join(client, step_seconds=0.05, address=world.address) for client in range(2)]
             world.coordinator.wait_for_clients()
@@ -172,6 +175,30 @@ def test_a_client_that_stands_still_for_longer_than_the_keep_alive_leaves_and_re
     senders = [{update.client for update, _ in record.merge.updates} for record in found.plan.rounds]
     assert 1 not in set().union(*senders[left_at:returned_at])
     assert 1 in set().union(*senders[returned_at:])
+
+
+def test_clients_that_are_not_forked_train_and_end_with_their_command(tmp_path: Path) -> None:
+    """As on macOS, where a process that has loaded PyTorch must not fork."""
+    make_keys(tmp_path / "keys", 6, ("127.0.0.1",))
+    task = tmp_path / "my_task.py"
+    task.write_text(TASK.replace('int(config["seed"])', "3"))
+    changes: dict[str, Any] = {"deploy__min_clients": 2, "stop__max_rounds": 100_000}
+    with StreamWorld(tmp_path / "run", tmp_path / "keys", module_of(task).make, **changes) as world:
+        with local_clients() as clients:
+            clients.prepare(
+                {
+                    "settings": world.flat, "task": f"{task}:make", "sys_path": [], "keys": str(tmp_path / "keys"),
+                    "clients": [[0, 0.01], [1, 0.01]], "log": str(tmp_path / "clients.log"), "fork": False,
+                }
+            )  # fmt: skip
+            clients.start(world.address)
+            world.coordinator.wait_for_clients()
+            step_until(world, lambda: world.session.engine.server.version >= 5)
+            processes = psutil.Process(clients._process.pid).children()
+            assert len(processes) == 2
+        assert not psutil.wait_procs(processes, timeout=SECONDS)[1]
+        _, found = checked(cast(World, world))
+    assert {update.client for record in found.plan.rounds for update, _ in record.merge.updates} == {0, 1}
 
 
 def step_until(world: StreamWorld, condition: Any) -> None:

@@ -211,7 +211,7 @@ class Trickle(stream_client.Stream):
             if reply is None:
                 continue
             await self._call.write(reply.head)
-            for frame in reply.vector.frames if reply.vector is not None else ():
+            for frame in reply.vector.frames() if reply.vector is not None else ():
                 for byte in frames.payload(frame):
                     await asyncio.sleep(0.3)
                     await self._call.write(bytes([0, 0, 0, 0, byte]))

@@ -120,6 +120,8 @@ def test_a_run_counts_as_finished_when_its_page_is_complete(tmp_path: Path, monk
     data = (tmp_path / "run" / "report.html").read_bytes()
     assert b'"finished":true' in data
     assert b'"ended":"max_rounds"' in data
+    assert b'"clock":"seconds of the deployment"' in data
+    assert b"simulated seconds to" not in data
     with pytest.raises(UserError, match="is finished"):
         world.crash()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -15,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defedavg.deploy.flower.local_deployment import LocalProgress
+from defedavg.deploy.local_progress import LocalProgress
+from defedavg.deploy.ports import free_port
 from defedavg.deploy.server.metrics_endpoint import metrics_endpoint, metrics_text
 from defedavg.deploy.transport import Message, Reply
 from defedavg.errors import UserError
@@ -112,12 +112,6 @@ def test_the_live_view_and_the_page_show_a_deployment_while_it_runs(tmp_path: Pa
     [shown] = payload([read_run(folder)], "t")["folders"]
     assert shown["deployment"] == second["deployment"]
     json.dumps(shown, allow_nan=False)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_metrics_are_prometheus_text_that_follows_the_log(tmp_path: Path) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from ...algorithms import ALGORITHMS
-from ...config.study import StopSettings, TaskSettings, TrainingSettings
 from ...errors import UserError
 from ...fileio import write_whole, writing
-from ..deploy_config import DeploySettings
 
 SERVER = '''"""The server: it waits for clients, trains, and writes the run folder that `deploy.folder` names."""
 
@@ -71,29 +67,6 @@ Run it on a SuperLink, with one SuperNode for each client (`--node-config "clien
 
     flwr run . NAME --run-config 'deploy.folder="/srv/runs/first"'
 """
-
-
-def default_settings(algorithm: str = "defedavg-iid", clients: int = 6) -> dict[str, Any]:
-    """Return every setting of an app with its default, under names such as ``training.local_steps``."""
-    flat: dict[str, Any] = {"name": "deployment", "algorithm": algorithm, "seed": 0, "plugins": ""}
-    kinds: dict[str, type[Any]] = {
-        "task": TaskSettings,
-        "training": TrainingSettings,
-        "stop": StopSettings,
-        "deploy": DeploySettings,
-        **{name: kind.settings_type for name, kind in ALGORITHMS.items()},
-    }
-    for table, kind in kinds.items():
-        flat |= {f"{table}.{item.name}": item.default for item in dataclasses.fields(kind)}
-    flat |= {"clients.num_clients": clients, "clients.slowness": "uniform(1, 5)", "clients.step_seconds": 0.01}
-    return {
-        **flat,
-        "training.updates_per_round": max(1, clients // 2),
-        "training.local_lr": 0.1,
-        "stop.max_rounds": 100,
-        "stop.max_seconds": 86_400.0,
-        "favano.wait_seconds": 5.0,
-    }
 
 
 def pyproject(package: str, flat: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ import tomli_w
 
 from ...errors import UserError
 from ...fileio import write_whole, writing
+from ..ports import HOST, check_port, free_port
 from ..run_processes import query, run_environment
 from ..transport import not_installed
 from .signals import signals_ignored
@@ -33,8 +34,6 @@ ID_VARIABLE = "DEFEDAVG_CLUSTER"
 START_SECONDS = 60.0
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """The commands to a terminal that Flower prints, also into files."""
-
-HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +52,6 @@ def find_program(program: str) -> str:
     if found is None:
         raise not_installed("flower")
     return found
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def check_port(port: int) -> None:
-    """Raise ``UserError`` if a port is in use."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise UserError(f"port {port} cannot be used: {error.strerror}; choose another with --port") from None
 
 
 @dataclass

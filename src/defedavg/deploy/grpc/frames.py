@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,7 @@ class Shape:
 
 
 class EncodedVector:
-    """A vector as frames. Messages that carry the same vector share them."""
+    """A vector that is sent as frames. Messages that carry the same vector share it."""
 
     def __init__(self, vector: Vector) -> None:
         self._bytes = np.ascontiguousarray(vector).data.cast("B")
@@ -145,11 +145,11 @@ class EncodedVector:
         if self.described["type"] not in NUMBER_TYPES:
             raise FrameError(f"a model of {vector.dtype} cannot be sent; use one of {', '.join(NUMBER_TYPES)}")
 
-    @cached_property
-    def frames(self) -> list[bytes]:
-        """The frames."""
+    def frames(self) -> Iterator[bytes]:
+        """Make the frames one by one: a message that waits for a slow client holds no copy of the vector."""
         data = self._bytes
-        return [_NO_HEAD + data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
+        for at in range(0, len(data), CHUNK_BYTES):
+            yield _NO_HEAD + data[at : at + CHUNK_BYTES]
 
 
 class Assembler:

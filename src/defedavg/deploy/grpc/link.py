@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,12 +92,13 @@ class Link:
                         return
                     await connection.context.write(frame)
 
-    def _frames(self, item: OutgoingMessage | bytes) -> list[bytes]:
+    def _frames(self, item: OutgoingMessage | bytes) -> Iterator[bytes]:
         if isinstance(item, bytes):
-            return [item]
-        if item.name not in self.pending:  # another message has replaced it
-            return []
-        return [item.head, *(item.vector.frames if item.vector is not None else ())]
+            yield item
+        elif item.name in self.pending:  # otherwise another message has replaced it
+            yield item.head
+            if item.vector is not None:
+                yield from item.vector.frames()
 
 
 def acknowledgement(name: str) -> bytes:

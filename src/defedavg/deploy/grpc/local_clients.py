@@ -1,8 +1,9 @@
 """The clients of ``deploy local``: one process per client, started from a process that has loaded PyTorch once.
 
 ``python -m defedavg.deploy.grpc.local_clients`` loads PyTorch, while the command that started it does so as well. It
-reads two lines of JSON from standard input: what to run, and the server's address. Then it forks. All processes end
-when standard input is closed: the command has ended.
+reads two lines of JSON from standard input: what to run, and the server's address. Then it forks. On macOS, a process
+that has loaded PyTorch must not fork: there it starts ``python -m defedavg.deploy.grpc.local_clients NUMBER`` for every
+client, which reads the same two lines. All processes end when standard input is closed: the command has ended.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ...errors import UserError
 
@@ -30,7 +31,7 @@ class LocalClients:
         self._process = process
 
     def prepare(self, launch: Mapping[str, Any]) -> None:
-        """Say what to run: settings, task or None, folder of keys, clients, folders for imports, and a log file."""
+        """Say what to run: settings, task or None, keys, clients, folders for imports, log file, whether to fork."""
         self._write_line(launch)
 
     def start(self, address: str) -> None:
@@ -87,8 +88,8 @@ def _read_line() -> Any:
     return json.loads(data)
 
 
-def main() -> None:
-    """Load what all clients need, fork a process for each, and wait for them."""
+def main(number: int | None = None) -> None:
+    """Start all clients and wait for them; with a number, be that client."""
     import torch
 
     from ...plugins import load_plugins
@@ -101,22 +102,48 @@ def main() -> None:
     log = os.open(launch["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for standard in (1, 2):
         os.dup2(log, standard)
+    if number is None and not launch["fork"]:
+        _spawn(launch, _read_line())
+        return
     load_plugins(filter(None, str(launch["settings"].get("plugins", "")).split(os.pathsep)))
     task: Any = launch["task"]
     if task is None:
         made = task_of_settings(launch["settings"], None)
         task = lambda _config, _client: made  # noqa: E731 (the same task for every client, whose part is in it)
     address = _read_line()
-    children = [_fork(launch, address, number, seconds, task) for number, seconds in launch["clients"]]
+    if number is not None:
+        _be_client(launch, address, number, dict(launch["clients"])[number], task)
+    children = [_fork(launch, address, client, seconds, task) for client, seconds in launch["clients"]]
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for child in children:
         os.waitpid(child, 0)
 
 
+def _spawn(launch: Mapping[str, Any], address: str) -> None:
+    """Start a process for every client and wait for them. Their standard input is closed when this process ends."""
+    lines = b"".join(json.dumps(line).encode() + b"\n" for line in (launch, address))
+    children = []
+    for client, _ in launch["clients"]:
+        words = [sys.executable, "-m", "defedavg.deploy.grpc.local_clients", str(client)]
+        child = subprocess.Popen(words, stdin=subprocess.PIPE)
+        assert child.stdin is not None
+        child.stdin.write(lines)
+        child.stdin.flush()
+        children.append(child)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for child in children:
+        child.wait()
+
+
 def _fork(launch: Mapping[str, Any], address: str, number: int, step_seconds: float, task: Any) -> int:
     child = os.fork()
-    if child:
-        return child
+    if not child:
+        _be_client(launch, address, number, step_seconds, task)
+    return child
+
+
+def _be_client(launch: Mapping[str, Any], address: str, number: int, step_seconds: float, task: Any) -> NoReturn:
+    """Run a client in this process, and end the process."""
     status = 1
     try:
         threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -145,4 +172,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

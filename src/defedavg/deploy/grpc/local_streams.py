@@ -19,7 +19,7 @@ from ...runstore.deployment_status import LogTail
 from ...runstore.layout import RunFiles
 from ...tasks import Task
 from ..deploy_config import DeployConfig
-from ..flower.local_deployment import OnLine
+from ..local_progress import OnLine
 from ..tls_keys import make_keys
 from .join import task_of_settings
 from .local_clients import LocalClients
@@ -75,6 +75,7 @@ def run_local_streams(
             "keys": str(keys),
             "clients": [[client, float(seconds)] for client, seconds in enumerate(step_times)],
             "log": str(files.client_log.absolute()),
+            "fork": sys.platform != "darwin",
         }
         clients.prepare(launch)
         with followed(tail, on_line):

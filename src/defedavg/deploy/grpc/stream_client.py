@@ -311,5 +311,5 @@ class Stream:
             if reply is None:
                 continue
             await self._call.write(reply.head)
-            for frame in reply.vector.frames if reply.vector is not None else ():
+            for frame in reply.vector.frames() if reply.vector is not None else ():
                 await self._call.write(frame)

@@ -117,7 +117,7 @@ const Activity = (() => {
     draw($("activity"), [...barTraces(chart, highest), mergeLines(chart), colourScale(highest)], {
       barmode: "overlay", height: Math.max(300, 120 + rows * (narrow() ? 17 : 22)),
       margin: { l: 64, r: 14, t: 66, b: 58 }, dragmode: narrow() ? false : "pan",
-      xaxis: { title: { text: "simulated seconds", standoff: 20 }, range: [0, chart.first_view], minallowed: 0, maxallowed: chart.until * 1.01 },
+      xaxis: { title: { text: Charts.AXES.seconds, standoff: 20 }, range: [0, chart.first_view], minallowed: 0, maxallowed: chart.until * 1.01 },
       yaxis: {
         range: [rows - 0.4, -0.6], tickvals: chart.clients.map((_, row) => row), fixedrange: true, showgrid: false, zeroline: false,
         ticktext: chart.clients.map((client) => `client ${client}`), tickfont: { size: narrow() ? 10 : 12 },

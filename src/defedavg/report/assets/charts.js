@@ -7,6 +7,8 @@ const Charts = (() => {
     updates: "updates trained",
     megabytes: "megabytes sent, up and down",
   };
+  /* What the seconds of the shown runs are: simulated, or those of a deployment. */
+  const setClock = (name) => { AXES.seconds = name; };
   const MAX_POINTS = 1000;  // of a line over several seeds
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -259,5 +261,5 @@ const Charts = (() => {
       shown.length < found.clients.length ? element("p", { class: "muted" }, `The table shows the first ${shown.length} of ${found.clients.length} clients.`) : null);
   }
 
-  return { AXES, deployment, percent, digits, score, goal, capital, counted, css, dark, colour, narrow, escaped, element, swatch, draw, band, withOpacity, wantsLog, curves, themeButton, radios };
+  return { AXES, setClock, deployment, percent, digits, score, goal, capital, counted, css, dark, colour, narrow, escaped, element, swatch, draw, band, withOpacity, wantsLog, curves, themeButton, radios };
 })();

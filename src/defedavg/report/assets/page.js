@@ -42,12 +42,12 @@
   }
 
   function results() {
-    const { conclusion, task, target, metric, series } = group();
+    const { clock, conclusion, task, target, metric, series } = group();
     $("conclusion").textContent = conclusion;
     $("task").textContent = task;
     const longest = Math.max(...series.map((s) => (target ? s.seconds_to_target : s.best_accuracy) || 0), 1e-12);
     const head = element("tr", {}, element("th", { scope: "col" }, "setting"),
-      element("th", { scope: "col" }, target ? `simulated seconds to ${goal(target, metric)}` : `best ${metric}`),
+      element("th", { scope: "col" }, target ? `${clock} to ${goal(target, metric)}` : `best ${metric}`),
       ...columns().map(([, name, , help]) => element("th", { scope: "col", class: "number", title: help }, name.replace("accuracy", metric))));
     const search = $("search").value.toLowerCase();
     const rows = series.filter((s) => s.name.toLowerCase().includes(search)).sort(byRank);
@@ -297,6 +297,7 @@
 
   function drawAll() {
     delete document.documentElement.dataset.ready;
+    Charts.setClock(group().clock);
     $("search-row").hidden = group().series.length <= 12;
     results();
     chips();

@@ -144,6 +144,8 @@
 
   function curves() {
     deployments();
+    const kinds = new Set([...ticked.values()].filter(Boolean).map((loaded) => Boolean(loaded.deployment)));
+    Charts.setClock(kinds.size > 1 ? "seconds" : kinds.has(true) ? "seconds of the deployment" : "simulated seconds");
     const all = series();
     const shown = all.filter((s) => !hidden.has(s.key));
     $("empty").hidden = Boolean(all.length);
