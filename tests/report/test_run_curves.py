@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from defedavg.errors import UserError
-from defedavg.report.run_curves import curve_of, draw_run
+from defedavg.report.run_curves import curve_of, draw_run, figures_of
 from defedavg.runstore.in_memory import folder_of_records
 from defedavg.runstore.reader import RunFolder
 
@@ -56,3 +56,16 @@ def test_a_link_is_not_followed_and_a_run_without_evaluations_has_no_figures(tmp
     with pytest.raises(UserError, match="plots is a link"):
         draw_run(folder(tmp_path / "run"))
     assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("executor", "clock"), [("deployment", "seconds of the deployment"), ("batched", "simulated seconds")]
+)
+def test_the_axis_says_which_seconds_it_shows(tmp_path: Path, executor: str, clock: str) -> None:
+    run = replace(folder(tmp_path), provenance={"executor": executor})
+    labels = {name: figure.axes[0].get_xlabel() for name, figure in figures_of(run)}
+    assert labels == {
+        f"{what}-over-{axis}": label
+        for what in ("accuracy", "loss")
+        for axis, label in (("seconds", clock), ("rounds", "rounds"))
+    }

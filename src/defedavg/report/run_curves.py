@@ -50,13 +50,13 @@ def draw_run(folder: RunFolder, formats: Sequence[str] = FORMATS) -> list[Path]:
     with matplotlib.rc_context({"text.parse_math": False}):
         return [
             path
-            for name, figure in _figures(folder)
+            for name, figure in figures_of(folder)
             for suffix in formats
             for path in save(figure, plots / f"{name}{suffix}")
         ]
 
 
-def _figures(folder: RunFolder) -> Iterator[tuple[str, Figure]]:
+def figures_of(folder: RunFolder) -> Iterator[tuple[str, Figure]]:
     """Yield the figures by name; a run without evaluations has none."""
     curves = [curve for curve in map(curve_of, folder.runs) if curve.seconds]
     if not curves:
