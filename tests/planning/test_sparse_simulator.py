@@ -225,7 +225,7 @@ def test_checks_and_statistics_keep_few_records() -> None:
     simulator = found.simulator()
 
     class Watched(Uploaded):
-        __slots__ = ("__weakref__",)
+        pass
 
     alive: weakref.WeakSet[Watched] = weakref.WeakSet()
     most = 0
@@ -289,13 +289,10 @@ def test_a_sparse_plan_is_checked() -> None:
 
     uploads = [record for record in plan.records if isinstance(record, Uploaded)]
     late = [
-        dataclasses.replace(r, end=r.end + 100) if isinstance(r, Job) and order(r) == order(uploads[0]) else r
-        for r in plan.records
+        r._replace(end=r.end + 100) if isinstance(r, Job) and order(r) == order(uploads[0]) else r for r in plan.records
     ]
     assert_invalid("before its end", *late)
-    assert_invalid(
-        "out of order", *(dataclasses.replace(r, index=0) if isinstance(r, Job) else r for r in plan.records)
-    )
+    assert_invalid("out of order", *(r._replace(index=0) if isinstance(r, Job) else r for r in plan.records))
     assert_invalid("not a finished job", *(r for r in plan.records if not isinstance(r, Job)))
     with pytest.raises(PlanError, match="out of order"):  # a complete plan may not omit it
         Plan(dataclasses.replace(plan.header, sparse=False), _skipping()).check()

@@ -118,16 +118,25 @@ class PlanStatsCollector:
         self._timeout = timeout_seconds
         self._timed_out = self._substitutes = 0
         self._trained = 0
-        self._counts: Counter[type[Record]] = Counter()
+        self._jobs = 0
+        self._jobs_take_energy = energy.joules_per_step > 0.0
+        self._counts: Counter[type[Record]] = Counter()  # of other records
         self._busy = None if header.sparse else _BusyTime()
 
     def add(self, record: Record) -> None:
         """Count the next record."""
+        if type(record) is Job:
+            self._jobs += 1
+            if self._busy is not None:
+                self._busy.recent.append(record)
+            if self._jobs_take_energy:  # the only thing that the totals count of a job
+                self._clients.add(record)
+            return
         self._counts[type(record)] += 1
         self._clients.add(record)
-        if isinstance(record, Job | Uploaded):
+        if isinstance(record, Uploaded):
             if self._busy is not None:
-                self._busy.add(record)
+                self._busy.recent.append(record)
         elif isinstance(record, Round):
             self._rounds += 1
             self._seconds = record.time
@@ -156,7 +165,7 @@ class PlanStatsCollector:
         values = np.array(sorted(self._staleness), dtype=np.int64)
         counts = np.array([self._staleness[value] for value in values.tolist()], dtype=np.int64)
         merged = int(counts.sum())
-        started = None if header.sparse else seen[Job]
+        started = None if header.sparse else self._jobs
         vectors = self._state.peak + (self._server_vectors if self._rounds else 0)
         horizon = self._seconds if self._horizon is None else self._horizon
         return PlanStats(
@@ -248,22 +257,25 @@ class _BusyTime:
         self._total = 0.0
         self._reach: dict[int, float] = {}  # client -> time up to which it is counted
         self._open: dict[int, list[tuple[float, float]]] = {}  # client -> uploads since its last job
-        self._recent: list[Job | Uploaded] = []  # since the last merge
-
-    def add(self, record: Job | Uploaded) -> None:
-        """Add a job or an upload."""
-        self._recent.append(record)
+        self.recent: list[Job | Uploaded] = []  # since the last merge
 
     def merged(self) -> None:
         """Count the time of the records before this merge."""
-        for record in self._recent:
-            spans = self._open.setdefault(record.client, [])
-            spans.append((record.start, record.end))
-            if isinstance(record, Job):  # later records of its client start at its end or later
-                total, self._reach[record.client] = self._sum(record.client, spans, record.end)
+        for record in self.recent:
+            client, start, end = record.client, record.start, record.end
+            spans = self._open.get(client)
+            if type(record) is not Job:
+                self._open.setdefault(client, []).append((start, end))
+            elif spans:  # later records of its client start at its end or later
+                total, self._reach[client] = self._sum(client, [*spans, (start, end)], end)
                 self._total += total
-                self._open[record.client] = [(record.end, end) for _, end in spans if end > record.end]
-        self._recent.clear()
+                self._open[client] = [(end, other) for _, other in spans if other > end]
+            else:  # the same sum, without uploads
+                reach = self._reach.get(client, 0.0)
+                if start < end and end > reach:
+                    self._total += end - (start if start > reach else reach)
+                    self._reach[client] = end
+        self.recent.clear()
 
     def _sum(self, client: int, spans: list[tuple[float, float]], horizon: float) -> tuple[float, float]:
         total, reach = 0.0, self._reach.get(client, 0.0)
@@ -279,7 +291,7 @@ class _BusyTime:
         if not horizon:
             return 0.0
         spans = {client: list(uploads) for client, uploads in self._open.items()}
-        for record in self._recent:
+        for record in self.recent:
             spans.setdefault(record.client, []).append((record.start, record.end))
         recent = sum(self._sum(client, busy, horizon)[0] for client, busy in spans.items())
         return 1.0 - (self._total + recent) / (horizon * clients)
