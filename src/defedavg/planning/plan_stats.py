@@ -17,6 +17,7 @@ from ..algorithms.protocol import Merge, StateVector
 from .client_totals import ClientTotals, Energy, Spread, gini
 from .devices import Fleet
 from .plan import Plan
+from .ready_jobs import ReadyJobs
 from .records import Absence, Header, Job, Record, Round, Stall, Timeout, Uploaded
 
 QUARTERS = 4
@@ -38,7 +39,8 @@ class PlanStats:
     ``substitutes`` those drawn for them. ``coverage`` is the share of the clients of which an update was merged by 10,
     50 and 100 % of the horizon, ``never_heard`` the number of the others at its end, and ``gini`` the Gini coefficient
     of the merged updates per client. Bytes and joules per client are explained in ``client_totals``; ``energy`` is None
-    if steps and bytes take none, and in sparse plans.
+    if steps and bytes take none, and in sparse plans. ``batches_least``, ``ready_jobs_mean`` and ``ready_jobs_most`` say
+    how many jobs an executor of this plan can train at once (see ``ReadyJobs``).
     """
 
     algorithm: str
@@ -75,6 +77,9 @@ class PlanStats:
     downlink_per_client: Spread = NOTHING
     energy_joules: float | None = None
     energy_per_client: Spread | None = None
+    batches_least: int = 0
+    ready_jobs_mean: float = 0.0
+    ready_jobs_most: int = 0
 
 
 def summarise(plan: Plan, fleet: Fleet) -> PlanStats:
@@ -117,7 +122,7 @@ class PlanStatsCollector:
         self._horizon = horizon_seconds
         self._timeout = timeout_seconds
         self._timed_out = self._substitutes = 0
-        self._trained = 0
+        self._ready = ReadyJobs()
         self._jobs = 0
         self._jobs_take_energy = energy.joules_per_step > 0.0
         self._counts: Counter[type[Record]] = Counter()  # of other records
@@ -141,7 +146,7 @@ class PlanStatsCollector:
             self._rounds += 1
             self._seconds = record.time
             self._staleness.update(record.merge.staleness)
-            self._trained += sum(update.steps > 0 for update, _ in record.merge.updates)
+            self._ready.add(record)
             self._state.add(record.merge)
             if self._busy is not None:
                 self._busy.merged()
@@ -182,7 +187,7 @@ class PlanStatsCollector:
             idle_share=None if self._busy is None else self._busy.idle_share(horizon, fleet.num_clients),
             jobs_started=started,
             jobs_merged=merged,
-            jobs_trained=self._trained,
+            jobs_trained=self._ready.jobs,
             merged_share=None if started is None else merged / started if started else 0.0,
             absences=seen[Absence],
             replacements=seen[Timeout],
@@ -194,6 +199,9 @@ class PlanStatsCollector:
             timeout_seconds=self._timeout,
             timed_out=self._timed_out,
             substitutes=self._substitutes,
+            batches_least=self._ready.batches,
+            ready_jobs_mean=self._ready.mean,
+            ready_jobs_most=self._ready.most,
             **self._of_clients(horizon),
         )
 
