@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import itertools
 import math
-import weakref
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -224,19 +223,20 @@ def test_checks_and_statistics_keep_few_records() -> None:
     found = case("defedavg-iid", 20, 5, step_seconds=0.05)
     simulator = found.simulator()
 
-    class Watched(Uploaded):
-        pass
+    alive = most = 0
 
-    alive: weakref.WeakSet[Watched] = weakref.WeakSet()
-    most = 0
+    class Watched(Uploaded):
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
 
     def watched(source: Iterator[Record]) -> Iterator[Record]:
-        nonlocal most
+        nonlocal alive, most
         for record in source:
             if isinstance(record, Uploaded):
                 record = Watched(record.client, record.index, record.start, record.end)
-                alive.add(record)
-                most = max(most, len(alive))
+                alive += 1
+                most = max(most, alive)
             yield record
 
     collector = PlanStatsCollector(simulator.header, found.fleet)
