@@ -3,18 +3,20 @@
     python benchmarks/peers.py --environments DIR --install        creates DIR/flower, DIR/pfl and DIR/flgo with pip
     python benchmarks/peers.py --environments DIR [--rounds 6] [--repeats 3] [--data images.npz] [--json FILE]
 
-The work is FedAvg with N = 100 clients, n = 10 per round, K = 50 local steps of 10 samples, and the paper's CNN on 28×28
-images. Every client has 500 samples, one epoch; without --data (an npz file with ``images`` and ``labels``) they are
-random. No one evaluates. Each simulator runs in a process and an environment of its own; they take turns, and medians
-are reported. A rate counts the rounds after the first, so neither imports nor warm-up count. All use every core: Flower
-with one Ray actor per core, the others with one process and as many threads of PyTorch as cores, or with one thread if
-that is faster. A peer that cannot run is listed with the reason.
+The work is FedAvg with N = 100 clients, n = 10 per round, K = 50 local steps of 10 samples, and the paper's CNN on
+28×28 images. Every client has 500 samples, one epoch; without --data (an npz file with ``images`` and ``labels``)
+they are random. No one evaluates. Each simulator runs in a process and an environment of its own; they take turns,
+and medians are reported. A rate counts the rounds after the first, so neither imports nor warm-up count. All use
+every core: Flower with one Ray actor per core, the others with one process and as many threads of PyTorch as cores,
+or with one thread if that is faster. A peer that cannot run is listed with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import importlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -114,14 +116,15 @@ def ours(rounds: int, algorithm: str, runs: int) -> dict[str, Any]:
     from defedavg.training import BatchedRun, RunProgress, StoppingRule, Trainer, run_batched
 
     data = Data(*(torch.from_numpy(np.asarray(values)) for values in arrays()))
-    parts = [np.arange(client * SAMPLES, (client + 1) * SAMPLES) for client in range(CLIENTS)]
+    parts = tuple(np.arange(client * SAMPLES, (client + 1) * SAMPLES, dtype=np.int64) for client in range(CLIENTS))
     task = Task("peers", model, cross_entropy, data, data[:10], parts, CLASSES)
     tables: dict[str, Any] = {"algorithms": [algorithm], "training": {"local_lr": RATE, "global_lr": 1.0}}
     if algorithm == "fedavg":
         tables["fedavg"] = {"replacement": False}
     settings = study.study(tables).points()[0].settings
-    used = settings.clients.num_clients, *(
-        getattr(settings.training, name) for name in ("updates_per_round", "local_steps", "batch_size")
+    used = (
+        settings.clients.num_clients,
+        *(getattr(settings.training, name) for name in ("updates_per_round", "local_steps", "batch_size")),
     )
     assert used == (CLIENTS, PER_ROUND, STEPS, BATCH)
     trainer = Trainer(task, task.model(), batch_size=BATCH)
@@ -162,7 +165,7 @@ def flower(rounds: int) -> dict[str, Any]:
         found = model()
         found.load_state_dict(message.content["arrays"].to_torch_state_dict())
         local_steps(found, *tensors(int(context.node_config["partition-id"])))
-        content = {"arrays": ArrayRecord(found.state_dict()), "metrics": MetricRecord({"num-examples": SAMPLES})}
+        content: Any = {"arrays": ArrayRecord(found.state_dict()), "metrics": MetricRecord({"num-examples": SAMPLES})}
         return Message(content=RecordDict(content), reply_to=message)
 
     class Timed(FedAvg):
@@ -183,19 +186,19 @@ def flower(rounds: int) -> dict[str, Any]:
         strategy.start(grid=grid, initial_arrays=ArrayRecord(model().state_dict()), num_rounds=rounds + 1)
 
     cores = len(os.sched_getaffinity(0))
-    config = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": cores}}
+    config: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": cores}}
     run_simulation(server_app, client_app, CLIENTS, backend_config=config)
     return {**clock.result(), "version": flwr.__version__, "torch": torch.__version__}
 
 
 def _of_all_processes() -> float:
     """Return the processor time of this process and all that it started; Ray brings psutil."""
-    import ray  # noqa: F401 (makes psutil importable)
-    import psutil
+    import ray
 
+    psutil = importlib.import_module("psutil", ray.__name__)
     main = psutil.Process()
     times = [each.cpu_times() for each in (main, *main.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))
 
 
 def local_steps(found: Any, images: Any, labels: Any) -> None:
@@ -203,16 +206,15 @@ def local_steps(found: Any, images: Any, labels: Any) -> None:
     import torch
 
     optimizer = torch.optim.SGD(found.parameters(), lr=RATE)
-    for chosen in torch.randperm(SAMPLES).split(BATCH):
+    for chosen in torch.randperm(SAMPLES).view(STEPS, BATCH):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(found(images[chosen]), labels[chosen]).backward()
+        loss: Any = torch.nn.functional.cross_entropy(found(images[chosen]), labels[chosen])
+        loss.backward()
         optimizer.step()
 
 
 def pfl(rounds: int) -> dict[str, Any]:
     """Train with pfl-research, in one process."""
-    import importlib.metadata
-
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -242,7 +244,7 @@ def pfl(rounds: int) -> dict[str, Any]:
         def metrics(self, images: Any, labels: Any) -> dict[str, Any]:  # noqa: ARG002 (the interface of pfl)
             return {}
 
-    class Timed(TrainingProcessCallback):
+    class Timed(TrainingProcessCallback):  # type: ignore[misc] # without types
         def after_central_iteration(self, *given: Any, **named: Any) -> tuple[bool, Any]:  # noqa: ARG002
             clock.tick()
             return False, Metrics()
@@ -275,8 +277,6 @@ get_model = peers.model
 
 def flgo(rounds: int) -> dict[str, Any]:
     """Train with FLGo, in one process."""
-    import importlib.metadata
-
     import flgo
     import flgo.algorithm.fedavg as fedavg
     import torch
@@ -383,7 +383,9 @@ def table(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 best |= {"least": min(rates), "most": max(rates)}
         rows.append(best)
     own = rows[0].get("updates_per_s")
-    return [{**row, "ours_to_it": own / row["updates_per_s"] if own and "updates_per_s" in row else None} for row in rows]
+    return [
+        {**row, "ours_to_it": own / row["updates_per_s"] if own and "updates_per_s" in row else None} for row in rows
+    ]
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from helpers.strategies import Case, bounded, case, cases
 
 def batches(plan: Plan) -> list[int]:
     """Return the sizes of the batches of an executor that trains everything it can, merges, and repeats."""
-    newest, sizes = 0, []
+    newest = 0
+    sizes: list[int] = []
     waiting = [(round_, update) for round_ in plan.rounds for update, _ in round_.merge.updates if update.steps]
     while True:
         untrained = {round_.merge.version for round_, _ in waiting}

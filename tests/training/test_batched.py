@@ -98,7 +98,8 @@ def test_the_look_ahead_fills_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "n"), [("defedavg-iid", 10), ("defedavg-iid", 1), ("defedavg-niid", 10), ("fedbuff", 10), ("fedavg", 10)]
+    ("algorithm", "n"),
+    [("defedavg-iid", 10), ("defedavg-iid", 1), ("defedavg-niid", 10), ("fedbuff", 10), ("fedavg", 10)],
 )
 def test_one_run_trains_as_many_jobs_at_once_as_its_plan_allows(algorithm: str, n: int) -> None:
     rounds = 600 // n

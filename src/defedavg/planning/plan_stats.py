@@ -39,8 +39,8 @@ class PlanStats:
     ``substitutes`` those drawn for them. ``coverage`` is the share of the clients of which an update was merged by 10,
     50 and 100 % of the horizon, ``never_heard`` the number of the others at its end, and ``gini`` the Gini coefficient
     of the merged updates per client. Bytes and joules per client are explained in ``client_totals``; ``energy`` is None
-    if steps and bytes take none, and in sparse plans. ``batches_least``, ``ready_jobs_mean`` and ``ready_jobs_most`` say
-    how many jobs an executor of this plan can train at once (see ``ReadyJobs``).
+    if steps and bytes take none, and in sparse plans. ``batches_least``, ``ready_jobs_mean`` and ``ready_jobs_most``
+    say how many jobs an executor of this plan can train at once (see ``ReadyJobs``).
     """
 
     algorithm: str
