@@ -380,6 +380,7 @@ def table(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
             rates = [each["updates_per_s"] for each in good]
             if statistics.median(rates) > best.get("updates_per_s", 0.0):
                 best = {**good[-1], "updates_per_s": statistics.median(rates), "turns": len(good)}
+                best["cpu_s_per_update"] = statistics.median(each["cpu_s_per_update"] for each in good)
                 best |= {"least": min(rates), "most": max(rates)}
         rows.append(best)
     own = rows[0].get("updates_per_s")
@@ -410,12 +411,14 @@ def main() -> None:
         given.json.write_text(json.dumps({"rows": rows, "turns": turns}, indent=1) + "\n")
     loads = [each["load"] for each in turns] or [0.0]
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, load {min(loads):.1f} to {max(loads):.1f}\n")
-    print("| | updates/s | range | ours / it | version | PyTorch | threads |\n|---|---|---|---|---|---|---|")
+    print("| | updates/s | range | ours / it | processor s per update | version | PyTorch | threads |")
+    print("|---" * 8 + "|")
     for row in rows:
         if row["ours_to_it"] is None:
-            print(f"| {row['name']} | – | {row.get('failed', '')} | – | – | – | – |")
+            print(f"| {row['name']} | – | {row.get('failed', '')} | – | – | – | – | – |")
             continue
         figures = f"{row['updates_per_s']:.2f} | {row['least']:.2f} to {row['most']:.2f} | {row['ours_to_it']:.2f}"
+        figures += f" | {row['cpu_s_per_update']:.3f}"
         print(f"| {row['name']} | {figures} | {row.get('version', '')} | {row['torch']} | {row['threads']} |")
 
 
