@@ -348,6 +348,7 @@ def test_bench_measures_both_executors(tmp_path: Path) -> None:
     counted = ("reference_updates_per_s", "batched_updates_per_s", "gemm_gflops", "mean_batch", "peak_memory_bytes")
     for name in (*counted, "overhead_seconds"):
         assert speeds[name] > 0
+    assert speeds["ready_jobs_per_run"] >= 10  # at least the jobs of a round
     assert speeds["ratio"] == pytest.approx(speeds["batched_updates_per_s"] / speeds["reference_updates_per_s"])
     assert 0 < speeds["batch_fill"] <= 1
     assert speeds["gflop_per_update"] == pytest.approx(50 * 10 * 2 * (2 * 64 * 10) / 1e9)

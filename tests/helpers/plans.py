@@ -1,8 +1,10 @@
-"""A small valid plan, and the rounds of a stream of records."""
+"""A small valid plan, the rounds of a stream of records, and changed copies of records."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from defedavg.planning.records import Record, Round
 from helpers.strategies import case
@@ -13,3 +15,8 @@ GOOD = case("defedavg-iid", 5, 2, seed=1, step_seconds=0.05).plan(8)  # long job
 def rounds_of(records: Iterable[Record]) -> Iterator[Round]:
     """Yield the rounds of a stream of records."""
     return (record for record in records if isinstance(record, Round))
+
+
+def with_fields(record: Any, **changes: Any) -> Any:
+    """Return a copy of a record with other values of some fields."""
+    return record._replace(**changes) if hasattr(record, "_replace") else dataclasses.replace(record, **changes)

@@ -162,7 +162,7 @@ def test_a_plan_that_does_not_obey_availability_is_refused() -> None:
         plan.check(narrow)
     jobs = {(job.client, job.index): job for job in plan.jobs}
     held = next(r for r in plan.uploads if jobs[r.client, r.index].end < r.start)
-    late = [dataclasses.replace(held, start=0.6) if record is held else record for record in plan.records]
+    late = [held._replace(start=0.6) if record is held else record for record in plan.records]
     with pytest.raises(PlanError, match=r"the upload of job .* starts at 0.6 s"):
         list(available(found.fleet, late))
     with pytest.raises(PlanError, match="not available"):

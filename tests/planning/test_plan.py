@@ -19,7 +19,7 @@ from defedavg.errors import UserError
 from defedavg.planning.plan import Plan
 from defedavg.planning.plan_io import encode
 from defedavg.planning.records import Absence, Job, Round, Stall, Timeout
-from helpers.plans import GOOD, rounds_of
+from helpers.plans import GOOD, rounds_of, with_fields
 from helpers.strategies import Case, bounded, case, cases
 
 LOST = Plan(GOOD.header, (*GOOD.records, Absence(1, 99.0, math.inf), Timeout(99.5, (1, 2), (0,)), Stall(100.0)))
@@ -74,10 +74,11 @@ def test_a_plan_cannot_be_saved_where_there_is_no_folder(tmp_path: Path) -> None
 def changed(record: Any) -> list[Any]:
     """Return copies of a record, each with one field changed by the smallest step."""
     found = []
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
+    names = [field.name for field in dataclasses.fields(record)] if dataclasses.is_dataclass(record) else record._fields
+    for name in names:
+        value = getattr(record, name)
         other: Any
-        if field.name == "state":
+        if name == "state":
             other = (*value, StateSpec("sum"))
         elif isinstance(value, bool):
             other = not value
@@ -92,7 +93,7 @@ def changed(record: Any) -> list[Any]:
             other = replace(value, updates=((update, math.nextafter(weight, 0.0)), *more))
         else:
             other = "lost" if value is not None else 0
-        found.append(replace(record, **{field.name: other}))
+        found.append(with_fields(record, **{name: other}))
     return found
 
 

@@ -14,7 +14,7 @@ from defedavg.algorithms.protocol import Merge, Update
 from defedavg.planning.plan import Plan
 from defedavg.planning.plan_checks import PlanError
 from defedavg.planning.records import Absence, Job, Record, Round, Sent, Stall, Timeout, Uploaded
-from helpers.plans import GOOD
+from helpers.plans import GOOD, with_fields
 from helpers.strategies import case, variants
 
 
@@ -29,8 +29,7 @@ def swap(plan: Plan, i: int, *records: Record) -> Plan:
 
 
 def edit(plan: Plan, i: int, **changes: Any) -> Plan:
-    record: Any = plan.records[i]
-    return swap(plan, i, replace(record, **changes))
+    return swap(plan, i, with_fields(plan.records[i], **changes))
 
 
 def edit_merge(plan: Plan, i: int, **changes: Any) -> Plan:
@@ -183,7 +182,7 @@ def test_an_upload_needs_a_finished_job() -> None:
     assert_invalid(edit(GOOD, UPLOAD, end=math.nextafter(upload.start, 0.0)), "ends before it starts")
     assert_invalid(swap(GOOD, UPLOAD, upload, upload), "second upload")
     assert_invalid(
-        Plan(GOOD.header, (*GOOD.records, replace(upload, start=GOOD.seconds, end=GOOD.seconds + 1))), "a second one"
+        Plan(GOOD.header, (*GOOD.records, upload._replace(start=GOOD.seconds, end=GOOD.seconds + 1))), "a second one"
     )
 
 

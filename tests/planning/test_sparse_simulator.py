@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import itertools
 import math
-import weakref
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -224,19 +223,20 @@ def test_checks_and_statistics_keep_few_records() -> None:
     found = case("defedavg-iid", 20, 5, step_seconds=0.05)
     simulator = found.simulator()
 
-    class Watched(Uploaded):
-        __slots__ = ("__weakref__",)
+    alive = most = 0
 
-    alive: weakref.WeakSet[Watched] = weakref.WeakSet()
-    most = 0
+    class Watched(Uploaded):
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
 
     def watched(source: Iterator[Record]) -> Iterator[Record]:
-        nonlocal most
+        nonlocal alive, most
         for record in source:
             if isinstance(record, Uploaded):
                 record = Watched(record.client, record.index, record.start, record.end)
-                alive.add(record)
-                most = max(most, len(alive))
+                alive += 1
+                most = max(most, alive)
             yield record
 
     collector = PlanStatsCollector(simulator.header, found.fleet)
@@ -289,13 +289,10 @@ def test_a_sparse_plan_is_checked() -> None:
 
     uploads = [record for record in plan.records if isinstance(record, Uploaded)]
     late = [
-        dataclasses.replace(r, end=r.end + 100) if isinstance(r, Job) and order(r) == order(uploads[0]) else r
-        for r in plan.records
+        r._replace(end=r.end + 100) if isinstance(r, Job) and order(r) == order(uploads[0]) else r for r in plan.records
     ]
     assert_invalid("before its end", *late)
-    assert_invalid(
-        "out of order", *(dataclasses.replace(r, index=0) if isinstance(r, Job) else r for r in plan.records)
-    )
+    assert_invalid("out of order", *(r._replace(index=0) if isinstance(r, Job) else r for r in plan.records))
     assert_invalid("not a finished job", *(r for r in plan.records if not isinstance(r, Job)))
     with pytest.raises(PlanError, match="out of order"):  # a complete plan may not omit it
         Plan(dataclasses.replace(plan.header, sparse=False), _skipping()).check()

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from defedavg.algorithms import ALGORITHMS
+from defedavg.config.build import make_plan
 from defedavg.errors import UserError
 from defedavg.experiments.simulation import Simulation
+from defedavg.planning.ready_jobs import ReadyJobs
 from defedavg.tasks import make_task
 from defedavg.training import Trainer, run_batched
 from helpers.settings_tables import settings
@@ -93,6 +95,34 @@ def test_the_look_ahead_fills_batches() -> None:
     assert np.mean(sizes) >= 35
     assert len(run.reference.versions) < 60
     assert not run.deltas
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "n"),
+    [("defedavg-iid", 10), ("defedavg-iid", 1), ("defedavg-niid", 10), ("fedbuff", 10), ("fedavg", 10)],
+)
+def test_one_run_trains_as_many_jobs_at_once_as_its_plan_allows(algorithm: str, n: int) -> None:
+    rounds = 600 // n
+    chosen = settings(algorithm, training={"local_steps": 50, "updates_per_round": n})
+    data = (np.zeros((100, 2), np.float32), np.arange(100) % 2)
+    task = make_task(model=lambda: nn.Linear(2, 2), train=data, test=data, clients=[np.array([i]) for i in range(100)])
+    run = batched_run(chosen, task, rounds)
+    trainer = Trainer(task, run.reference.module, max_batch_jobs=1000)
+    sizes = []
+
+    def pretend(jobs: list[Any]) -> list[Tensor]:
+        sizes.append(len(jobs))
+        return [torch.zeros_like(job.start) for job in jobs]
+
+    trainer.train = pretend  # type: ignore[method-assign,assignment]
+    for _ in run_batched([run], trainer):
+        pass
+    ready = ReadyJobs()
+    for record in make_plan(chosen, 0, rounds).rounds:
+        ready.add(record)
+    assert sum(sizes) == ready.jobs
+    assert sum(size > 0 for size in sizes) == ready.batches
+    assert np.mean([size for size in sizes if size]) == ready.mean
 
 
 def test_a_run_ends_as_the_reference_ends_it() -> None:

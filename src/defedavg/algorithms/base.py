@@ -43,7 +43,10 @@ class ServerMachine:
 
     ``broadcasts`` must be true for an algorithm that returns ``Broadcast``. A merge may use the newest version, the
     ``past_versions`` before it, and the start versions of the updates it merges; the coefficients of past versions must
-    sum to one. A class names the attributes that it adds to its instances in ``state_attributes``.
+    sum to one. A class declares ``requests_once`` if, without timeouts and failures, its instances only merge,
+    broadcast and request, and request no client again before its update has arrived: such plans are computed faster.
+    Subclasses do not inherit the declaration. A class names the attributes that it adds to its instances in
+    ``state_attributes``.
 
     Vectors that the server keeps from merge to merge are declared by ``state_vectors`` and assigned in merges. A job
     starts from Σ c·x over ``job_start``, where x is the state vector of that name of its client, or the version that
@@ -62,6 +65,7 @@ class ServerMachine:
     correction: ClassVar[tuple[tuple[str, float], ...]] = ()
     server_optimizer: ClassVar[str] = "sgd"
     weightings: ClassVar[tuple[str, ...]] = ("uniform", "samples")
+    requests_once: ClassVar[bool] = False
     uses_updates_per_round: ClassVar[bool] = True
     uses_global_lr: ClassVar[bool] = True
     uses_local_lr: ClassVar[bool] = True

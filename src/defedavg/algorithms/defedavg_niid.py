@@ -47,6 +47,7 @@ class DeFedAvgNIID(SampledRound):
     policy = MODES["eager"]
     settings_type = DeFedAvgNIIDSettings
     broadcasts = True
+    requests_once = True
 
     @classmethod
     def client_policy(cls, settings: Any) -> ClientPolicy:

@@ -23,6 +23,8 @@ from ..config import study as config
 from ..config.build import make_executor, make_simulator
 from ..config.settings import Settings
 from ..errors import UserError
+from ..planning.plan import records
+from ..planning.ready_jobs import ReadyJobs
 from ..planning.records import Round
 from ..tasks import Data, Task, build, cross_entropy, iid, token_accuracy, token_cross_entropy
 from ..tasks.models import TEXT_MODELS
@@ -144,6 +146,7 @@ def bench(load: BenchLoad, compute: ComputeConfig, notify: Notify) -> dict[str, 
         "bandwidth_share": found * traffic / bandwidth,
         "gflop_per_update": update / 1e9,
         "mean_batch": statistics.mean(batched.sizes),
+        "ready_jobs_per_run": batched.ready_jobs(load.updates),
         "batch_fill": statistics.mean(batched.sizes) / batched.trainer.max_batch_jobs,
         "peak_memory_bytes": _peak(device),
     }
@@ -173,10 +176,20 @@ class BatchedBench:
 
         self.trainer.train = counted  # type: ignore[method-assign,assignment]
 
+    def _rounds(self, updates: int) -> int:
+        return max(1, updates // (self._settings.training.updates_per_round * self._load.runs))
+
+    def ready_jobs(self, updates: int) -> float:
+        """Return how many jobs of one run can be trained at once, which its plan alone limits."""
+        ready = ReadyJobs()
+        for record in records(make_simulator(self._settings, 0), self._rounds(updates)):
+            if isinstance(record, Round):
+                ready.add(record)
+        return ready.mean
+
     def __call__(self, updates: int) -> float:
         """Return the updates per second of real runs of several seeds, evaluation included."""
-        load = self._load
-        rounds = max(1, updates // (self._settings.training.updates_per_round * load.runs))
+        load, rounds = self._load, self._rounds(updates)
         rule = StoppingRule(max_rounds=rounds, every_rounds=load.eval_every_rounds)
         runs = []
         for seed in range(load.runs):

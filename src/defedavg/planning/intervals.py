@@ -113,3 +113,8 @@ def wrapped(span: tuple[float, float], period: float) -> list[tuple[float, float
     """Return an interval as one or two within one period: what is beyond its end is at its start."""
     start, end = span
     return [span] if end <= period else [(start, period), (0.0, end - period)]
+
+
+def as_list(times: Floats) -> list[float]:
+    """Return a list; a broadcast value is converted once."""
+    return [float(times[0])] * len(times) if times.strides == (0,) else times.tolist()

@@ -27,6 +27,7 @@ from .intervals import Floats, Ints
 DAY = 86400.0
 BLOCK = 1024  # phones whose intervals of a day are generated together
 MAX_BLOCKS = 2048  # that are kept: about 150 MB
+MAX_LAST = 1 << 18  # phones whose last interval is kept: about 50 MB
 TRACE_DAYS = 5  # the median length of the measured traces, in which the intervals of a phone are counted
 LONGEST_CLOSED = (TRACE_DAYS + 2) * DAY
 """A phone is reachable again after this time: every phone has an interval in any ``TRACE_DAYS + 1`` days."""
@@ -89,6 +90,7 @@ class PhoneHours:
 
     seed: int
     _blocks: dict[tuple[int, int], tuple[Ints, Floats, Floats]] = field(default_factory=dict, compare=False, repr=False)
+    _last: dict[int, tuple[float, float, float]] = field(default_factory=dict, compare=False, repr=False)
 
     def use(self, clients: Ints) -> tuple[Floats, Floats]:
         """Return the share of the time in which phones are ready, and their intervals per day."""
@@ -130,6 +132,9 @@ class PhoneHours:
 
     def opens(self, client: int, time: float) -> float:
         """Return the first time at or after ``time`` at which the phone is ready."""
+        asked, start, end = self._last.get(client, (0.0, 0.0, 0.0))
+        if asked <= time < end:  # the interval that was found for the time asked last
+            return max(time, start)
         block, row = divmod(client, BLOCK)
         day = math.floor(time / DAY)  # it ends on the next day of the calendar
         while True:
@@ -137,6 +142,9 @@ class PhoneHours:
             low, high = offsets[row], offsets[row + 1]
             found = low + ends[low:high].searchsorted(time, "right")
             if found < high:
+                if len(self._last) >= MAX_LAST:
+                    self._last.clear()
+                self._last[client] = time, float(starts[found]), float(ends[found])
                 return max(time, float(starts[found]))
             day += 1
 

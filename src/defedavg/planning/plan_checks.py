@@ -43,7 +43,8 @@ def checked(header: Header, records: Iterable[Record]) -> Iterator[Record]:
     """Yield the same records, each after its checks; raise ``PlanError`` at the first violation."""
     state = _PlanState(header)
     for record in records:
-        state.check(record)
+        if type(record) is not Job or not state.add_usual(record):
+            state.check(record)
         yield record
 
 
@@ -74,7 +75,8 @@ class _PlanState:
         self.version = 0
         self.created = {0: 0.0}  # versions that exist, with the time of their merge
         self.jobs_of = {0: _JobsOfVersion()}  # by start version, while it exists
-        self.last: dict[int, tuple[int, int, float]] = {}  # client -> index, version and end of its last job
+        self.last: dict[int, Job] = {}  # client -> its last job
+        self.usual_steps = None if header.sparse else header.local_steps  # of ``add_usual``
         self.timed_out = False  # since the last merge
         self.state = DeclaredState(header.state)
         self.start_names = {name for name, _ in (*header.job_start, *header.correction)} - {VERSION}
@@ -82,6 +84,27 @@ class _PlanState:
 
         fault = declaration_fault(header.state, header.num_clients, header.job_start, header.correction)
         fault is None or _fail(fault)
+
+    def add_usual(self, job: Job) -> bool:
+        """Record a complete job that passes every check of ``_job``, as nearly all do; otherwise change nothing."""
+        client, index, version, steps, start, end, outcome = job
+        created, last, header = self.created.get(version), self.last.get(client), self.header
+        if (
+            outcome != "ended"
+            or steps != self.usual_steps
+            or created is None
+            or not (created <= start <= end and self.now <= end < math.inf)
+            or not (index == 0 if last is None else index == last.index + 1 and start >= last.end)
+            or not 0 <= client < header.num_clients
+        ):
+            return False
+        same = self.jobs_of[version]
+        if client in same.clients and not header.allow_same_version:
+            return False
+        same.clients.add(client)
+        same.jobs[client, index] = self.last[client] = job
+        self.now = end
+        return True
 
     def check(self, record: Record) -> None:
         """Check a record and update the state."""
@@ -107,9 +130,9 @@ class _PlanState:
     def _absence(self, record: Absence) -> None:
         """Allow a client to repeat from the same version what it lost."""
         record.back >= record.time or _fail(f"client {record.client} returns before it left")
-        index, version, _ = self.last.get(record.client, (-1, -1, 0.0))
-        same = self.jobs_of.get(version)
-        if same is not None and same.arrivals.get((record.client, index), math.inf) >= record.time:
+        last = self.last.get(record.client)
+        same = None if last is None else self.jobs_of.get(last.version)
+        if last and same is not None and same.arrivals.get((record.client, last.index), math.inf) >= record.time:
             same.clients.discard(record.client)
 
     def _job(self, job: Job) -> None:
@@ -134,22 +157,22 @@ class _PlanState:
         job.outcome != "interrupted" or self.header.interruptible or _fail(f"{_name(job)} was interrupted")
 
     def _job_order(self, job: Job) -> None:
-        index, _, end = self.last.get(job.client, (-1, -1, -math.inf))
+        last = self.last.get(job.client)
+        index, end = (-1, -math.inf) if last is None else (last.index, last.end)
         job.index == index + 1 or (self.header.sparse and job.index > index) or _fail(f"{_name(job)} is out of order")
         job.start >= end or _fail(f"{_name(job)} starts while the previous one is running")
         same = self.jobs_of[job.version]
         if not self.header.allow_same_version:
             job.client not in same.clients or _fail(f"{_name(job)} repeats version {job.version}")
         same.clients.add(job.client)
-        same.jobs[job.client, job.index] = job
-        self.last[job.client] = (job.index, job.version, job.end)
+        same.jobs[job.client, job.index] = self.last[job.client] = job
 
     def _upload(self, upload: Uploaded) -> None:
         key = (upload.client, upload.index)
         self._clock(upload.start)
         same = self._jobs_with(key)
         if same is None:
-            known = upload.index <= self.last.get(upload.client, (-1, -1, 0.0))[0]
+            known = upload.client in self.last and upload.index <= self.last[upload.client].index
             why = "a second one, or its version was freed" if known else "it is not a finished job"
             raise PlanError(f"an upload of {key}: {why}")
         job = same.jobs[key]
@@ -161,8 +184,8 @@ class _PlanState:
 
     def _jobs_with(self, key: tuple[int, int]) -> _JobsOfVersion | None:
         """Return the jobs among which a job is recorded: mostly those of its client's last version."""
-        index, version, _ = self.last.get(key[0], (-1, -1, 0.0))
-        same = self.jobs_of.get(version) if index == key[1] else None
+        last = self.last.get(key[0])
+        same = self.jobs_of.get(last.version) if last is not None and last.index == key[1] else None
         if same is not None:
             return same
         return next((jobs for jobs in self.jobs_of.values() if key in jobs.jobs), None)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from .availability_checks import available
 from .plan_checks import checked_for_use
 from .records import Job, Record, Round
 from .simulator import RunningJob, Simulator
+
+
+class _Started(NamedTuple):
+    client: int
+    job: RunningJob
 
 
 class PlanRecorder:
@@ -21,11 +27,11 @@ class PlanRecorder:
     def __init__(self, simulator: Simulator, sink: Callable[[Record], None]) -> None:
         self._simulator = simulator
         self._sink = sink
-        self._pending: deque[Record | tuple[int, RunningJob]] = deque()  # records, and clients with jobs they started
+        self._pending: deque[Record | _Started] = deque()
         self._running: dict[int, RunningJob] = {}
         self._rounds = 0
         if not simulator.sparse:  # a sparse plan has no unfinished jobs
-            simulator.on_start = lambda client, job: self._pending.append((client, job))
+            simulator.on_start = lambda client, job: self._pending.append(_Started(client, job))
         self._source = self._read()
 
     def __iter__(self) -> Iterator[Record]:
@@ -40,11 +46,13 @@ class PlanRecorder:
         """Pass on the records until that round; read those that no executor has read."""
         while self._rounds < rounds and (self._pending or next(self._source, None) is not None):
             item = self._pending.popleft()
-            if isinstance(item, tuple):
-                self._running[item[0]] = item[1]
+            if isinstance(item, _Started):
+                self._running[item.client] = item.job
                 continue
             if isinstance(item, Job):
-                self._running.pop(item.client, None)
+                running = self._running.get(item.client)
+                if running is not None and running.index == item.index:  # the next one may have been reported before
+                    del self._running[item.client]
             elif isinstance(item, Round):
                 self._rounds = item.merge.version
             self._sink(item)

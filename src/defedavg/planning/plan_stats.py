@@ -17,6 +17,7 @@ from ..algorithms.protocol import Merge, StateVector
 from .client_totals import ClientTotals, Energy, Spread, gini
 from .devices import Fleet
 from .plan import Plan
+from .ready_jobs import ReadyJobs
 from .records import Absence, Header, Job, Record, Round, Stall, Timeout, Uploaded
 
 QUARTERS = 4
@@ -38,7 +39,8 @@ class PlanStats:
     ``substitutes`` those drawn for them. ``coverage`` is the share of the clients of which an update was merged by 10,
     50 and 100 % of the horizon, ``never_heard`` the number of the others at its end, and ``gini`` the Gini coefficient
     of the merged updates per client. Bytes and joules per client are explained in ``client_totals``; ``energy`` is None
-    if steps and bytes take none, and in sparse plans.
+    if steps and bytes take none, and in sparse plans. ``batches_least``, ``ready_jobs_mean`` and ``ready_jobs_most``
+    say how many jobs an executor of this plan can train at once (see ``ReadyJobs``).
     """
 
     algorithm: str
@@ -75,6 +77,9 @@ class PlanStats:
     downlink_per_client: Spread = NOTHING
     energy_joules: float | None = None
     energy_per_client: Spread | None = None
+    batches_least: int = 0
+    ready_jobs_mean: float = 0.0
+    ready_jobs_most: int = 0
 
 
 def summarise(plan: Plan, fleet: Fleet) -> PlanStats:
@@ -117,22 +122,31 @@ class PlanStatsCollector:
         self._horizon = horizon_seconds
         self._timeout = timeout_seconds
         self._timed_out = self._substitutes = 0
-        self._trained = 0
-        self._counts: Counter[type[Record]] = Counter()
+        self._ready = ReadyJobs()
+        self._jobs = 0
+        self._jobs_take_energy = energy.joules_per_step > 0.0
+        self._counts: Counter[type[Record]] = Counter()  # of other records
         self._busy = None if header.sparse else _BusyTime()
 
     def add(self, record: Record) -> None:
         """Count the next record."""
+        if type(record) is Job:
+            self._jobs += 1
+            if self._busy is not None:
+                self._busy.recent.append(record)
+            if self._jobs_take_energy:  # the only thing that the totals count of a job
+                self._clients.add(record)
+            return
         self._counts[type(record)] += 1
         self._clients.add(record)
-        if isinstance(record, Job | Uploaded):
+        if isinstance(record, Uploaded):
             if self._busy is not None:
-                self._busy.add(record)
+                self._busy.recent.append(record)
         elif isinstance(record, Round):
             self._rounds += 1
             self._seconds = record.time
             self._staleness.update(record.merge.staleness)
-            self._trained += sum(update.steps > 0 for update, _ in record.merge.updates)
+            self._ready.add(record)
             self._state.add(record.merge)
             if self._busy is not None:
                 self._busy.merged()
@@ -156,7 +170,7 @@ class PlanStatsCollector:
         values = np.array(sorted(self._staleness), dtype=np.int64)
         counts = np.array([self._staleness[value] for value in values.tolist()], dtype=np.int64)
         merged = int(counts.sum())
-        started = None if header.sparse else seen[Job]
+        started = None if header.sparse else self._jobs
         vectors = self._state.peak + (self._server_vectors if self._rounds else 0)
         horizon = self._seconds if self._horizon is None else self._horizon
         return PlanStats(
@@ -173,7 +187,7 @@ class PlanStatsCollector:
             idle_share=None if self._busy is None else self._busy.idle_share(horizon, fleet.num_clients),
             jobs_started=started,
             jobs_merged=merged,
-            jobs_trained=self._trained,
+            jobs_trained=self._ready.jobs,
             merged_share=None if started is None else merged / started if started else 0.0,
             absences=seen[Absence],
             replacements=seen[Timeout],
@@ -185,6 +199,9 @@ class PlanStatsCollector:
             timeout_seconds=self._timeout,
             timed_out=self._timed_out,
             substitutes=self._substitutes,
+            batches_least=self._ready.batches,
+            ready_jobs_mean=self._ready.mean,
+            ready_jobs_most=self._ready.most,
             **self._of_clients(horizon),
         )
 
@@ -248,22 +265,25 @@ class _BusyTime:
         self._total = 0.0
         self._reach: dict[int, float] = {}  # client -> time up to which it is counted
         self._open: dict[int, list[tuple[float, float]]] = {}  # client -> uploads since its last job
-        self._recent: list[Job | Uploaded] = []  # since the last merge
-
-    def add(self, record: Job | Uploaded) -> None:
-        """Add a job or an upload."""
-        self._recent.append(record)
+        self.recent: list[Job | Uploaded] = []  # since the last merge
 
     def merged(self) -> None:
         """Count the time of the records before this merge."""
-        for record in self._recent:
-            spans = self._open.setdefault(record.client, [])
-            spans.append((record.start, record.end))
-            if isinstance(record, Job):  # later records of its client start at its end or later
-                total, self._reach[record.client] = self._sum(record.client, spans, record.end)
+        for record in self.recent:
+            client, start, end = record.client, record.start, record.end
+            spans = self._open.get(client)
+            if type(record) is not Job:
+                self._open.setdefault(client, []).append((start, end))
+            elif spans:  # later records of its client start at its end or later
+                total, self._reach[client] = self._sum(client, [*spans, (start, end)], end)
                 self._total += total
-                self._open[record.client] = [(record.end, end) for _, end in spans if end > record.end]
-        self._recent.clear()
+                self._open[client] = [(end, other) for _, other in spans if other > end]
+            else:  # the same sum, without uploads
+                reach = self._reach.get(client, 0.0)
+                if start < end and end > reach:
+                    self._total += end - (start if start > reach else reach)
+                    self._reach[client] = end
+        self.recent.clear()
 
     def _sum(self, client: int, spans: list[tuple[float, float]], horizon: float) -> tuple[float, float]:
         total, reach = 0.0, self._reach.get(client, 0.0)
@@ -279,7 +299,7 @@ class _BusyTime:
         if not horizon:
             return 0.0
         spans = {client: list(uploads) for client, uploads in self._open.items()}
-        for record in self._recent:
+        for record in self.recent:
             spans.setdefault(record.client, []).append((record.start, record.end))
         recent = sum(self._sum(client, busy, horizon)[0] for client, busy in spans.items())
         return 1.0 - (self._total + recent) / (horizon * clients)

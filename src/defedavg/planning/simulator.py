@@ -33,7 +33,7 @@ from ..algorithms.protocol import (
 from . import action_checks
 from .devices import Fleet, StepTimes
 from .event_queue import EventKind, EventQueue
-from .intervals import Floats
+from .intervals import as_list
 from .records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Stall, Timeout, Uploaded
 from .version_tracker import Broadcasts, Versions
 
@@ -50,11 +50,6 @@ class RunningJob:
     start: float
     end: float
     step: float
-
-
-def _as_list(times: Floats) -> list[float]:
-    """Return a list; a broadcast value is converted once."""
-    return [float(times[0])] * len(times) if times.strides == (0,) else times.tolist()
 
 
 class Simulator:
@@ -82,7 +77,7 @@ class Simulator:
         self._idle: dict[int, None] = {}
         self._out: list[Record] = []
         self._step_times = StepTimes(fleet)
-        self._up, self._down = _as_list(fleet.up_times), _as_list(fleet.down_times)
+        self._up, self._down = as_list(fleet.up_times), as_list(fleet.down_times)
         self._broadcasts = Broadcasts(self._down)
         self._versions = Versions(self._broadcasts, server.broadcasts, server.past_versions)
         self._newest = 0
@@ -109,12 +104,11 @@ class Simulator:
         setup = self.server.setup
         n = self.server.updates_per_merge(setup.updates_per_round)
         sizes = (setup.num_clients, n, self.steps, setup.seed)
-        policy = self.policy
         return Header(
             self.server.name,
             *sizes,
-            policy.allow_same_version,
-            policy.interruptible,
+            self.policy.allow_same_version,
+            self.policy.interruptible,
             self.sparse,
             self.server.state_vectors(setup, self.server.settings),
             self.server.job_start,
@@ -138,6 +132,7 @@ class Simulator:
         while self._queue and self._lost_for_good < self.fleet.num_clients:
             time, _, client, _, event, detail = self._queue.pop()
             if time > self.horizon:
+                yield from self._rest(self.horizon)
                 return
             self.now, self.handled = time, self.handled + 1
             if time > self._last_arrival:
@@ -148,6 +143,7 @@ class Simulator:
             if self._out:
                 yield from self._out
                 self._out.clear()
+        yield from self._rest(self.horizon)
         if not self._lost_for_good and math.isinf(self.fleet.reachable_until[0]):
             faults = {"failed": self.fleet.lossy, "repeated": self._received_in_vain}
             action_checks.refuse_stall(self.server, self.policy, self._newest, **faults)
@@ -155,6 +151,10 @@ class Simulator:
 
     def _begin(self, actions: list[ServerAction]) -> None:
         self._serve(actions)
+
+    def _rest(self, until: float) -> list[Record]:  # noqa: ARG002 (a hook: subclasses use it)
+        """Return the records up to a time that no event creates."""
+        return []
 
     def unfinished(self) -> list[Job]:
         """Return the jobs that are running now."""

@@ -22,6 +22,7 @@ from ..algorithms.protocol import ClientMachine, Phase, Request, Send, ServerAct
 from ..errors import UserError
 from .action_checks import check_result, refuse
 from .devices import Fleet
+from .eager_simulator import EagerSimulator, plans_without_events
 from .event_queue import EventKind
 from .lazy_clients import LazyClients
 from .records import Job, Sent
@@ -41,7 +42,7 @@ def make_simulator_for(server: ServerMachine, fleet: Fleet, plan_detail: str = "
     if plan_detail == "used" and not possible:
         _refuse_used(server, fleet)
     if plan_detail == "all" or not possible or (plan_detail == "auto" and fleet.num_clients < SPARSE_FROM_CLIENTS):
-        return Simulator(server, fleet)
+        return EagerSimulator(server, fleet) if plans_without_events(server, fleet) else Simulator(server, fleet)
     if not policy.hold_until_requested:
         return SparseSimulator(server, fleet)
     return EagerClientsSimulator(server, fleet) if eager else PausingClientsSimulator(server, fleet)

@@ -88,9 +88,9 @@ class Versions:
         """Add references to a version."""
         self._users[version] += count
 
-    def release(self, version: int) -> None:
-        """Drop one reference to a version."""
-        self._users[version] -= 1
+    def release(self, version: int, count: int = 1) -> None:
+        """Drop references to a version."""
+        self._users[version] -= count
         if self._users[version] == 0 and version < self._oldest:
             self._free.append(version)
 

@@ -36,6 +36,7 @@ from .seed_figures import (
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 _QUARTERS = "fastest ¼, slowest ¼: how often updates of these clients are merged, relative to an equal share (1.00)."
+_READY = "ready: jobs that can be trained at once, since their start versions exist; mean over the batches of a run."
 _LEAN = "–: not simulated, since no merge depends on it (clients.plan_detail)."
 _STATE = "state: vectors that the server keeps from merge to merge, at most, × the size of a model."
 _PREFIXES = ("", "k", "M", "G", "T", "P")
@@ -122,14 +123,14 @@ def plan_table(
     """Return a table with one row per setting: means over its seeds; ``seconds`` were planned, or else ``rounds``."""
     columns: tuple[str, ...] = (
         "algorithm", "n", *(() if seconds is None else ("rounds", "updates")), "time/round", "stale mean", "p95", "max",
-        "fastest ¼", "slowest ¼", "idle", "up", "down", "started", "merged",
+        "fastest ¼", "slowest ¼", "idle", "up", "down", "started", "merged", "ready",
     )  # fmt: skip
     stateful = any(each.state_vectors for group in stats for each in group)
     rows = [
         [*_plan_row(label, group, seconds is not None), *([_state(group)] if stateful else [])]
         for label, group in zip(labels, stats, strict=True)
     ]
-    caption = f"{_QUARTERS} idle: neither training nor uploading. {_LEAN}{' ' + _STATE if stateful else ''}"
+    caption = f"{_QUARTERS} idle: neither training nor uploading. {_READY} {_LEAN}{' ' + _STATE if stateful else ''}"
     if stateful:
         columns = (*columns, "state")
     planned = f"{rounds} rounds" if seconds is None else duration(seconds)
@@ -151,6 +152,7 @@ def _plan_row(label: str, group: Sequence[PlanStats], timed: bool) -> list[str]:
         *(size(mean(plans, name) or 0.0) for name in ("uplink_bytes", "downlink_bytes")),
         *_means(plans, jobs_started=".0f"),
         share(mean(plans, "merged_share")),
+        *_means(plans, ready_jobs_mean=".1f"),
     ]
 
 
@@ -297,6 +299,7 @@ def bench_table(found: Mapping[str, Any]) -> Table:
         ("batched", f"{found['batched_updates_per_s']:,.4g} updates/s"),
         ("ratio", f"{found['ratio']:,.3g}"),
         ("mean batch", f"{found['mean_batch']:.3g} jobs, {found['batch_fill']:.0%} of the largest batch"),
+        ("  jobs ready at once", f"{found['ready_jobs_per_run']:.3g} per run, as its plan allows"),
         ("a large matrix product", f"{found['gemm_gflops']:,.4g} GFLOP/s"),
         ("  share achieved", f"{found['gemm_share']:.1%}"),
         ("a large memory copy", f"{found['bandwidth_gb_per_s']:,.4g} GB/s"),

@@ -27,7 +27,7 @@ from .reference import CheckpointHook, Reference, evaluate_version
 from .stopping import Evaluation, RunProgress, StoppingRule
 from .trainer import Trainer
 
-LOOK_AHEAD = 256  # rounds read ahead at most
+LOOK_AHEAD = 256  # rounds read ahead at most, or as many as a batch has jobs
 MAX_ROUNDS_WITHOUT_READY_JOBS = 32  # in a row; later rounds are not searched
 MIN_NEW_VERSIONS = 64  # of one run before they are evaluated, if memory allows; more for larger batches
 
@@ -67,7 +67,7 @@ class BatchedRun:
             return []
         jobs: list[Update] = []
         rounds_without_ready_jobs = 0
-        for number in range(LOOK_AHEAD):
+        for number in range(max(LOOK_AHEAD, wanted)):  # a round may have one job only
             if rounds_without_ready_jobs == MAX_ROUNDS_WITHOUT_READY_JOBS:
                 break
             if number >= len(self.rounds) and not self._read():

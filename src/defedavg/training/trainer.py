@@ -127,7 +127,10 @@ class Trainer:
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         """Return Δ of every job, in their order; jobs with different methods are in different batches."""
-        methods = [self._method(job) for job in jobs]
+        # Jobs of one run mostly have the same method, which is not computed for each of them.
+        kinds = [(id(job.local_training), job.local_rate, job.correction is None) for job in jobs]
+        known = {kind: self._method(job) for kind, job in dict(zip(kinds, jobs, strict=True)).items()}
+        methods = [known[kind] for kind in kinds]
         deltas: dict[int, Tensor] = {}
         for method in dict.fromkeys(methods):
             chosen = [number for number, other in enumerate(methods) if other == method]
