@@ -16,7 +16,8 @@ from ..errors import UserError
 from ..tasks import Data, Task
 from .augmentation import augmentation_of
 from .kernels.cuda_graph import StepGraph
-from .kernels.plain import CpuLayerKernels, LayerKernels
+from .kernels.cpu_kernels import CpuLayerKernels
+from .kernels.plain import LayerKernels
 from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_minibatches
 from .memory import BatchLimits, allowed, batch_limits, least_bytes, step_bytes
 from .module_state import VersionLayout, same_constants

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from defedavg.training.kernels.plain import CpuLayerKernels, LayerWeights, Window
+from defedavg.training.kernels.cpu_kernels import CpuLayerKernels
+from defedavg.training.kernels.plain import LayerWeights, Window
 from defedavg.training.threads import threads
 from helpers.strategies import bounded
 
