@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..tasks import Data, Task
 from .augmentation import augmentation_of
-from .kernels.cuda_graph import StepGraph
 from .kernels.cpu_kernels import CpuLayerKernels
+from .kernels.cuda_graph import StepGraph
 from .kernels.plain import LayerKernels
 from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_minibatches
 from .memory import BatchLimits, allowed, batch_limits, least_bytes, step_bytes
@@ -28,7 +27,7 @@ from .stacking.layer_registry import CHANNELS_LAST, StackedPass, StackingError, 
 from .stacking.stacked_model import stack
 from .state_memory import NO_NEED, StateMemory, StateNeed
 from .tensor_rng import extend_all, signed
-from .threads import threads
+from .threads import in_parallel
 
 GRAPH_SLOTS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 DEFAULT_MAX_BATCH_JOBS = {"cpu": 64, "cuda": 192}
@@ -68,7 +67,6 @@ class Trainer:
         self._minibatches = DeviceMinibatches(self._device)
         self._graphs: dict[tuple[int, int, int, LocalMethod], StepGraph] = {}
         self.pool: Any = torch.cuda.graph_pool_handle() if self.asynchronous else None
-        self._threads: dict[int, ThreadPoolExecutor] = {}
         self._stopped = False
         self._vector_bytes = self._size * dtype.itemsize
         self._group_jobs = max(1, min(32, GROUP_BYTES // self._vector_bytes))
@@ -181,22 +179,17 @@ class Trainer:
         size = min(self._group_jobs, most)
         concurrent = max(1, most // size)
         groups = _groups(jobs, size, concurrent)
-        with threads(1):  # so that the order of a sum does not depend on other work
-            if concurrent == 1 or len(groups) == 1:
-                return [delta for group in groups for delta in self._train_group(group, method)]
-            if concurrent not in self._threads:
-                self._threads[concurrent] = ThreadPoolExecutor(concurrent, "trainer", torch.set_num_threads, (1,))
-            futures: list[Future[list[Tensor]]] = []
-            try:
-                futures.extend(self._threads[concurrent].submit(self._train_group, group, method) for group in groups)
-                return [delta for future in futures for delta in future.result()]
-            except BaseException:  # also Ctrl-C: no thread may continue to train jobs whose results are discarded
-                self._stopped = True
-                for future in futures:
-                    future.cancel()
-                wait(futures)
-                self._stopped = False
-                raise
+        try:
+            trained = in_parallel(
+                [partial(self._train_group, group, method) for group in groups], concurrent, self._stop
+            )
+        finally:
+            self._stopped = False
+        return [delta for deltas in trained for delta in deltas]
+
+    def _stop(self) -> None:
+        """Let no thread continue to train jobs whose results are discarded."""
+        self._stopped = True
 
     def _train_group(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])

@@ -104,10 +104,8 @@ class CpuLayerKernels(LayerKernels):
             bias.sub_(self._scaled(grad.reshape(len(params), -1, grad.shape[-1]).sum(1), params.rates.unsqueeze(1)))
         return _joined(grads_x).permute(0, 2, 3, 1).to(x.dtype) if needs_x else None
 
-    def group_norm(
-        self, x: Tensor, params: LayerWeights, groups: int, eps: float, relu: bool
-    ) -> tuple[Tensor, Saved]:
-        """Return the normalised (C·B, channels, …) values times weight plus bias, and the tensors for the backward pass.
+    def group_norm(self, x: Tensor, params: LayerWeights, groups: int, eps: float, relu: bool) -> tuple[Tensor, Saved]:
+        """Return normalised (C·B, channels, …) values times weight plus bias, and the tensors for the backward pass.
 
         One client at a time: its values are still in the cache when the second pass over them begins.
         """
@@ -144,7 +142,7 @@ class CpuLayerKernels(LayerKernels):
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def _sizes(values: Tensor) -> tuple[int, int, int]:
