@@ -153,11 +153,8 @@ def _combined_together(sums: Sequence[Sequence[tuple[Tensor, float]]]) -> list[T
     for coefficients, numbers in alike.items():
         if coefficients == (1.0,):
             values = [sums[number][0][0] for number in numbers]
-        elif coefficients and (len(numbers) == 1 or sums[numbers[0]][0][0].device.type == "cpu"):
-            values = [weighted_sum(sums[number]) for number in numbers]
         elif coefficients:
-            columns = [list(column) for column in zip(*([x for x, _ in sums[n]] for n in numbers), strict=True)]
-            values = _weighted_sums(columns, coefficients)
+            values = _weighted_sums([sums[number] for number in numbers])
         else:
             continue
         for number, value in zip(numbers, values, strict=True):
@@ -165,8 +162,12 @@ def _combined_together(sums: Sequence[Sequence[tuple[Tensor, float]]]) -> list[T
     return found
 
 
-def _weighted_sums(columns: Sequence[list[Tensor]], coefficients: Sequence[float]) -> list[Tensor]:
-    """Return ``weighted_sum`` for many vectors at once: a column has the vectors of one coefficient."""
+def _weighted_sums(sums: Sequence[Sequence[tuple[Tensor, float]]]) -> list[Tensor]:
+    """Return ``weighted_sum`` for many sums with the same coefficients, on a device in few kernels."""
+    if len(sums) == 1 or sums[0][0][0].device.type == "cpu":
+        return [weighted_sum(terms) for terms in sums]
+    coefficients = [c for _, c in sums[0]]
+    columns = [list(column) for column in zip(*([x for x, _ in terms] for terms in sums), strict=True)]
     done = 1 if coefficients[0] != 1.0 or len(columns) == 1 else 2
     if done == 1:
         totals = list(torch._foreach_mul(columns[0], coefficients[0]))

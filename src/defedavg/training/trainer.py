@@ -75,9 +75,7 @@ class Trainer:
         self._vector_bytes = self._size * dtype.itemsize
         self._cores = torch.get_num_threads()
         self._step_bytes = step_bytes(partial(self._discarded_step, batch_size), self._device)
-        self._group_jobs = max(1, min(32, GROUP_BYTES // self._vector_bytes))
-        if self._stacked.channels_last:  # a group gains nothing in convolutions, which the CPU computes one by one
-            self._group_jobs = max(1, min(self._group_jobs, GROUP_STEP_BYTES // self._step_bytes))
+        self._group_jobs = self._most_in_group()
         self._batch_size, self._asked_jobs, self._allowed = batch_size, max_batch_jobs, allowed(memory, self._device)
         self._limits: dict[int, BatchLimits] = {}
         method = LocalMethod() if local_training is None else LocalMethod.of(local_training)
@@ -89,6 +87,13 @@ class Trainer:
         fully_fused = self._stacked.self_updating >= set(self._trainable) and not self._layout.statistics
         invariant_on_device = not self.asynchronous or (same_in_any_batch and fully_fused)
         self.batch_invariant = self._stacked.batch_invariant and invariant_on_device
+
+    def _most_in_group(self) -> int:
+        """Return the number of jobs that one thread of the CPU trains together."""
+        most = min(32, GROUP_BYTES // self._vector_bytes)
+        if self._stacked.channels_last:  # convolutions are computed client by client: a larger group gains nothing
+            most = min(most, GROUP_STEP_BYTES // self._step_bytes)
+        return max(1, most)
 
     def batch_invariant_for(self, local_training: LocalTraining) -> bool:
         """Return whether a job's update is bit-identical in every batch on the same device, with the same precision."""
@@ -328,8 +333,10 @@ class Trainer:
 
     def _figures(self, scores: Sequence[Scores], data: Data) -> Tensor:
         """Return mean loss and metric of every version, (V, 2), from the scores of all parts of the data."""
-        none = torch.zeros_like(scores[0][0])
-        losses, correct = (sum((one[column] for one in scores), start=none) for column in (0, 1))
+        losses, correct = torch.zeros_like(scores[0][0]), torch.zeros_like(scores[0][1])
+        for sums, counted, _ in scores:
+            losses += sums
+            correct += counted
         metric = correct / len(data) if self._task.classes is not None else torch.full_like(correct, torch.nan)
         if every := [outputs for _, _, outputs in scores if outputs is not None]:
             values = [own_metric(self._task, outputs, data.targets) for outputs in torch.cat(every, dim=1)]
