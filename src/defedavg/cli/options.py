@@ -193,7 +193,7 @@ Memory = Annotated[
     Option(metavar="SIZE", help="Memory limit, such as 800M or 12G.", show_default="a share of the free memory"),
 ]
 Precision = Annotated[
-    str, Option(help="Of matrix products: float32; on CUDA also tf32 or bf16. auto: tf32 on CUDA, else float32.")
+    str, Option(help="Of products: float32; bf16 (CUDA, AVX512-BF16); tf32 (CUDA). auto: tf32 on CUDA, else float32.")
 ]
 Resume = Annotated[
     bool,

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, zip_longest
 
 import torch
@@ -23,7 +24,8 @@ from ..planning.records import Record, Round
 from ..tasks import Data
 from .evaluation import EvalCounters, EvalResult, EvalSchedule, PendingEval
 from .local_training import TrainingJob
-from .reference import CheckpointHook, Reference, evaluate_version
+from .reference import CheckpointHook, Reference
+from .state_vectors import all_finite
 from .stopping import Evaluation, RunProgress, StoppingRule
 from .trainer import Trainer
 
@@ -145,8 +147,10 @@ RunEvaluation = tuple[BatchedRun, Evaluation | None]
 
 def _start_evaluation(pending: PendingEvals, trainer: Trainer) -> Callable[[], list[EvalResult]]:
     """Start to evaluate versions, on a CUDA device without waiting for it; the returned call waits for the results."""
-    if not pending or not trainer.asynchronous:
-        return lambda: [evaluate_version(run.reference, run.schedule, one) for run, one in pending]
+    if not trainer.asynchronous:
+        return partial(_evaluated_now, pending, trainer)
+    if not pending:
+        return list
     rows = _evaluated(pending, trainer)
     host = torch.empty((len(rows), 4), dtype=torch.float64, pin_memory=True)
     host.copy_(rows, non_blocking=True)
@@ -162,6 +166,20 @@ def _start_evaluation(pending: PendingEvals, trainer: Trainer) -> Callable[[], l
             values.append(EvalResult(bool(finite), *seen))
         return values
 
+    return results
+
+
+def _evaluated_now(pending: PendingEvals, trainer: Trainer) -> list[EvalResult]:
+    """Return the results on the CPU; a version that is not finite has no loss."""
+    finite = [all_finite(one.weights) for _, one in pending]
+    chosen = [(i, run.schedule, one.weights) for i, (run, one) in enumerate(pending) if one.evaluate and finite[i]]
+    tested = _evaluate([(i, schedule.test, weights) for i, schedule, weights in chosen], trainer)
+    trained = _evaluate([(i, schedule.train_subset, weights) for i, schedule, weights in chosen], trainer)
+    results = [EvalResult(each) for each in finite]
+    for i, figures in tested.items():
+        loss, metric = figures.tolist()
+        train_loss = float(trained[i][0]) if i in trained else None
+        results[i] = EvalResult(True, loss, None if math.isnan(metric) else metric, train_loss)
     return results
 
 

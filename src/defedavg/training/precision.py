@@ -1,4 +1,4 @@
-"""The precision of matrix products on a CUDA device. Weights and activations are float32 in each of them."""
+"""The precision of matrix products and convolutions. Weights and activations are float32 in each of them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,17 @@ def check_precision(precision: str, device: str) -> None:
     """Refuse a precision that is unknown or that the device does not support."""
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
-    if device == "cpu" and precision != "float32":
-        raise UserError(f"--precision {precision} needs a CUDA device; use float32")
+    if device == "cpu" and precision == "tf32":
+        raise UserError("--precision tf32 needs a CUDA device; use float32")
+    if device == "cpu" and precision == "bf16" and not cpu_has_bf16():
+        raise UserError("--precision bf16 needs a processor with AVX512-BF16 or AMX, or a CUDA device; use float32")
+
+
+def cpu_has_bf16() -> bool:
+    """Return whether this processor multiplies bfloat16 numbers; PyTorch emulates it on others, which is slower."""
+    # Processors with AMX have AVX512-BF16, too.
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return probe is not None and bool(probe())
 
 
 @contextmanager

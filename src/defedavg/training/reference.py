@@ -36,7 +36,7 @@ from .local_training import LocalTraining
 from .module_state import VersionLayout, keyed_copy, updated_buffers, weighted_mean
 from .placed_vectors import LiveVersions
 from .scoring import check_outputs, hits, own_metric, sample_losses
-from .state_vectors import NO_STATE, StateLayout, StateVectors, assign, weighted_sum
+from .state_vectors import NO_STATE, StateLayout, StateVectors, all_finite, assign, weighted_sum
 from .stopping import Evaluation, StoppingRule
 from .tensor_rng import signed
 
@@ -328,7 +328,7 @@ class Reference:
 
 def evaluate_version(executor: Reference, schedule: EvalSchedule, pending: PendingEval) -> EvalResult:
     """Evaluate a version now: whether it is finite and, if it is to be evaluated, its loss and accuracy."""
-    finite = bool(torch.isfinite(pending.weights).all())
+    finite = all_finite(pending.weights)
     if not finite or not pending.evaluate:
         return EvalResult(finite)
     loss, accuracy = executor.evaluate(pending.weights, schedule.test)

@@ -6,8 +6,10 @@ its initial value and takes no memory of its own. Vectors of clients that do not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,8 +20,11 @@ from ..rng import key
 from . import tensor_rng
 from .placed_vectors import PlacedVectors
 from .state_memory import VectorMemory
+from .threads import in_parallel
 
 GROUP_SIZE = 64  # assignments that are computed together
+PARALLEL_SIZE = 1 << 21  # products of a sum; fewer are not worth a second core
+PART = 1 << 15  # values; PyTorch computes so few in the calling thread
 
 Term = tuple[Tensor | None, float]
 """A vector, None for zero, and its coefficient."""
@@ -94,16 +99,40 @@ class StateVectors:
 
 
 def weighted_sum(terms: Sequence[tuple[Tensor, float]]) -> Tensor:
-    """Return Σ c·x in memory of its own, added in this order; a first coefficient of one needs no product."""
+    """Return Σ c·x in memory of its own, added in this order; a first coefficient of one needs no product.
+
+    On the CPU, all cores compute large sums. The order of additions to a value is the same for any number of them.
+    """
+    first = terms[0][0]
+    if first.device.type != "cpu":
+        return _sum_in_order(terms)
+    cores = torch.get_num_threads() if first.numel() * len(terms) >= PARALLEL_SIZE else 1
+    if cores == 1:
+        return in_parallel([partial(_sum_in_order, terms)], 1)[0]
+    total, size = torch.empty_like(first), -(-first.numel() // cores)
+    parts = zip(torch.split(total, size), *(torch.split(vector, size) for vector, _ in terms), strict=True)
+    coefficients = [c for _, c in terms]
+    in_parallel(
+        [partial(_sum_in_order, list(zip(vectors, coefficients, strict=True)), out) for out, *vectors in parts], cores
+    )
+    return total
+
+
+def _sum_in_order(terms: Sequence[tuple[Tensor, float]], out: Tensor | None = None) -> Tensor:
     (first, factor), *others = terms
     if factor != 1.0 or not others:
-        total = first * factor
+        total = torch.mul(first, factor, out=out)
     else:
         (second, c), *others = others
-        total = torch.add(first, second, alpha=c)
+        total = torch.add(first, second, alpha=c, out=out)
     for vector, c in others:
         total.add_(vector, alpha=c)
     return total
+
+
+def all_finite(vector: Tensor) -> bool:
+    """Return whether every value is finite: then, and only then, the norms of the parts are."""
+    return bool(torch.stack(torch._foreach_norm(torch.split(vector, PART), math.inf)).isfinite().all())
 
 
 def combined(terms: Iterable[Term]) -> Tensor | None:
@@ -124,11 +153,8 @@ def _combined_together(sums: Sequence[Sequence[tuple[Tensor, float]]]) -> list[T
     for coefficients, numbers in alike.items():
         if coefficients == (1.0,):
             values = [sums[number][0][0] for number in numbers]
-        elif len(numbers) == 1 and coefficients:
-            values = [weighted_sum(sums[numbers[0]])]
         elif coefficients:
-            columns = [list(column) for column in zip(*([x for x, _ in sums[n]] for n in numbers), strict=True)]
-            values = _weighted_sums(columns, coefficients)
+            values = _weighted_sums([sums[number] for number in numbers])
         else:
             continue
         for number, value in zip(numbers, values, strict=True):
@@ -136,8 +162,12 @@ def _combined_together(sums: Sequence[Sequence[tuple[Tensor, float]]]) -> list[T
     return found
 
 
-def _weighted_sums(columns: Sequence[list[Tensor]], coefficients: Sequence[float]) -> list[Tensor]:
-    """Return ``weighted_sum`` for many vectors at once: a column has the vectors of one coefficient."""
+def _weighted_sums(sums: Sequence[Sequence[tuple[Tensor, float]]]) -> list[Tensor]:
+    """Return ``weighted_sum`` for many sums with the same coefficients, on a device in few kernels."""
+    if len(sums) == 1 or sums[0][0][0].device.type == "cpu":
+        return [weighted_sum(terms) for terms in sums]
+    coefficients = [c for _, c in sums[0]]
+    columns = [list(column) for column in zip(*([x for x, _ in terms] for terms in sums), strict=True)]
     done = 1 if coefficients[0] != 1.0 or len(columns) == 1 else 2
     if done == 1:
         totals = list(torch._foreach_mul(columns[0], coefficients[0]))

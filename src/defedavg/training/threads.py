@@ -1,11 +1,17 @@
-"""The number of threads that PyTorch computes with."""
+"""The number of threads that PyTorch computes with, and work that is divided among threads of one core each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import lru_cache
+from threading import Barrier
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -17,3 +23,32 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(previous)
+
+
+def in_parallel(work: Sequence[Callable[[], T]], count: int, stop: Callable[[], None] = lambda: None) -> list[T]:
+    """Return the results of all calls, computed by ``count`` threads; each call uses one thread.
+
+    On an error or Ctrl-C no call is started, ``stop`` asks those in progress to end, and they are waited for. One call
+    after the other in a thread needs no barrier, at which OpenMP's threads wait for each other after every operation.
+    """
+    with threads(1):  # so that the order of a sum does not depend on other work
+        if count == 1 or len(work) == 1:
+            return [call() for call in work]
+        futures: list[Future[T]] = []
+        try:
+            futures.extend(_workers(count).submit(call) for call in work)
+            return [future.result() for future in futures]
+        except BaseException:
+            stop()
+            for future in futures:
+                future.cancel()
+            wait(futures)
+            raise
+
+
+@lru_cache(maxsize=8)
+def _workers(count: int) -> ThreadPoolExecutor:
+    workers, all_started = ThreadPoolExecutor(count, "worker", torch.set_num_threads, (1,)), Barrier(count)
+    # All start now: the number of MKL's threads is that of the last call of set_num_threads in any thread.
+    wait([workers.submit(all_started.wait) for _ in range(count)])
+    return workers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,8 +14,9 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..tasks import Data, Task
 from .augmentation import augmentation_of
+from .kernels.cpu_kernels import CpuLayerKernels
 from .kernels.cuda_graph import StepGraph
-from .kernels.plain import CpuLayerKernels, LayerKernels
+from .kernels.plain import LayerKernels
 from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_minibatches
 from .memory import BatchLimits, allowed, batch_limits, least_bytes, step_bytes
 from .module_state import VersionLayout, same_constants
@@ -27,13 +27,17 @@ from .stacking.layer_registry import CHANNELS_LAST, StackedPass, StackingError, 
 from .stacking.stacked_model import stack
 from .state_memory import NO_NEED, StateMemory, StateNeed
 from .tensor_rng import extend_all, signed
-from .threads import threads
+from .threads import in_parallel
 
 GRAPH_SLOTS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 DEFAULT_MAX_BATCH_JOBS = {"cpu": 64, "cuda": 192}
 GROUP_BYTES = 8 << 20  # of parameters in one thread's group of jobs: what its cache still holds (measured)
+GROUP_STEP_BYTES = 64 << 20  # of a step's tensors in one thread's group; more of them only leave the cache (measured)
 SMALL_GROUP = 4  # jobs; the jobs of larger groups are so short that an uneven end costs little
 SAMPLES_AT_ONCE = 20_000  # when versions are evaluated on a device
+EVAL_CHUNK = 250  # samples that a thread evaluates at once
+
+Scores = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Trainer:
@@ -67,12 +71,11 @@ class Trainer:
         self._minibatches = DeviceMinibatches(self._device)
         self._graphs: dict[tuple[int, int, int, LocalMethod], StepGraph] = {}
         self.pool: Any = torch.cuda.graph_pool_handle() if self.asynchronous else None
-        self._threads: dict[int, ThreadPoolExecutor] = {}
         self._stopped = False
         self._vector_bytes = self._size * dtype.itemsize
-        self._group_jobs = max(1, min(32, GROUP_BYTES // self._vector_bytes))
         self._cores = torch.get_num_threads()
         self._step_bytes = step_bytes(partial(self._discarded_step, batch_size), self._device)
+        self._group_jobs = self._most_in_group()
         self._batch_size, self._asked_jobs, self._allowed = batch_size, max_batch_jobs, allowed(memory, self._device)
         self._limits: dict[int, BatchLimits] = {}
         method = LocalMethod() if local_training is None else LocalMethod.of(local_training)
@@ -84,6 +87,13 @@ class Trainer:
         fully_fused = self._stacked.self_updating >= set(self._trainable) and not self._layout.statistics
         invariant_on_device = not self.asynchronous or (same_in_any_batch and fully_fused)
         self.batch_invariant = self._stacked.batch_invariant and invariant_on_device
+
+    def _most_in_group(self) -> int:
+        """Return the number of jobs that one thread of the CPU trains together."""
+        most = min(32, GROUP_BYTES // self._vector_bytes)
+        if self._stacked.channels_last:  # convolutions are computed client by client: a larger group gains nothing
+            most = min(most, GROUP_STEP_BYTES // self._step_bytes)
+        return max(1, most)
 
     def batch_invariant_for(self, local_training: LocalTraining) -> bool:
         """Return whether a job's update is bit-identical in every batch on the same device, with the same precision."""
@@ -183,22 +193,17 @@ class Trainer:
         size = min(self._group_jobs, most)
         concurrent = max(1, most // size)
         groups = _groups(jobs, size, concurrent)
-        with threads(1):  # so that the order of a sum does not depend on other work
-            if concurrent == 1 or len(groups) == 1:
-                return [delta for group in groups for delta in self._train_group(group, method)]
-            if concurrent not in self._threads:
-                self._threads[concurrent] = ThreadPoolExecutor(concurrent, "trainer", torch.set_num_threads, (1,))
-            futures: list[Future[list[Tensor]]] = []
-            try:
-                futures.extend(self._threads[concurrent].submit(self._train_group, group, method) for group in groups)
-                return [delta for future in futures for delta in future.result()]
-            except BaseException:  # also Ctrl-C: no thread may continue to train jobs whose results are discarded
-                self._stopped = True
-                for future in futures:
-                    future.cancel()
-                wait(futures)
-                self._stopped = False
-                raise
+        try:
+            trained = in_parallel(
+                [partial(self._train_group, group, method) for group in groups], concurrent, self._stop
+            )
+        finally:
+            self._stopped = False
+        return [delta for deltas in trained for delta in deltas]
+
+    def _stop(self) -> None:
+        """Let no thread continue to train jobs whose results are discarded."""
+        self._stopped = True
 
     def _train_group(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
@@ -299,26 +304,45 @@ class Trainer:
 
     def evaluate(self, versions: Sequence[Tensor], data: Data) -> Tensor:
         """Return mean loss and metric of every version, (V, 2) in float64; the metric is NaN where there is none."""
-        batches = (versions[i : i + 32] for i in range(0, len(versions), 32))
-        return torch.cat([self._evaluate(torch.stack(list(batch)), data) for batch in batches])
+        evaluate = self._evaluate if self.asynchronous else self._evaluate_in_threads
+        return torch.cat([evaluate(versions[i : i + 32], data) for i in range(0, len(versions), 32)])
+
+    def _evaluate(self, versions: Sequence[Tensor], data: Data) -> Tensor:
+        context = StackedPass(self.split(torch.stack(list(versions))))
+        parts = data.chunks(max(1, self._samples_at_once // len(versions)))
+        return self._figures([self._scores(context, part) for part in parts], data)
+
+    def _evaluate_in_threads(self, versions: Sequence[Tensor], data: Data) -> Tensor:
+        """Evaluate parts of the data in threads; their size does not depend on the number of threads."""
+        contexts, parts = [StackedPass(self.split(v.unsqueeze(0))) for v in versions], list(data.chunks(EVAL_CHUNK))
+        work = [partial(self._scores, context, part) for context in contexts for part in parts]
+        concurrent = max(1, min(self._cores, self._samples_at_once // EVAL_CHUNK))
+        scores = in_parallel(work, concurrent)
+        each = (scores[i : i + len(parts)] for i in range(0, len(scores), len(parts)))
+        return torch.cat([self._figures(own, data) for own in each])
 
     @torch.no_grad()
-    def _evaluate(self, vectors: Tensor, data: Data) -> Tensor:
-        count, context = len(vectors), StackedPass(self.split(vectors))
-        losses = torch.zeros(count, dtype=torch.float64, device=vectors.device)
-        correct, task = torch.zeros_like(losses), self._task
-        every: list[Tensor] = []  # for a metric of the task's own
-        for part in data.chunks(max(1, self._samples_at_once // count)):
-            repeated = part.map(lambda values: values.expand(count, *values.shape).flatten(0, 1))
-            outputs = self._stacked.run(context, repeated.inputs)
-            losses += sample_losses(task, outputs, repeated.targets).double().view(count, -1).sum(1)
-            if task.metric is not None:
-                every.append(outputs.view(count, -1, *outputs.shape[1:]))
-            elif task.classes is not None:
-                correct += hits(outputs, repeated.targets).view(count, -1).sum(1)
-        metric = correct / len(data) if task.classes is not None else torch.full_like(correct, torch.nan)
-        if every:
-            values = [own_metric(task, outputs, data.targets) for outputs in torch.cat(every, dim=1)]
+    def _scores(self, context: StackedPass, part: Data) -> Scores:
+        """Return the sums of losses and of hits of every version, and the outputs if the task has a metric."""
+        count, task = context.clients, self._task
+        repeated = part.map(lambda values: values.expand(count, *values.shape).flatten(0, 1))
+        outputs = self._stacked.run(context, repeated.inputs)
+        losses = sample_losses(task, outputs, repeated.targets).double().view(count, -1).sum(1)
+        if task.metric is not None:
+            return losses, torch.zeros_like(losses), outputs.view(count, -1, *outputs.shape[1:])
+        if task.classes is None:
+            return losses, torch.zeros_like(losses), None
+        return losses, hits(outputs, repeated.targets).view(count, -1).sum(1).double(), None
+
+    def _figures(self, scores: Sequence[Scores], data: Data) -> Tensor:
+        """Return mean loss and metric of every version, (V, 2), from the scores of all parts of the data."""
+        losses, correct = torch.zeros_like(scores[0][0]), torch.zeros_like(scores[0][1])
+        for sums, counted, _ in scores:
+            losses += sums
+            correct += counted
+        metric = correct / len(data) if self._task.classes is not None else torch.full_like(correct, torch.nan)
+        if every := [outputs for _, _, outputs in scores if outputs is not None]:
+            values = [own_metric(self._task, outputs, data.targets) for outputs in torch.cat(every, dim=1)]
             metric = metric.new_tensor([torch.nan if value is None else value for value in values])
         return torch.stack([losses / len(data), metric], dim=1)
 
@@ -361,7 +385,7 @@ def _kernels(device: torch.device, dtype: torch.dtype, precision: str | None) ->
     precision = precision or DEFAULT[device.type]
     check_precision(precision, device.type)
     if device.type == "cpu":
-        return CpuLayerKernels()
+        return CpuLayerKernels(half=precision == "bf16")
     if dtype == torch.float32:
         try:
             from .kernels.triton_layers import TritonLayerKernels

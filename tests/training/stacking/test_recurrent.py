@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from defedavg.tasks import Task, make_task
 from defedavg.tasks.models import seeded
 from defedavg.training import StackedPass, StackingError
-from defedavg.training.kernels.plain import CpuLayerKernels, LayerKernels
+from defedavg.training.kernels.cpu_kernels import CpuLayerKernels
+from defedavg.training.kernels.plain import LayerKernels
 from defedavg.training.kernels.recurrence import GruCell, LstmCell
 from defedavg.training.module_state import keyed_copy
 from defedavg.training.stacking.layer_registry import LayerSite, build_layer

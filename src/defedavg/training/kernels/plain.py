@@ -17,8 +17,6 @@ from torch import Tensor
 
 aten = torch.ops.aten
 
-SMALL_PATCH = 64  # values; up to here one product over patches is faster than oneDNN's convolution (measured)
-
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -108,7 +106,7 @@ class LayerKernels:
         grad_x = None
         if needs_x:
             patches = self.product(flat, params.weight.flatten(2)).view(len(grad), high, wide, *window.size, -1)
-            grad_x = _sum_patches(patches, shape, window)
+            grad_x = self._sum_patches(patches, shape, window)
         weight, target = params.weight.flatten(2), params.updated_weight.flatten(2)
         self._update(replace(params, weight=weight, targets=(target, params.targets[1])), flat, columns)
         return grad_x
@@ -136,15 +134,18 @@ class LayerKernels:
         rates = params.rates.view(-1, 1, 1)
         if params.weight[0].numel() < grad[0].numel():  # scale the smaller of the two
             if params.trainable[0]:
-                params.updated_weight.sub_(scaled(self.product(grad.transpose(1, 2), x), rates))
+                params.updated_weight.sub_(self._scaled(self.product(grad.transpose(1, 2), x), rates))
             if (bias := params.updated_bias) is not None and params.trainable[1]:
-                bias.sub_(scaled(grad.sum(1), params.rates.view(-1, 1)))
+                bias.sub_(self._scaled(grad.sum(1), params.rates.view(-1, 1)))
             return
-        step = scaled(grad, -rates)
+        step = self._scaled(grad, -rates)
         if params.trainable[0]:
             self._add_product(params.updated_weight, step.transpose(1, 2), x)
         if (bias := params.updated_bias) is not None and params.trainable[1]:
             bias.add_(step.sum(1))
+
+    def _scaled(self, values: Tensor, rates: Tensor) -> Tensor:
+        return scaled(values, rates)
 
     def _columns(self, x: Tensor, clients: int, window: Window) -> Tensor:
         """Return the patches of all samples, (C, B·H'·W', kh·kw·I)."""
@@ -160,6 +161,19 @@ class LayerKernels:
         a, b, c, d = x.stride()
         patches = x.as_strided((n, high, wide, kh, kw, ins), (a, sh * b, sw * c, b, c, d))
         return patches.reshape(clients, -1, kh * kw * ins)
+
+    def _sum_patches(self, patches: Tensor, shape: torch.Size, window: Window) -> Tensor:
+        """Sum the gradients of overlapping patches, (n, H', W', kh, kw, I), to an image: first rows, then columns."""
+        (kh, kw), (sh, sw), (down, across) = window.size, window.stride, window.padding
+        n, height, width, ins = shape
+        high, wide = patches.shape[1:3]
+        rows = patches.new_zeros((n, high, width + 2 * across, kh, ins))
+        for j in range(kw):
+            rows[:, :, j : j + sw * (wide - 1) + 1 : sw] += patches[:, :, :, :, j]
+        image = patches.new_zeros((n, height + 2 * down, width + 2 * across, ins))
+        for i in range(kh):
+            image[:, i : i + sh * (high - 1) + 1 : sh] += rows[:, :, :, i]
+        return image[:, down : down + height, across : across + width]
 
     def _activate(self, out: Tensor, window: Window, bias: Tensor | None = None) -> tuple[Tensor, Saved]:
         if not window.pool:
@@ -196,91 +210,3 @@ def _patch_indices(shape: torch.Size, window: Window, device: torch.device) -> T
 def scaled(values: Tensor, rates: Tensor) -> Tensor:
     """Return gradients times rates, and zero where the rate is zero, even if the gradient is not finite."""
     return torch.where(rates == 0, 0.0, values * rates)
-
-
-def _sum_patches(patches: Tensor, shape: torch.Size, window: Window) -> Tensor:
-    """Sum the gradients of overlapping patches, (n, H', W', kh, kw, I), to an image: first rows, then columns."""
-    (kh, kw), (sh, sw), (down, across) = window.size, window.stride, window.padding
-    n, height, width, ins = shape
-    high, wide = patches.shape[1:3]
-    rows = patches.new_zeros((n, high, width + 2 * across, kh, ins))
-    for j in range(kw):
-        rows[:, :, j : j + sw * (wide - 1) + 1 : sw] += patches[:, :, :, :, j]
-    image = patches.new_zeros((n, height + 2 * down, width + 2 * across, ins))
-    for i in range(kh):
-        image[:, i : i + sh * (high - 1) + 1 : sh] += rows[:, :, :, i]
-    return image[:, down : down + height, across : across + width]
-
-
-class CpuLayerKernels(LayerKernels):
-    """Kernels for the CPU, where oneDNN computes float32 convolutions with large patches, one client at a time.
-
-    A client's results do not depend on the other clients of a batch. PyTorch multiplies a single pair of matrices of
-    which one is a vector by another routine than several pairs, and it rounds differently: such a pair is doubled.
-    """
-
-    def product(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Do what ``LayerKernels.product`` does."""
-        if not _is_single_vector_product(a, b):
-            return super().product(a, b, bias)
-        return super().product(_doubled(a), _doubled(b), None if bias is None else bias.expand(2, -1))[:1]
-
-    def _add_product(self, weight: Tensor, a: Tensor, b: Tensor) -> None:
-        if _is_single_vector_product(a, b):
-            weight.copy_(torch.baddbmm(_doubled(weight), _doubled(a), _doubled(b))[:1])
-        else:
-            super()._add_product(weight, a, b)
-
-    def conv(self, x: Tensor, params: LayerWeights, window: Window) -> tuple[Tensor, Saved]:
-        """Do what ``LayerKernels.conv`` does."""
-        if not _suits_onednn(params.weight):
-            return super().conv(x, params, window)
-        images = x.view(len(params), -1, *x.shape[1:]).permute(0, 1, 4, 2, 3)
-        kernels = params.weight.permute(0, 1, 4, 2, 3)
-        biases = params.bias if params.bias is not None else [None] * len(params)
-        outs = [
-            F.conv2d(image, kernel, bias, window.stride, window.padding)
-            for image, kernel, bias in zip(images, kernels, biases, strict=True)
-        ]
-        out = outs[0] if len(outs) == 1 else torch.cat(outs)
-        out, saved = self._activate(out.permute(0, 2, 3, 1), window)
-        return out, (x, *saved)
-
-    def conv_backward(
-        self, grad: Tensor, saved: Saved, shape: torch.Size, params: LayerWeights, window: Window, needs_x: bool
-    ) -> Gradient:
-        """Do what ``LayerKernels.conv_backward`` does."""
-        if not _suits_onednn(params.weight):
-            return super().conv_backward(grad, saved, shape, params, window, needs_x)
-        x, *activation = saved
-        grad = self._activation_backward(grad, tuple(activation), window)
-        assert params.rates is not None
-        clients = len(params)
-        grads, images = (tensor.permute(0, 3, 1, 2).chunk(clients) for tensor in (grad, x))
-        kernels, targets = (w.permute(0, 1, 4, 2, 3).unbind() for w in (params.weight, params.updated_weight))
-        wanted = (needs_x, params.trainable[0], False)
-        grads_x, rates = [], params.rates.tolist()
-        for grad_out, image, kernel, target, rate in zip(grads, images, kernels, targets, rates, strict=True):
-            grad_x, grad_kernel, _ = aten.convolution_backward(
-                grad_out, image, kernel, None, window.stride, window.padding, (1, 1), False, (0, 0), 1, wanted
-            )
-            if params.trainable[0]:
-                target.sub_(grad_kernel, alpha=rate)
-            grads_x.append(grad_x)
-        if (bias := params.updated_bias) is not None and params.trainable[1]:  # ten times faster than oneDNN's
-            bias.sub_(grad.reshape(clients, -1, grad.shape[-1]).sum(1) * params.rates.unsqueeze(1))
-        if not needs_x:
-            return None
-        return (grads_x[0] if clients == 1 else torch.cat(grads_x)).permute(0, 2, 3, 1)
-
-
-def _is_single_vector_product(a: Tensor, b: Tensor) -> bool:
-    return len(a) == 1 and 1 in (*a.shape[1:], b.shape[2])
-
-
-def _doubled(matrices: Tensor) -> Tensor:
-    return matrices.expand(2, -1, -1)
-
-
-def _suits_onednn(weight: Tensor) -> bool:
-    return weight.dtype == torch.float32 and weight[0, 0].numel() > SMALL_PATCH

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels.cpu_kernels import CpuLayerKernels
 from ..kernels.plain import LayerWeights, Window
 from .layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, samplewise, stacked_layer
 
@@ -38,7 +39,7 @@ class _FusedLayer(torch.autograd.Function):
         return None, ctx.layer_backward(grad, ctx.saved_tensors, needs_x=ctx.needs_input_grad[1]), None, None
 
 
-def _weights(module: nn.Linear | nn.Conv2d, name: str, context: StackedPass) -> LayerWeights:
+def _weights(module: nn.Linear | nn.Conv2d | nn.GroupNorm, name: str, context: StackedPass) -> LayerWeights:
     weight, bias = context.weights[f"{name}weight"], context.weights.get(f"{name}bias")
     trainable = (module.weight.requires_grad, module.bias is not None and module.bias.requires_grad)
     targets = context.targets.get(f"{name}weight"), context.targets.get(f"{name}bias")
@@ -131,13 +132,30 @@ def layer_norm(module: nn.LayerNorm, site: LayerSite) -> StackedLayer:
 
 @stacked_layer(nn.GroupNorm)
 def group_norm(module: nn.GroupNorm, site: LayerSite) -> StackedLayer:
-    """Stack a normalisation over groups of channels."""
+    """Stack a normalisation over groups of channels; on the CPU with the ReLU that may follow it."""
+    if module.affine and isinstance(site.kernels, CpuLayerKernels):
+        return _fused_group_norm(module, site, site.kernels)
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
         out = F.group_norm(x, module.num_groups, eps=module.eps)
         return _affine(out, context, site, x.shape[1], *(1,) * (x.ndim - 2))
 
     return StackedLayer(run)
+
+
+def _fused_group_norm(module: nn.GroupNorm, site: LayerSite, kernels: CpuLayerKernels) -> StackedLayer:
+    relu = _relu_follows(site.following)
+
+    def run(context: StackedPass, x: Tensor) -> Tensor:
+        params = _weights(module, site.name, context)
+        channels_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        forward = partial(kernels.group_norm, params=params, groups=module.num_groups, eps=module.eps, relu=relu)
+        backward = partial(kernels.group_norm_backward, params=params, groups=module.num_groups, relu=relu)
+        values = x if channels_last else x.contiguous()
+        out: Tensor = _FusedLayer.apply(context.anchor, values, forward, backward)  # type: ignore[no-untyped-call]
+        return out
+
+    return StackedLayer(run, self_updating=_parameter_names(module, site.name), absorbs=int(relu))
 
 
 class _Contiguous(torch.autograd.Function):

@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import first_line
 from ...tasks.samples import Inputs, each
-from ..kernels.plain import CpuLayerKernels, LayerKernels
+from ..kernels.cpu_kernels import CpuLayerKernels
+from ..kernels.plain import LayerKernels
 from ..module_state import keyed_copy, updated_buffers
 from .attention import PlainAttention
 from .composed import chain, composed, shared_tables

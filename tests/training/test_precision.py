@@ -1,0 +1,52 @@
+"""Precisions on the CPU: bfloat16 where the processor has it, a clear error elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from defedavg.errors import UserError
+from defedavg.tasks import build, make_task
+from defedavg.training import Trainer, run_batched
+from defedavg.training.precision import check_precision, cpu_has_bf16
+from helpers.small_runs import batched_run, how
+
+
+def test_a_processor_without_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
+    with pytest.raises(UserError, match=r"bf16 needs a processor with AVX512-BF16 or AMX, or a CUDA device; use float"):
+        check_precision("bf16", "cpu")
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    with pytest.raises(UserError, match="AVX512-BF16"):
+        check_precision("bf16", "cpu")
+    check_precision("bf16", "cuda")
+    with pytest.raises(UserError, match="tf32 needs a CUDA device"):
+        check_precision("tf32", "cpu")
+
+
+@pytest.mark.skipif(not cpu_has_bf16(), reason="this processor has no bfloat16")
+@pytest.mark.parametrize("model", ["cnn", "mlp", "resnet"])
+def test_bfloat16_stays_within_the_documented_distance_and_is_bit_identical_in_every_batch(model: str) -> None:
+    """After ten merges, relative to the distance from initialisation; docs/executor.md states the tolerance."""
+    source = np.random.default_rng(0)
+    data = source.normal(size=(120, 1, 28, 28)).astype(np.float32), source.integers(0, 10, 120)
+    parts = [np.arange(i, 120, 6) for i in range(6)]
+    task = make_task(model=lambda: build(model, (1, 28, 28), 10), train=data, test=data, clients=parts)
+    chosen = how("defedavg-iid", local_lr=0.01)  # as in the test of the tolerance on a CUDA device
+    chosen = replace(chosen, clients=replace(chosen.clients, upload="blocking"))
+    found = {}
+    for precision, width in (("float32", 64), ("bf16", 64), ("bf16", 1)):
+        run = batched_run(chosen, task, 10)
+        start = run.reference.versions[0]
+        trainer = Trainer(task, run.reference.module, batch_size=4, precision=precision, max_batch_jobs=width)
+        for _ in run_batched([run], trainer):
+            pass
+        found[precision, width] = run.reference.versions[run.newest]
+    exact, half = found["float32", 64], found["bf16", 64]
+    assert torch.equal(half, found["bf16", 1])
+    far = float((half - exact).norm() / (exact - start).norm())
+    print(f"{model}: {far:.1e}")
+    assert 0 < far < 0.2
