@@ -41,6 +41,7 @@ from .runs_command import app as runs_app
 from .settings_command import settings
 from .split_command import split
 from .stop_signals import stop_on_signals, stopped_by, stopped_code
+from .suite_command import app as suite_app
 from .theory_command import app as theory_app
 from .traces_command import app as traces_app
 from .tune_command import tune
@@ -48,7 +49,7 @@ from .view_command import view
 
 COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
     "Explore": {"settings": settings, "algorithms": algorithms, "plan": plan},
-    "Train": {"run": run, "tune": tune},
+    "Train": {"run": run, "tune": tune, "suite": suite_app},
     "Inspect": {
         "report": report,
         "view": view,
