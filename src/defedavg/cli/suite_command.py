@@ -32,8 +32,8 @@ QUIET_SECONDS = 10.0
 app = typer.Typer(
     help="A fixed benchmark: every algorithm × tasks × fleets, each cell tuned with the same number of runs.\n\n"
     "A cell is one algorithm on one task and one fleet. Its rates are chosen on a seed that is not reported; three "
-    "other seeds are. `suite --quick` computes a part that needs no download, in minutes; `suite run` computes any part, "
-    "and skips cells that are stored; `suite show` prints the tables.",
+    "other seeds are. `suite --quick` computes a part that needs no download, in minutes; `suite run` computes any "
+    "part, and skips cells that are stored; `suite show` prints the tables.",
     invoke_without_command=True,
 )
 
@@ -163,10 +163,10 @@ def _measured(cells: Sequence[SuiteCell], request: SuiteRequest) -> dict[SuiteCe
     from ..suite.benchmark import batches
     from ..suite.suite_estimate import measured_speed
 
-    speeds: dict[tuple[str, int], float] = {}
+    speeds: dict[tuple[str, int, int], float] = {}
     found: dict[SuiteCell, float] = {}
     for batch in batches(cells):
-        key = batch[0].task.name, batch[0].max_rounds
+        key = batch[0].task.name, batch[0].max_rounds, batch[0].steps_per_job
         if key not in speeds:
             with opt.working(f"measuring the speed: {batch[0].label} …"):
                 speeds[key] = measured_speed(batch[0], request.compute, request.paths)

@@ -293,8 +293,9 @@ def select_cells(
 
 
 def batches(cells: Sequence[SuiteCell]) -> list[tuple[SuiteCell, ...]]:
-    """Return the cells in groups that one study can compute: they share task, fleet and limit of rounds."""
-    groups: dict[tuple[str, str, int], list[SuiteCell]] = {}
+    """Return the cells in groups that one study can compute: they share task, fleet, rounds and steps."""
+    groups: dict[tuple[str, str, int, int], list[SuiteCell]] = {}
     for cell in cells:
-        groups.setdefault((cell.task.name, cell.fleet.name, cell.max_rounds), []).append(cell)
+        key = cell.task.name, cell.fleet.name, cell.max_rounds, cell.steps_per_job
+        groups.setdefault(key, []).append(cell)
     return [tuple(group) for group in groups.values()]
