@@ -41,7 +41,7 @@ TINY = SuiteTask(
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS, "tiny", TINY)  # type: ignore[arg-type]
+    monkeypatch.setitem(TASKS, "tiny", TINY)
 
 
 def suite(*words: object) -> int:
@@ -69,7 +69,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three cells, computed without interruption in shared batches."""
     folder = tmp_path_factory.mktemp("computed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(TASKS, "tiny", TINY)  # type: ignore[arg-type]
+        patch.setitem(TASKS, "tiny", TINY)
         assert request(folder, ["fedavg", "fedbuff", "fedasync"]).run()
     return folder
 
@@ -218,7 +218,8 @@ def test_damaged_and_outdated_files_are_named(computed: Path, tmp_path: Path) ->
     stored: Any = json.loads(CellFiles(computed / "out").path(cell("fedavg")).read_text())
     path = files.save(cell("fedavg"), stored)
     assert stored_cells(tmp_path)[1] == []
-    for name, value in {"rates": {"local_lr": "x"}, "runs": [], "tuning": None, "format": 3, "command": None}.items():
+    damage: dict[str, Any] = {"rates": {"local_lr": "x"}, "runs": [], "tuning": None, "format": 3, "command": None}
+    for name, value in damage.items():
         path.write_text(json.dumps({**stored, name: value}))
         assert "delete it" in line_of(lambda: files.has(cell("fedavg")))
         assert len(stored_cells(tmp_path)[1]) == 1
