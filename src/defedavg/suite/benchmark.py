@@ -207,8 +207,9 @@ def grid(task: SuiteTask, name: str) -> dict[str, list[float]]:
     single = [rate * task.rate_scale for rate in SINGLE_RATES]
     has_global = kind.uses_global_lr or kind.server_optimizer != "sgd"
     if has_global and kind.uses_local_lr:
-        step = kind.updates_per_merge(UPDATES_PER_ROUND) / UPDATES_PER_ROUND
-        rates = ADAPTIVE_RATES if kind.server_optimizer in ADAPTIVE_SERVERS else [step * rate for rate in GLOBAL_RATES]
+        merged = kind.updates_per_merge(UPDATES_PER_ROUND)
+        adaptive = kind.server_optimizer in ADAPTIVE_SERVERS
+        rates = ADAPTIVE_RATES if adaptive else [rate * merged / UPDATES_PER_ROUND for rate in GLOBAL_RATES]
         return {"global_lr": list(rates), "local_lr": scaled}
     if has_global or kind.uses_local_lr:
         return {"global_lr" if has_global else "local_lr": single}
