@@ -15,6 +15,7 @@ from defedavg.cli import main as cli
 from defedavg.config.build import make_plan
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import Event, RunEvaluated, Watch
+from defedavg.fileio import FolderLock
 from defedavg.suite.benchmark import (
     FLEETS,
     SEEDS,
@@ -158,6 +159,14 @@ def test_a_smaller_selection_does_not_touch_a_batch_in_progress(tmp_path: Path) 
     (other,) = request(tmp_path, ["fedavg"]).batches()
     assert [cell.algorithm for cell in other.cells] == ["fedavg"]
     assert not other.folder.exists()
+
+
+def test_a_batch_of_another_process_is_left_to_it(tmp_path: Path) -> None:
+    asked = request(tmp_path, ["fedavg"])
+    (batch,) = asked.batches()
+    with FolderLock(batch.folder / "tuning"):
+        assert asked.run()
+    assert not asked.files.has(cell("fedavg"))
 
 
 def test_the_planned_updates_are_those_that_are_trained(computed: Path) -> None:

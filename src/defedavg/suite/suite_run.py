@@ -21,7 +21,7 @@ from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import Event, Watch
 from ..experiments.study_run import StudyRun
 from ..experiments.tune import PairOutcome, score
-from ..fileio import read_regular, write_whole, writing
+from ..fileio import InUseError, read_regular, write_whole, writing
 from ..runstore.provenance import processor_name, provenance
 from ..runstore.replacement import remove
 from ..tasks.datasets.catalog import find
@@ -90,8 +90,19 @@ class SuiteRequest:
         return [*begun, *(SuiteBatch(self, cells) for cells in batches(list(missing)))]
 
     def run(self) -> bool:
-        """Compute the missing cells; return False if Ctrl-C stopped it."""
-        return all(batch.run() for batch in self.batches())
+        """Compute the missing cells; return False if Ctrl-C stopped it.
+
+        Several processes can share the folders: a batch that another one computes, or has computed, is left to it.
+        """
+        for batch in self.batches():
+            if all(map(self.files.has, batch.cells)):
+                continue
+            try:
+                if not batch.run():
+                    return False
+            except InUseError:
+                self.notify(f"{batch.label}: another process computes this; left to it")
+        return True
 
 
 def missing_data(cells: Iterable[SuiteCell]) -> dict[str, str]:
