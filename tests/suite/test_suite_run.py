@@ -71,7 +71,8 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("computed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, "tiny", TINY)
-        assert request(folder, ["fedavg", "fedbuff", "fedasync"]).run()
+        asked = request(folder, ["fedavg", "fedbuff", "fedasync"])
+        assert asked.run(asked.batches())
     return folder
 
 
@@ -125,7 +126,7 @@ def test_a_finished_cell_is_not_computed_again(computed: Path) -> None:
 
     again = request(computed, ["fedavg", "fedbuff", "fedasync"], fail)
     assert again.missing() == []
-    assert again.run()
+    assert again.run(again.batches())
 
 
 def test_an_interrupted_batch_continues_and_gives_the_same_numbers(computed: Path, tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_an_interrupted_batch_continues_and_gives_the_same_numbers(computed: Pat
             raise KeyboardInterrupt
 
     sessions = 0
-    while not request(tmp_path, names, stop, checkpoint_interval=0.0).run():
+    while not (asked := request(tmp_path, names, stop, checkpoint_interval=0.0)).run(asked.batches()):
         sessions += 1
         counts.clear()
         assert sessions < 50, "no progress"
@@ -152,7 +153,8 @@ def test_a_smaller_selection_does_not_touch_a_batch_in_progress(tmp_path: Path) 
     def stop(_event: Event) -> None:
         raise KeyboardInterrupt
 
-    assert not request(tmp_path, ["fedavg", "fedbuff"], stop).run()
+    first = request(tmp_path, ["fedavg", "fedbuff"], stop)
+    assert not first.run(first.batches())
     (begun,) = request(tmp_path, ["fedavg", "fedbuff", "fedasync"]).batches()[:1]
     assert [cell.algorithm for cell in begun.cells] == ["fedavg", "fedbuff"]
     assert begun.folder.exists()
@@ -165,7 +167,7 @@ def test_a_batch_of_another_process_is_left_to_it(tmp_path: Path) -> None:
     asked = request(tmp_path, ["fedavg"])
     (batch,) = asked.batches()
     with FolderLock(batch.folder / "tuning"):
-        assert asked.run()
+        assert asked.run([batch])
     assert not asked.files.has(cell("fedavg"))
 
 
@@ -186,6 +188,11 @@ def test_an_estimate_needs_no_data(capsys: pytest.CaptureFixture[str], tmp_path:
     assert suite("estimate", *words, "--updates-per-second", 1900) == 0
     assert "1 cells, at most" in capsys.readouterr().err
     assert "above zero" in line_of(lambda: suite("estimate", *words, "--updates-per-second", 0))
+
+
+def test_options_before_a_command_are_refused() -> None:
+    assert "after the command" in line_of(lambda: suite("--quick", "show"))
+    assert "after the command" in line_of(lambda: suite("--out", "elsewhere", "show"))
 
 
 def test_a_missing_data_set_is_one_line_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,8 @@ def _suite(
     device: opt.Device = "auto",
 ) -> None:
     if context.invoked_subcommand is not None:
-        if quick:
-            raise UserError("--quick is for `defedavg suite --quick` alone; with a command, select --task")
+        if quick or (folder, work, device) != (OUT, WORK, "auto"):
+            raise UserError("options before the command are for `defedavg suite --quick`; write them after the command")
         return
     if not quick:
         opt.out.print(context.get_help(), markup=False)
@@ -108,14 +108,15 @@ def run(
     cells = select_cells(tasks, fleets, algorithms)
     compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
     request = _request(cells, folder, work, compute, plugin, checkpoint_every)
-    missing = [cell for batch in request.batches() for cell in batch.cells]
+    batches = request.batches()
+    missing = [cell for batch in batches for cell in batch.cells if not request.files.has(cell)]
     stored = sum(map(request.files.has, cells))
     opt.print_note(f"cells to compute: {len(missing)}; already stored: {stored}")
     if not missing:
         return
     if estimate_first:
         _print_estimate(_planned(missing, request.paths), _measured(missing, request))
-    if not request.run():
+    if not request.run(batches):
         opt.print_note(f"{stopped_by()}; the same command continues from the last checkpoint")
         raise typer.Exit(stopped_code())
     opt.print_line(f"results: {folder}; `defedavg suite show` prints the tables")
@@ -295,7 +296,7 @@ def check(
     same = True
     with tempfile.TemporaryDirectory() as scratch:
         request = _request(stored, Path(scratch) / "results", Path(scratch) / "work", compute, plugin)
-        if not request.run():
+        if not request.run(request.batches()):
             opt.print_note(stopped_by())
             raise typer.Exit(stopped_code())
         new = CellFiles(Path(scratch) / "results")

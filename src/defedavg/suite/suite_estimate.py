@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from ..config.build import make_simulator
-from ..config.settings import Settings
+from ..config.settings import Settings, StopSettings, TaskSettings
 from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import RunFinished, RunSpec
 from ..experiments.sweep import Sweep
@@ -48,7 +49,17 @@ def settings_of(cell: SuiteCell, plugins: Sequence[str] = ()) -> Settings:
 
 def work_of(cell: SuiteCell, plugins: Sequence[str] = ()) -> CellWork:
     """Plan a cell without training, and return the updates of its tuning and of its reported runs."""
+    # Plans do not depend on the data, the target and the rates: equal fleets and limits share one.
     settings = settings_of(cell, plugins)
+    stop = StopSettings(max_rounds=settings.stop.max_rounds, max_seconds=settings.stop.max_seconds)
+    training = replace(settings.training, global_lr=1.0, local_lr=1.0)
+    tuning, reported = _planned_updates(replace(settings, task=TaskSettings(), training=training, stop=stop))
+    return CellWork(cell, tuning_runs(cell.task, cell.algorithm) * tuning + len(SEEDS) * reported)
+
+
+@lru_cache(maxsize=1024)
+def _planned_updates(settings: Settings) -> tuple[int, int]:
+    """Return the updates of a run that tunes rates, and of a reported run, without a target."""
     stop = settings.stop
     rounds, seconds = max(1, int(stop.max_rounds * TUNING_SHARE)), stop.max_seconds * TUNING_SHARE
     tuning = reported = 0
@@ -62,7 +73,7 @@ def work_of(cell: SuiteCell, plugins: Sequence[str] = ()) -> CellWork:
                 tuning += trained
             if record.merge.version >= stop.max_rounds:
                 break
-    return CellWork(cell, tuning_runs(cell.task, cell.algorithm) * tuning + len(SEEDS) * reported)
+    return tuning, reported
 
 
 def measured_speed(cell: SuiteCell, compute: ComputeConfig, plugins: Sequence[str] = ()) -> float:

@@ -89,12 +89,12 @@ class SuiteRequest:
                 missing = dict.fromkeys(cell for cell in missing if cell not in cells)
         return [*begun, *(SuiteBatch(self, cells) for cells in batches(list(missing)))]
 
-    def run(self) -> bool:
-        """Compute the missing cells; return False if Ctrl-C stopped it.
+    def run(self, batches: Sequence[SuiteBatch]) -> bool:
+        """Compute the cells of batches; return False if Ctrl-C stopped it.
 
         Several processes can share the folders: a batch that another one computes, or has computed, is left to it.
         """
-        for batch in self.batches():
+        for batch in batches:
             if all(map(self.files.has, batch.cells)):
                 continue
             try:
