@@ -19,12 +19,10 @@ from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import RunFinished, RunSpec
 from ..experiments.sweep import Sweep
 from ..planning.records import Round, Stall, moment
-from .benchmark import SEEDS, TUNING_SEED, TUNING_SHARE, SuiteCell, grid, reported_study, tuning_runs
+from .benchmark import SEEDS, SINGLE_GRADIENTS, TUNING_SEED, TUNING_SHARE, SuiteCell, grid, reported_study, tuning_runs
 
 MEASURED_SECONDS: Final = 1.5
 MAX_DOUBLINGS: Final = 12
-SINGLE_GRADIENT: Final = 0.1
-"""The cost of an update of one gradient, in updates of K steps, where the speed is given instead of measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,8 @@ class CellWork:
 
     @property
     def equivalent(self) -> float:
-        """The updates in units of those with K local steps, for a speed that is given."""
-        return self.updates * (SINGLE_GRADIENT if self.cell.steps_per_job == 1 else 1.0)
+        """The updates where ``SINGLE_GRADIENTS`` of a single gradient count as one, for a speed that is given."""
+        return self.updates / (SINGLE_GRADIENTS if self.cell.steps_per_job == 1 else 1)
 
 
 def settings_of(cell: SuiteCell, plugins: Sequence[str] = ()) -> Settings:
