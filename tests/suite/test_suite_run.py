@@ -260,6 +260,15 @@ def test_rows_are_ranked_and_say_what_was_not_reached(computed: Path) -> None:
     assert boards([missed, *cells[1:]])[0].cells[-1] is missed
 
 
+def test_the_page_begins_with_the_fastest(computed: Path) -> None:
+    cells = stored_cells(computed / "out")[0]
+    (board,) = boards(cells)
+    (line,) = [line for line in page(cells).splitlines() if line.startswith("| tiny | paper |")]
+    assert f"| {board.cells[0]['algorithm']}, {row(board.cells[0])[1]} |" in line
+    assert "of 3 algorithms" in line
+    assert "of 18 |" in line
+
+
 # The results of this repository.
 
 

@@ -93,9 +93,10 @@ def _problem(found: Any) -> str:
             return f"no {name}"
     if not set(found["rates"]) <= set(RATES) or not _all_numbers(found["rates"].values()):
         return "bad rates"
-    if number(found.get("target")) is None or not isinstance(found["tuning"].get("points"), list):
+    points = found["tuning"].get("points")
+    if number(found.get("target")) is None or not isinstance(points, list):
         return "no target, or no points of the tuning"
-    if not all(map(_is_run, found["runs"])):
+    if not all(map(_is_run, [*found["runs"], *points])):
         return "bad runs"
     return "" if [run["seed"] for run in found["runs"]] == list(SEEDS) else "other seeds"
 

@@ -120,9 +120,7 @@ def _bytes(value: float | None) -> str:
 
 def page(cells: Sequence[StoredCell]) -> str:
     """Return the page of the documentation."""
-    parts = [HEAD]
-    if not cells:
-        parts.append("There are no results yet.\n")
+    parts = [HEAD, _summary(boards(cells)) if cells else "There are no results yet.\n"]
     task = ""
     for board in boards(cells):
         if board.task.name != task:
@@ -130,6 +128,21 @@ def page(cells: Sequence[StoredCell]) -> str:
             parts.append(f"## {task}\n\n{_describe(board.task)}\n")
         parts.append(f"### {task}, {board.fleet.name}\n\n{_limits(board)}\n\n{_markdown(board)}\n")
     return "\n".join(parts)
+
+
+def _summary(found: Sequence[Board]) -> str:
+    """Return who is fastest where, how many algorithms hold the target, and with how many pairs of rates."""
+    head = ("task", "fleet", "fastest", "next", "reached by all seeds", "pairs of rates that reached it")
+    lines = ["## Who is fastest where\n", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for board in found:
+        leaders = [cell for cell in board.cells if over_seeds(records(cell), "first_hit_seconds").count]
+        texts = [f"{cell['algorithm']}, {time_to_target(records(cell))}" for cell in leaders[:2]]
+        texts += ["–"] * (2 - len(texts))
+        complete = sum(over_seeds(records(cell), "first_hit_seconds").count == len(SEEDS) for cell in board.cells)
+        hits = [point["seconds_to_target"] is not None for cell in board.cells for point in cell["tuning"]["points"]]
+        shares = f"{complete} of {len(board.cells)} algorithms", f"{sum(hits)} of {len(hits)}"
+        lines.append(f"| {' | '.join((board.task.name, board.fleet.name, *map(_escaped, texts), *shares))} |")
+    return "\n".join(lines) + "\n"
 
 
 def _describe(task: SuiteTask) -> str:
