@@ -74,6 +74,7 @@ def test_every_batch_is_a_valid_study_without_data() -> None:
         assert [point.settings.algorithm for point in points] == [cell.algorithm for cell in cells]
         for point in points:
             assert point.settings.stop.max_rounds == cells[0].max_rounds
+            assert point.settings.stop.target_accuracy == cells[0].target
             assert point.settings.stop.max_seconds == cells[0].seconds
             assert all(short.settings.stop.max_seconds == cells[0].seconds / 2 for short in tuning.points())
 
@@ -106,6 +107,13 @@ def test_the_hash_covers_the_constants(name: str, monkeypatch: pytest.MonkeyPatc
     before = cell.settings_sha256
     monkeypatch.setattr(benchmark, name, getattr(benchmark, name) * 2)
     assert cell.settings_sha256 != before
+
+
+def test_the_hash_covers_the_targets_on_phones(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [SuiteCell(TASK, fleet, "fedavg") for fleet in FLEETS.values()]
+    before = [cell.settings_sha256 for cell in cells]
+    monkeypatch.setattr(benchmark, "PHONE_TARGETS", {"digits-pairs": 0.6})
+    assert [one == cell.settings_sha256 for one, cell in zip(before, cells, strict=True)] == [True, True, False]
 
 
 def test_a_selection_names_its_mistakes() -> None:

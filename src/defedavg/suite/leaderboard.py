@@ -51,7 +51,12 @@ class Board:
     @property
     def title(self) -> str:
         """The task, the fleet and the target."""
-        return f"{self.task.name}, {self.fleet.name}: target {100 * self.task.target:g} %"
+        return f"{self.task.name}, {self.fleet.name}: target {self.target}"
+
+    @property
+    def target(self) -> str:
+        """The target as a percentage."""
+        return f"{100 * self.cells[0]['target']:g} %"
 
 
 def boards(cells: Sequence[StoredCell]) -> list[Board]:
@@ -146,13 +151,14 @@ def _summary(found: Sequence[Board]) -> str:
 
 
 def _describe(task: SuiteTask) -> str:
-    return f"{task.summary[0].upper()}{task.summary[1:]}; K = {task.local_steps}. Target: {100 * task.target:g} %."
+    return f"{task.summary[0].upper()}{task.summary[1:]}; K = {task.local_steps}."
 
 
 def _limits(board: Board) -> str:
     seconds = board.task.phone_seconds if board.fleet.has_phones else board.task.seconds
     fleet = f"{board.fleet.summary[0].upper()}{board.fleet.summary[1:]}"
-    return f"{fleet}. Limits of a run: {seconds:,.0f} simulated seconds, {board.task.updates:,} merged updates."
+    limits = f"{seconds:,.0f} simulated seconds, {board.task.updates:,} merged updates"
+    return f"{fleet}. Target: {board.target}. Limits of a run: {limits}."
 
 
 def _markdown(board: Board) -> str:

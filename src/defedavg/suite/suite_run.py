@@ -234,7 +234,7 @@ class SuiteBatch:
         }
         plugins = [] if cell.algorithm in BUILT_IN else [path.name for path in self._request.plugins]
         return {
-            "target": cell.task.target,
+            "target": cell.target,
             "max_seconds": cell.seconds,
             "max_updates": cell.task.updates,
             "command": command_of(cell, plugins),
