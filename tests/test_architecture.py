@@ -36,7 +36,7 @@ ORDER = [
     {"report"},
     {"experiments"},
     {"deploy"},
-    {"theory", "paper"},
+    {"theory", "paper", "suite"},
     {"cli"},
 ]
 """From low to high: a module imports from its own area and from lower ones."""

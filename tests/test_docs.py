@@ -49,6 +49,9 @@ PARSED_ONLY = {
     "defedavg run slow_": "minutes",
     "defedavg runs compare": "two runs; tests/runstore has them",
     "defedavg runs remove": "asks for confirmation; tests/runstore answers",
+    "defedavg suite --quick": "minutes; tests/suite computes smaller cells",
+    "defedavg suite run": "hours",
+    "defedavg suite check": "needs results; tests/suite has some",
     "defedavg theory speedup": "two minutes",
     "defedavg view": "runs until Ctrl-C; tests/report/dashboard runs it",
 }
