@@ -12,9 +12,9 @@ from ..theory.formulas import THEOREMS
 from .candidates import RATES, AlgorithmGrid, Candidate
 from .screening import PlannedShape
 
-UNSTABLE = 4.0
+UNSTABLE = 10.0
 """Local rates above UNSTABLE/L are not tried: gradient descent on a quadratic of curvature L diverges above 2/L."""
-USUAL = 0.5
+USUAL = 1.0
 """The search starts at the local rate nearest to USUAL/L."""
 
 

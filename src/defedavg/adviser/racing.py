@@ -176,7 +176,7 @@ class Race:
         by_batched: dict[BatchedRun, RacedRun] = {}
         for run in runs:
             run.batched = run.batched or run.simulation.batched_run()
-            run.batched.held = False
+            run.batched.held, run.batched.read_until = False, until
             by_batched[run.batched] = run
         for batched, evaluation in run_batched((), trainer, list(by_batched)):
             run = by_batched[batched]

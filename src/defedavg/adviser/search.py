@@ -10,8 +10,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..rng import key, permutation
@@ -26,15 +27,20 @@ KEPT = 0.5
 """The share of the candidates that continues after a comparison."""
 PROTECTED = 1 / 32
 """Up to this share of the horizon, the best candidate of every algorithm continues."""
-EXPLORE, REFINE = 0.5, 0.85
+EXPLORE, REFINE = 0.4, 0.85
 """Shares of the budget after which exploring and refining end."""
 MARGIN = 1.1
 """Candidates are trained up to this multiple of the best time to the target: another seed may change the order."""
-HALVING_COST = 0.12
+HALVING_COST = 0.06
 """Cost of exploring per candidate, in runs to the horizon: Σ KEPT^r · (share of the time up to the next rung)."""
-LEAST_ARMS = 8
-CENTRES = 2
+LEAST_ARMS = 2
+"""Of every algorithm; if the budget is small, most of them are dropped after the first comparison."""
+CENTRES = 4
 """Leaders, of different algorithms, around which the search refines."""
+COMPARABLE = 1.6
+"""Only candidates within this multiple of the best time are such leaders, if two or more are."""
+FURTHER = 16
+"""Candidates that start together after the neighbours of the leaders."""
 FINALISTS = 4
 NEAR = 1.3
 """A candidate whose time is within this multiple of the leader's is a finalist."""
@@ -137,13 +143,12 @@ class Search:
         mean = sum(map(self.cost, kept)) / len(kept)
         steps = self.race.budget.steps
         most = 12 * len(self.grids) if math.isinf(steps) else int(EXPLORE * steps / (HALVING_COST * mean))
-        orders = [self._order(name) for name in self.grids]
-        arms: list[Candidate] = []
-        for turn in range(max(map(len, orders), default=0)):
-            arms += [order[turn] for order in orders if turn < len(order)]
-            if len(arms) >= max(most, LEAST_ARMS):
-                break
-        return arms[: max(most, LEAST_ARMS)]
+        return list(itertools.islice(self._in_turn(), max(most, LEAST_ARMS * len(self.grids))))
+
+    def _in_turn(self) -> Iterator[Candidate]:
+        """Yield all candidates, one of every algorithm in turn."""
+        for turn in itertools.zip_longest(*map(self._order, self.grids)):
+            yield from (each for each in turn if each is not None)
 
     def _order(self, algorithm: str) -> list[Candidate]:
         """Return the candidates of an algorithm in the order in which they start: usual rates with varied shapes."""
@@ -224,7 +229,8 @@ class Search:
         run = self.run(candidate)
         if run is None:
             return -1.0
-        return 2.0 - run.hit / self.race.horizon if run.hit is not None else run.value(until)
+        hit = run.hit is not None and run.hit <= until
+        return 2.0 - (run.hit or 0.0) / self.race.horizon if hit else run.value(until)
 
     def _drop(self, candidate: Candidate, best: Candidate, until: float) -> None:
         run, other = self.run(candidate), self.run(best)
@@ -243,25 +249,34 @@ class Search:
         return self.grids[candidate.algorithm].label(candidate.position)
 
     def _refine(self) -> None:
-        """Race the neighbours of the leaders, until none of them is better."""
+        """Race the neighbours of the leaders until none of them is better, and then further candidates."""
         done: set[Candidate] = set()
+        further = self._in_turn()
         while self.race.spent_share < REFINE:
             centre = next((each for each in self._leaders() if each not in done), None)
             if centre is None:
-                return
+                leader = self.ranking()[0]
+                new = list(itertools.islice((each for each in further if each not in self.tried), FURTHER))
+                if not new:
+                    return
+                self.phase(f"exploring: {len(new)} further candidates against {self.label(leader)}")
+                self._race_against(leader, self._start(new))
+                continue
             done.add(centre)
             near = [Candidate(centre.algorithm, p) for p in self.grids[centre.algorithm].neighbours(centre.position)]
             new = [each for each in near if each not in self.tried and self._may_start(each)]
-            if not new:
-                continue
-            self._race_against(centre, self._start(new))
+            if new:
+                self.phase(f"refining: {len(new)} neighbours of {self.label(centre)}")
+                self._race_against(centre, self._start(new))
 
     def _leaders(self) -> list[Candidate]:
         """Return the best candidates of the best algorithms."""
         best: dict[str, Candidate] = {}
         for each in self.ranking():
             best.setdefault(each.algorithm, each)
-        return list(best.values())[:CENTRES]
+        leaders = list(best.values())[:CENTRES]
+        times = [self.times(each).get(self.first, math.inf) for each in leaders]
+        return [each for i, each in enumerate(leaders) if i < 2 or times[i] <= COMPARABLE * self.best_time]
 
     def _may_start(self, candidate: Candidate) -> bool:
         return candidate not in self.excluded and self._shape(candidate) in self.screening.kept
@@ -271,14 +286,14 @@ class Search:
 
     def _race_against(self, centre: Candidate, new: Sequence[Candidate]) -> None:
         alive = list(new)
-        self.phase(f"refining: {len(new)} neighbours of {self.label(centre)}")
         for share in (1 / 4, 1 / 2, 1.0):
             until = share * self._limit()
             self.race.advance([(each, self.first) for each in alive], until)
             if share < 1.0:
                 ordered = sorted(alive, key=lambda each: -self._value(each, until))
+                best = max((centre, ordered[0]), key=lambda each: self._value(each, until))
                 for each in ordered[math.ceil(len(ordered) / 2) :]:
-                    self._drop(each, centre, until)
+                    self._drop(each, best, until)
                 alive = ordered[: math.ceil(len(ordered) / 2)]
 
     def _confirm(self) -> None:
