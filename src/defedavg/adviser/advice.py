@@ -24,7 +24,7 @@ from .constants import TaskConstants, covered, excluded_by, measure
 from .racing import Budget, Race
 from .reasons import why
 from .screening import Holders, Screening, horizon_of, screen
-from .search import SEEDS, Search
+from .search import INTERRUPTED, SEEDS, Search
 
 DEFAULT_RUNS = 40
 """The default budget, in runs of a mean candidate to the horizon."""
@@ -76,6 +76,21 @@ class Advice:
     def best(self) -> RankedCandidate:
         """The recommendation."""
         return self.ranking[0]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search."""
+        return self.ended == INTERRUPTED
+
+    def failure(self) -> str | None:
+        """Return in one line that no candidate reached the target and what was found, or None."""
+        if self.best.reached:
+            return None
+        return (
+            f"no candidate reached {self.target:g} within {duration(self.horizon)} of simulated time, and {self.ended}; the "
+            f"best so far, {self.best.label}, had {self.best.metric:.3f} after {self.best.seconds:.3g} s; set a lower "
+            "stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
+        )
 
     def advised_study(self) -> Study:
         """Return the study with the recommended algorithm and settings."""

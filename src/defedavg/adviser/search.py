@@ -44,6 +44,7 @@ FURTHER = 16
 FINALISTS = 4
 NEAR = 1.3
 """A candidate whose time is within this multiple of the leader's is a finalist."""
+INTERRUPTED = "it was interrupted"
 SEEDS = 5
 """Seeds of a finalist, at most."""
 PATIENCE = 1.5
@@ -122,7 +123,7 @@ class Search:
         except BudgetSpentError:
             self.ended = "the budget is spent"
         except KeyboardInterrupt:
-            self.ended = "it was interrupted"
+            self.ended = INTERRUPTED
 
     @property
     def best_time(self) -> float:

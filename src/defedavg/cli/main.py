@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import UserError, printable
+from .advise_command import advise
 from .algorithms_command import algorithms
 from .bench_command import bench
 from .consoles import discard_output, flush_output
@@ -48,7 +49,7 @@ from .view_command import view
 
 COMMANDS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
     "Explore": {"settings": settings, "algorithms": algorithms, "plan": plan},
-    "Train": {"run": run, "tune": tune},
+    "Train": {"run": run, "tune": tune, "advise": advise},
     "Inspect": {
         "report": report,
         "view": view,
