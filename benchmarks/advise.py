@@ -77,7 +77,7 @@ def pick(k: int, values: tuple[Any, ...]) -> Any:
 
 def digits_task(k: int, clients: int, kind: str, split: str) -> Task:
     """Return a task of digits; the split depends on the key alone."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     inputs, labels = load_digits(return_X_y=True)
     order = permutation(extend(k, 1), len(inputs))
@@ -108,7 +108,9 @@ def digits_task(k: int, clients: int, kind: str, split: str) -> Task:
 
 def least_squares_task(k: int, clients: int, heterogeneity: float) -> Task:
     """Return least squares whose metric is the share of the initial excess loss that is gone."""
-    problem = least_squares(clients, dimension=16, heterogeneity=heterogeneity, curvature=(0.02, 1.0), seed=k % 2**31, start=4.0)
+    problem = least_squares(
+        clients, dimension=16, heterogeneity=heterogeneity, curvature=(0.02, 1.0), seed=k % 2**31, start=4.0
+    )
     start, least = problem.value(np.full(16, 4.0)), problem.minimum
 
     def excess_gone(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ def draw(family: str, number: int) -> Scenario:
             period, begin = horizon / 4, float(draws.random()) * horizon / 4
             row += f",{begin:.6g},{begin + 0.7 * period:.6g},{period:.6g}"
         lines.append(row)
-    tables = {
+    tables: dict[str, Any] = {
         "name": f"{family}-{number}",
         "training": {
             "updates_per_round": [max(1, clients // 8), clients // 2],
@@ -174,7 +176,9 @@ def draw(family: str, number: int) -> Scenario:
     for name, algorithm in ALGORITHMS.items():
         if name != "fedbuff" and "concurrency" in algorithm.settings_type.__dataclass_fields__:
             tables.setdefault(name, {})["concurrency"] = [0]
-    summary = f"{kind}, {split}, {clients} clients, {speeds}, transfer {link:g} steps" + (", windows" if windows else "")
+    summary = f"{kind}, {split}, {clients} clients, {speeds}, transfer {link:g} steps" + (
+        ", windows" if windows else ""
+    )
     return Scenario(f"{family}-{number}", summary, task, "\n".join(lines) + "\n", tables)
 
 
@@ -183,12 +187,12 @@ def run_grid(study: config.Study, task: Task) -> dict[str, Any]:
     grids = grids_of(study, list(ALGORITHMS), 0)
     horizon = study.tables["stop"]["max_seconds"]
     screening = screen(grids, horizon, GRID_SEEDS[0], Holders(None), lambda *_: None)
-    shapes = {**screening.kept}
-    race = Race(
-        grids, ComputeConfig(), horizon, Budget(),
-        lambda each: shapes[grids[each.algorithm].shape_of(each)].steps_per_update if grids[each.algorithm].shape_of(each) in shapes else study_steps(grids[each.algorithm], each),
-        task,
-    )  # fmt: skip
+
+    def steps_of(cell: Candidate) -> float:
+        shape = screening.kept.get(grids[cell.algorithm].shape_of(cell))
+        return study_steps(grids[cell.algorithm], cell) if shape is None else shape.steps_per_update
+
+    race = Race(grids, ComputeConfig(), horizon, Budget(), steps_of, task)
     cells = [
         Candidate(shape.algorithm, (*shape.position, *rates))
         for grid in grids.values()
@@ -294,13 +298,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/advise"))
     parser.add_argument("--again", action="store_true", help="advise again, with the stored grids")
     parser.add_argument("--grids-only", action="store_true", help="train the grids alone")
-    parser.add_argument("--budgets", default="", help="further shares of the budget, such as 0.25,0.5: three seeds each")
+    parser.add_argument(
+        "--budgets", default="", help="further shares of the budget, such as 0.25,0.5: three seeds each"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     numbers = [int(n) for n in given.only.split(",")] if given.only else range(given.scenarios)
     regrets, costs = [], []
     by_budget: dict[str, list[float]] = {}
-    print("| scenario | task and fleet | best cell | s | advice | s | regret | cost |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| scenario | task and fleet | best cell | s | advice | s | regret | cost |\n|---|---|---|---|---|---|---|---|"
+    )
     for number in numbers:
         scenario = draw(given.family, number)
         with tempfile.TemporaryDirectory() as folder:
@@ -325,9 +333,11 @@ def main() -> None:
         regrets.append(found["regret"])
         costs.append(found.get("cost", 0.0))
     if regrets:
-        print(f"\nmedian regret {100 * median(regrets):.1f} %, largest {100 * max(regrets):.0f} %; largest cost {100 * max(costs):.1f} %")
+        figures = f"median regret {100 * median(regrets):.1f} %, largest {100 * max(regrets):.0f} %"
+        print(f"\n{len(regrets)} scenarios: {figures}; largest cost {100 * max(costs):.1f} %")
     for share, values in by_budget.items():
-        print(f"budget × {share}: median regret {100 * median(values):.1f} %, mean of log {fmean(map(math.log1p, values)):.3f}")
+        logs = fmean(map(math.log1p, values))
+        print(f"budget × {share}: median regret {100 * median(values):.1f} %, mean log of the ratio {logs:.3f}")
 
 
 if __name__ == "__main__":

@@ -87,9 +87,9 @@ class Advice:
         if self.best.reached:
             return None
         return (
-            f"no candidate reached {self.target:g} within {duration(self.horizon)} of simulated time, and {self.ended}; the "
-            f"best so far, {self.best.label}, had {self.best.metric:.3f} after {self.best.seconds:.3g} s; set a lower "
-            "stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
+            f"no candidate reached {self.target:g} within {duration(self.horizon)} of simulated time; {self.ended}; the "
+            f"best so far, {self.best.label}, had {self.best.metric:.3f} after {self.best.seconds:.3g} s; set a "
+            "lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
         )
 
     def advised_study(self) -> Study:
@@ -210,7 +210,9 @@ class _Adviser:
     def advise(self, updates: float | None, seconds: float | None, seeds: int, began: float) -> Advice:
         task = self._task()
         holders = _holders(task)
-        screening = screen(self.grids, self.horizon, self.seed, holders, lambda text, share: self.report(text, share, None))
+        screening = screen(
+            self.grids, self.horizon, self.seed, holders, lambda text, share: self.report(text, share, None)
+        )
         self.report("measuring constants of the task", 0.0, None)
         constants = measure(task, self.base.training.batch_size, self.seed)
         excluded = self._excluded(screening, constants)
@@ -281,8 +283,9 @@ class _Adviser:
             if steps < costs[cheapest]:
                 raise UserError(
                     f"the budget of {updates:g} updates is below one run: the cheapest of {len(costs)} settings that "
-                    f"can be raced, {screening.labels[cheapest]}, trains {costs[cheapest] / steps_per_update:.0f} updates of "
-                    f"{steps_per_update} steps in {duration(self.horizon)}; give more, or a shorter stop.max_seconds"
+                    f"can be raced, {screening.labels[cheapest]}, trains {costs[cheapest] / steps_per_update:.0f} "
+                    f"updates of {steps_per_update} steps in {duration(self.horizon)}; give more, or a shorter "
+                    "stop.max_seconds"
                 )
         return Budget(steps, math.inf if seconds is None else seconds)
 

@@ -1,4 +1,4 @@
-"""The files of an advice: advice.json, advised.toml and a page; the same advice gives the same bytes except for times."""
+"""The files of an advice: advice.json, advised.toml and a page; only times differ between equal searches."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def advice_json(advice: Advice, provenance: Mapping[str, Any]) -> dict[str, Any]
 
 
 def pareto_front(ranking: tuple[RankedCandidate, ...]) -> set[str]:
-    """Return the candidates that no other beats in time, bytes and worst decile together; unknown deciles count as 0."""
+    """Return the candidates that no other beats in time, bytes and worst decile; an unknown decile is 0."""
     points = {
         each.label: (each.time.mean, each.bytes or 0.0, -(each.worst_decile or 0.0))
         for each in ranking
@@ -74,7 +74,9 @@ def pareto_front(ranking: tuple[RankedCandidate, ...]) -> set[str]:
     return {
         label
         for label, point in points.items()
-        if not any(all(a <= b for a, b in zip(other, point, strict=True)) and other != point for other in points.values())
+        if not any(
+            all(a <= b for a, b in zip(other, point, strict=True)) and other != point for other in points.values()
+        )
     }
 
 
@@ -82,7 +84,9 @@ def dropped_groups(advice: Advice) -> list[dict[str, Any]]:
     """Return the settings that were not raced by reason, the most frequent reason first; numbers in reasons vary."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for label, reason in advice.dropped:
-        groups.setdefault(re.sub(r"[\d.]+", "#", re.sub(r", \S+ n=.*| [a-z0-9-]+ (n|K)=.*", "", reason)), []).append((label, reason))
+        groups.setdefault(re.sub(r"[\d.]+", "#", re.sub(r", \S+ n=.*| [a-z0-9-]+ (n|K)=.*", "", reason)), []).append(
+            (label, reason)
+        )
     ordered = sorted(groups.values(), key=len, reverse=True)
     return [{"reason": found[0][1], "count": len(found), "example": found[0][0]} for found in ordered]
 
@@ -91,8 +95,14 @@ def facts(advice: Advice) -> list[tuple[str, str]]:
     """Return what a reader must know of the search, as names and values."""
     found = [
         ("target", f"{advice.target:g} within {duration(advice.horizon)} of simulated time"),
-        ("candidates", f"{advice.candidates:,} of {advice.planned:,} planned settings; {len(advice.ranking)} were raced"),
-        ("training", f"{advice.updates:,} updates, {100 * advice.steps / advice.grid_steps:.2g} % of the grid on one seed"),
+        (
+            "candidates",
+            f"{advice.candidates:,}, with {advice.planned:,} plans; {len(advice.ranking)} were raced",
+        ),
+        (
+            "training",
+            f"{advice.updates:,} updates, {100 * advice.steps / advice.grid_steps:.2g} % of the grid on one seed",
+        ),
         ("the search ended because", advice.ended),
     ]
     if advice.theory is not None:

@@ -132,9 +132,9 @@ class AlgorithmGrid:
 
     def neighbours(self, position: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Yield the positions one step away on one axis, and those where n or K and a rate change together."""
-        steps = [((i, d),) for i in range(len(self.axes)) for d in (1, -1)]
+        steps: list[tuple[tuple[int, int], ...]] = [((i, d),) for i in range(len(self.axes)) for d in (1, -1)]
         names = [axis.name for axis in self.axes]
-        # Twice the local steps with a lower local rate, or fewer updates with a lower global rate, learn at a like pace.
+        # More local steps with a lower local rate, or fewer updates with a lower global rate, learn at a like pace.
         for one, other, sign in (
             ("training.local_steps", "training.local_lr", -1),
             ("training.updates_per_round", "training.global_lr", 1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from dataclasses import dataclass
 
 from ..errors import UserError
@@ -67,6 +66,5 @@ def covered(grid: AlgorithmGrid, candidate: Candidate, plan: PlannedShape, const
     limit = 1 / (4 * constants.estimates.smoothness * training.local_steps * staleness)
     product = training.global_lr * training.local_lr
     verdict = "within" if product <= limit else "above"
-    return (
-        f"ηη̄ = {product:.3g} is {verdict} the theorem's 1/(4LKλ) = {limit:.3g} for the planned staleness λ = {staleness}"
-    )
+    bound = f"1/(4LKλ) = {limit:.3g} for the planned staleness λ = {staleness}"
+    return f"ηη̄ = {product:.3g} is {verdict} the theorem's {bound}"

@@ -1,4 +1,4 @@
-"""Races candidates: runs advance in shared batches to equal simulated times, pause there, and continue or are dropped."""
+"""Races candidates: runs advance in shared batches to equal simulated times, then continue or are dropped."""
 
 from __future__ import annotations
 

@@ -59,8 +59,9 @@ def _facts(plan: PlannedShape, best: PlannedShape, holders: Holders) -> Iterator
         share = f"{slow:.2f} of an equal share (the leader {other:.2f})"
         yield other / max(slow, 1e-3), f"its slowest quarter of clients is heard {share}"
     if best.steps_per_second > NOTABLE * plan.steps_per_second:
-        yield best.steps_per_second / plan.steps_per_second, (
-            f"it merges {plan.steps_per_second:.3g} local steps a second (the leader {best.steps_per_second:.3g})"
+        yield (
+            best.steps_per_second / plan.steps_per_second,
+            (f"it merges {plan.steps_per_second:.3g} local steps a second (the leader {best.steps_per_second:.3g})"),
         )
     stale, fresh = plan.stats.staleness_mean, best.stats.staleness_mean
     if stale + 1 > NOTABLE * (fresh + 1):

@@ -1,7 +1,8 @@
 """Screens candidates by their plans, without training: what cannot win is dropped with the reason, in words.
 
-A plan takes milliseconds, so every shape of the grid (everything except the rates) is planned. Plans end at the horizon,
-or when every client has contributed a number of updates on average; rates per second are those of the planned time.
+A plan takes milliseconds, so every shape of the grid (everything except the rates) is planned. Plans end at the
+horizon, or when every client has contributed a number of updates on average; figures per second are those of the
+planned time.
 """
 
 from __future__ import annotations
@@ -87,13 +88,15 @@ def horizon_of(settings: Settings, seed: int) -> float:
             rounds, seconds = record.merge.version, record.time
     if not rounds:
         raise UserError(
-            f"{settings.algorithm} merges no update with the settings of the study, so there is no horizon; check "
-            "[clients], or set stop.max_seconds"
+            f"no update of {settings.algorithm} is merged, so the study has no horizon; check [clients], or set "
+            "stop.max_seconds"
         )
     return seconds
 
 
-def screen(grids: Mapping[str, AlgorithmGrid], horizon: float, seed: int, holders: Holders, notify: Notify) -> Screening:
+def screen(
+    grids: Mapping[str, AlgorithmGrid], horizon: float, seed: int, holders: Holders, notify: Notify
+) -> Screening:
     """Plan every shape and drop those that cannot win."""
     shapes = [(grid, shape) for grid in grids.values() for shape in grid.shapes()]
     planned: dict[Shape, PlannedShape] = {}
@@ -105,8 +108,7 @@ def screen(grids: Mapping[str, AlgorithmGrid], horizon: float, seed: int, holder
             planned[shape] = plan_shape(grid, shape, horizon, seed)
         except UserError as error:
             dropped[shape] = f"refused: {error}"
-    for shape, reason in _unfit(planned, horizon, holders):
-        dropped[shape] = reason
+    dropped.update(_unfit(planned, horizon, holders))
     kept = {shape: each for shape, each in planned.items() if shape not in dropped}
     if not kept:
         raise UserError(_nothing_left(dropped, len(shapes), horizon))
@@ -163,12 +165,11 @@ class Holders:
         if self.counts is None:
             return []
         missing = self.counts[merged == 0].sum(axis=0)
-        return np.flatnonzero(missing > UNHEARD_SHARE * np.maximum(1, self.counts.sum(axis=0))).tolist()
+        limit = UNHEARD_SHARE * np.maximum(1, self.counts.sum(axis=0))
+        return [int(c) for c in np.flatnonzero(missing > limit)]
 
 
-def _unfit(
-    planned: Mapping[Shape, PlannedShape], horizon: float, holders: Holders
-) -> Iterator[tuple[Shape, str]]:
+def _unfit(planned: Mapping[Shape, PlannedShape], horizon: float, holders: Holders) -> Iterator[tuple[Shape, str]]:
     """Yield the shapes that cannot win, and why."""
     fastest = max(planned.values(), key=lambda each: each.steps_per_second, default=None)
     seen: dict[object, PlannedShape] = {}
@@ -182,9 +183,12 @@ def _unfit(
         if known is not each:
             yield shape, f"has the same plan as {known.label}"
         elif fastest is not None and SLOWEST * each.steps_per_second < fastest.steps_per_second:
-            yield shape, (
-                f"merges {each.steps_per_second:.3g} local steps a second, {fastest.label} merges "
-                f"{fastest.steps_per_second:.3g}"
+            yield (
+                shape,
+                (
+                    f"merges {each.steps_per_second:.3g} local steps a second, {fastest.label} merges "
+                    f"{fastest.steps_per_second:.3g}"
+                ),
             )
         elif classes := holders.unheard(each.merged):
             yield shape, f"never hears the clients that hold {_classes(classes)} within {duration(each.seconds)}"

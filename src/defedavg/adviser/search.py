@@ -85,9 +85,7 @@ class Search:
 
     def times(self, candidate: Candidate) -> dict[int, float]:
         """Return the time to the target by seed, infinite where a run ended without it."""
-        return {
-            seed: math.inf if run.hit is None else run.hit for seed, run in self._complete(candidate).items()
-        }
+        return {seed: math.inf if run.hit is None else run.hit for seed, run in self._complete(candidate).items()}
 
     def reached(self, candidate: Candidate) -> bool:
         """Return whether every run of a candidate that ended has reached the target, the first one among them."""
@@ -169,7 +167,7 @@ class Search:
         return list(order)
 
     def _distance(self, grid: AlgorithmGrid, position: tuple[int, ...]) -> float:
-        """Return how far rates are from the usual ones: a global rate of 1, and a local rate that suits the curvature."""
+        """Return how far rates are from the usual ones: a global rate of 1, and a local rate that suits L."""
         axes = grid.axes[len(grid.shape_axes) :]
         total = 0.0
         for axis, i in zip(axes, position, strict=True):
@@ -331,7 +329,7 @@ class Search:
         found = ratio(self.times(candidate), self.times(leader))
         if found is None or found.low is None or found.high is None:
             return False
-        return found.low > 1.0 or (1 / TIE < found.low and found.high < TIE)
+        return found.low > 1.0 or (found.low > 1 / TIE and found.high < TIE)
 
     def planned(self, candidate: Candidate) -> PlannedShape:
         """Return the plan of a candidate."""

@@ -121,7 +121,10 @@ def _print(advice: Advice, results: Path, as_json: bool) -> None:
         opt.print_json(advice_json(advice, {}))
     else:
         opt.out.print(ranking_table(advice))
-        opt.print_line(f"\n{advice.candidates:,} candidates, {len(advice.ranking)} raced, {advice.updates:,} updates; {advice.ended}")
+        opt.print_line(
+            f"\n{advice.candidates:,} candidates, {len(advice.ranking)} raced, {advice.updates:,} updates; "
+            f"{advice.ended}"
+        )
     say = opt.print_note if as_json else opt.print_line
     say(f"open in a browser: {results / PAGE}")
     failure = advice.failure()

@@ -4,7 +4,7 @@
   const { element, escaped, colour, css } = Charts;
   const $ = (id) => document.getElementById(id);
   const data = JSON.parse($("payload").textContent);
-  const shown = (value, digits = 3) => (value === null || value === undefined ? "–" : Number(value).toPrecision(digits).replace(/\.?0+$/, ""));
+  const shown = (value, digits = 3) => (value === null || value === undefined ? "–" : String(Number(Number(value).toPrecision(digits))));
   const megabytes = (bytes) => (bytes === null ? "–" : `${shown(bytes / 1e6)} MB`);
 
   function head(...names) {
