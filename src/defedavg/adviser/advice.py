@@ -87,8 +87,8 @@ class Advice:
         if self.best.reached:
             return None
         return (
-            f"no candidate reached {self.target:g} within {duration(self.horizon)} of simulated time; {self.ended}; the "
-            f"best so far, {self.best.label}, had {self.best.metric:.3f} after {self.best.seconds:.3g} s; set a "
+            f"no candidate reached {self.target:g} within {duration(self.horizon)} of simulated time; {self.ended}; "
+            f"the best so far, {self.best.label}, had {self.best.metric:.3f} after {self.best.seconds:.3g} s; set a "
             "lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
         )
 

@@ -88,7 +88,7 @@ def horizon_of(settings: Settings, seed: int) -> float:
             rounds, seconds = record.merge.version, record.time
     if not rounds:
         raise UserError(
-            f"no update of {settings.algorithm} is merged, so the study has no horizon; check [clients], or set "
+            f"no update of {settings.algorithm} is merged, so the study has no horizon; check [clients], or give "
             "stop.max_seconds"
         )
     return seconds
