@@ -22,6 +22,8 @@ from .data_command import DataDir
 if TYPE_CHECKING:
     from ..adviser.advice import Advice
     from ..adviser.advice import Progress as AdviceProgress
+    from ..config.study import Study
+    from ..deploy.replay import Replay
 
 QUIET_SECONDS = 10.0
 ROWS = 12
@@ -87,16 +89,47 @@ def advise(
 
     Example: `defedavg advise my.toml --set stop.target_accuracy=0.8 --budget 10m`
     """
+    from ..adviser.advice_files import check_advice_folder
+
+    parse_budget(budget)
+    study = opt.load_study(file, overrides, plugin)
+    results = folder / f"{study.name}-advice"
+    check_advice_folder(results, force=force)
+    search_and_print(study, results, budget, algorithms, seeds, device, memory, precision, as_json=as_json)
+
+
+def advise_from_log(found: Replay, file: Path, budget: str | None, folder: Path, *, force: bool) -> None:
+    """Advise for the clients that a deployment log measured; the study names the task and the target."""
+    from ..adviser.advice_files import check_advice_folder
+    from ..adviser.log_advice import study_of_log
+
+    parse_budget(budget)
+    study = opt.load_study(file, (), None)
+    results = folder / f"{study.name}-advice"
+    check_advice_folder(results, force=force)
+    search_and_print(study_of_log(found, study, results), results, budget, as_json=False)
+
+
+def search_and_print(
+    study: Study,
+    results: Path,
+    budget: str | None,
+    algorithms: str | None = None,
+    seeds: int = 5,
+    device: str = "auto",
+    memory: str | None = None,
+    precision: str = "auto",
+    *,
+    as_json: bool,
+) -> None:
+    """Search, write the files into a folder, and print the ranking."""
     from ..adviser.advice import advise as find_advice
-    from ..adviser.advice_files import check_advice_folder, write_advice
+    from ..adviser.advice_files import write_advice
     from ..experiments.compute import ComputeConfig
     from ..runstore.provenance import provenance
 
     updates, seconds = parse_budget(budget)
     names = None if algorithms is None else [name.strip() for name in algorithms.split(",")]
-    study = opt.load_study(file, overrides, plugin)
-    results = folder / f"{study.name}-advice"
-    check_advice_folder(results, force=force)
     with opt.working("preparing …"):
         compute = ComputeConfig.choose("batched", device, None, memory, precision)
     origin = provenance(executor="batched", device=compute.device, precision=compute.precision)
