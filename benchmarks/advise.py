@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from defedavg import UserError, make_task
 from defedavg.adviser.advice import Advice, advise
-from defedavg.adviser.candidates import AlgorithmGrid, Candidate, grids_of
+from defedavg.adviser.candidates import AlgorithmGrid, GridCell, grids_of
 from defedavg.adviser.racing import Budget, Race
 from defedavg.adviser.screening import Holders, screen
 from defedavg.algorithms import ALGORITHMS
@@ -188,13 +188,13 @@ def run_grid(study: config.Study, task: Task) -> dict[str, Any]:
     horizon = study.tables["stop"]["max_seconds"]
     screening = screen(grids, horizon, GRID_SEEDS[0], Holders(None), lambda *_: None)
 
-    def steps_of(cell: Candidate) -> float:
+    def steps_of(cell: GridCell) -> float:
         shape = screening.kept.get(grids[cell.algorithm].shape_of(cell))
         return study_steps(grids[cell.algorithm], cell) if shape is None else shape.steps_per_update
 
     race = Race(grids, ComputeConfig(), horizon, Budget(), steps_of, task)
     cells = [
-        Candidate(shape.algorithm, (*shape.position, *rates))
+        GridCell(shape.algorithm, (*shape.position, *rates))
         for grid in grids.values()
         for shape in grid.shapes()
         if not screening.dropped.get(shape, "").startswith("refused")
@@ -214,12 +214,12 @@ def run_grid(study: config.Study, task: Task) -> dict[str, Any]:
     return {"cells": found, "steps": race.steps, "updates": race.updates, "runs": len(entries)}
 
 
-def study_steps(grid: AlgorithmGrid, cell: Candidate) -> float:
+def study_steps(grid: AlgorithmGrid, cell: GridCell) -> float:
     """Return K of a cell."""
     return float(grid.settings(cell.position).training.local_steps)
 
 
-def geometric(race: Race, cell: Candidate) -> float:
+def geometric(race: Race, cell: GridCell) -> float:
     """Return the geometric mean time of a cell; infinite until all seeds have reached the target."""
     times = [race.runs[cell, seed].hit for seed in GRID_SEEDS]
     return mean_time(times)
@@ -237,7 +237,7 @@ def time_of(study: config.Study, task: Task, advice: Advice, grid: dict[str, Any
         return known
     grids = grids_of(study, [advice.best.algorithm], 0)[advice.best.algorithm]
     position = tuple(axis.values.index(advice.best.values[axis.name]) for axis in grids.axes)
-    cell = Candidate(advice.best.algorithm, position)
+    cell = GridCell(advice.best.algorithm, position)
     horizon = study.tables["stop"]["max_seconds"]
     race = Race({cell.algorithm: grids}, ComputeConfig(), horizon, Budget(), lambda _: 1.0, task)
     race.advance([(cell, seed) for seed in GRID_SEEDS], horizon)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defedavg.adviser.candidates import AlgorithmGrid, Shape, grids_of
+from defedavg.adviser.candidates import AlgorithmGrid, PlanShape, grids_of
 from defedavg.adviser.confidence import TimeInterval, quantile, ratio
 from defedavg.adviser.reasons import _facts
 from defedavg.adviser.screening import Holders, horizon_of, plan_shape, screen
@@ -81,7 +81,9 @@ def test_quantiles_fall_to_the_normal_one() -> None:
 def test_reasons_name_the_classes_of_clients_that_are_heard_less() -> None:
     counts = np.zeros((20, 4), np.int64)
     found = grids("defedavg-iid", "fedavg", clients={"num_clients": 20, "slowness": "two-speed(0.5, 8)"})
-    plans = {name: plan_shape(grid, Shape(name, (0,) * len(grid.shape_axes)), 20.0, 0) for name, grid in found.items()}
+    plans = {
+        name: plan_shape(grid, PlanShape(name, (0,) * len(grid.shape_axes)), 20.0, 0) for name, grid in found.items()
+    }
     slow = plans["defedavg-iid"].merged < np.median(plans["defedavg-iid"].merged)
     counts[:, 0], counts[slow, 0], counts[slow, 3] = 10, 0, 10
     holders = Holders(counts)

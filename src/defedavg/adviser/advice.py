@@ -18,13 +18,13 @@ from ..durations import duration
 from ..errors import UserError, unknown
 from ..experiments.compute import ComputeConfig
 from ..tasks import Task, class_counts
-from .candidates import AlgorithmGrid, Candidate, grids_of
+from .candidates import AlgorithmGrid, GridCell, grids_of
 from .confidence import TimeInterval
 from .constants import TaskConstants, covered, excluded_by, measure
 from .racing import Budget, Race
 from .reasons import why
 from .screening import Holders, Screening, horizon_of, screen
-from .search import INTERRUPTED, SEEDS, Search
+from .search import INTERRUPTED, SEEDS, AdviceSearch
 
 DEFAULT_RUNS = 40
 """The default budget, in runs of a mean candidate to the horizon."""
@@ -225,7 +225,7 @@ class _Adviser:
             lambda each: screening.kept[self.grids[each.algorithm].shape_of(each)].steps_per_update,
             self.own_task,
         )
-        search = Search(
+        search = AdviceSearch(
             race,
             self.grids,
             screening,
@@ -247,7 +247,7 @@ class _Adviser:
             raise UserError("the task has no classes and no metric, so no target can be reached; give it a metric")
         return task
 
-    def _follow(self, search: Search, race: Race) -> None:
+    def _follow(self, search: AdviceSearch, race: Race) -> None:
         text = ["racing"]
 
         def phase(name: str) -> None:
@@ -260,12 +260,12 @@ class _Adviser:
 
         search.phase, race.notify = phase, notify
 
-    def _excluded(self, screening: Screening, constants: TaskConstants) -> dict[Candidate, str]:
-        found: dict[Candidate, str] = {}
+    def _excluded(self, screening: Screening, constants: TaskConstants) -> dict[GridCell, str]:
+        found: dict[GridCell, str] = {}
         for shape in screening.kept:
             grid = self.grids[shape.algorithm]
             for rates in grid.rate_positions():
-                candidate = Candidate(shape.algorithm, (*shape.position, *rates))
+                candidate = GridCell(shape.algorithm, (*shape.position, *rates))
                 reason = excluded_by(grid, candidate, constants)
                 if reason is not None:
                     found[candidate] = reason
@@ -291,10 +291,10 @@ class _Adviser:
 
     def _result(
         self,
-        search: Search,
+        search: AdviceSearch,
         screening: Screening,
         constants: TaskConstants,
-        excluded: Mapping[Candidate, str],
+        excluded: Mapping[GridCell, str],
         holders: Holders,
         began: float,
     ) -> Advice:
@@ -328,10 +328,10 @@ class _Adviser:
             seconds=time.monotonic() - began,
         )
 
-    def _label(self, candidate: Candidate) -> str:
+    def _label(self, candidate: GridCell) -> str:
         return self.grids[candidate.algorithm].label(candidate.position)
 
-    def _ranked(self, search: Search, candidate: Candidate, leader: Candidate, holders: Holders) -> RankedCandidate:
+    def _ranked(self, search: AdviceSearch, candidate: GridCell, leader: GridCell, holders: Holders) -> RankedCandidate:
         run, plan = search.run(candidate), search.planned(candidate)
         assert run is not None
         reached = search.reached(candidate)

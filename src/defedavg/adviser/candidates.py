@@ -58,7 +58,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class GridCell:
     """One cell of the grid: an algorithm and a position on each of its axes; the rates are the last two axes."""
 
     algorithm: str
@@ -66,7 +66,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PlanShape:
     """What a plan depends on: an algorithm and a position on the axes other than rates."""
 
     algorithm: str
@@ -81,19 +81,19 @@ class AlgorithmGrid:
     axes: tuple[Axis, ...]
     rate_axes: int
 
-    def shape_of(self, candidate: Candidate) -> Shape:
+    def shape_of(self, candidate: GridCell) -> PlanShape:
         """Return the shape of a candidate."""
-        return Shape(candidate.algorithm, candidate.position[: len(self.axes) - self.rate_axes])
+        return PlanShape(candidate.algorithm, candidate.position[: len(self.axes) - self.rate_axes])
 
     @property
     def shape_axes(self) -> tuple[Axis, ...]:
         """The axes on which plans depend."""
         return self.axes[: len(self.axes) - self.rate_axes]
 
-    def shapes(self) -> Iterator[Shape]:
+    def shapes(self) -> Iterator[PlanShape]:
         """Yield every shape."""
         for position in itertools.product(*(range(len(axis.values)) for axis in self.shape_axes)):
-            yield Shape(self.base.algorithm, position)
+            yield PlanShape(self.base.algorithm, position)
 
     def rate_positions(self) -> list[tuple[int, ...]]:
         """Return every position on the axes of rates."""

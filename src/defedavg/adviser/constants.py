@@ -8,7 +8,7 @@ from ..errors import UserError
 from ..tasks import Task
 from ..theory.estimates import EstimateOptions, Estimates, estimate
 from ..theory.formulas import THEOREMS
-from .candidates import RATES, AlgorithmGrid, Candidate
+from .candidates import RATES, AlgorithmGrid, GridCell
 from .screening import PlannedShape
 
 UNSTABLE = 10.0
@@ -47,7 +47,7 @@ def measure(task: Task, batch_size: int, seed: int) -> TaskConstants:
     return TaskConstants(found, f"L = {found.smoothness:.3g}: {found.note}")
 
 
-def excluded_by(grid: AlgorithmGrid, candidate: Candidate, constants: TaskConstants) -> str | None:
+def excluded_by(grid: AlgorithmGrid, candidate: GridCell, constants: TaskConstants) -> str | None:
     """Return why the rates of a candidate are not tried, if so."""
     values = grid.chosen(candidate.position)
     rate = values.get(RATES[1])
@@ -57,7 +57,7 @@ def excluded_by(grid: AlgorithmGrid, candidate: Candidate, constants: TaskConsta
     return f"η̄ = {rate:g} is above {UNSTABLE:g}/L = {constants.largest_rate:.3g}, where single steps diverge"
 
 
-def covered(grid: AlgorithmGrid, candidate: Candidate, plan: PlannedShape, constants: TaskConstants) -> str | None:
+def covered(grid: AlgorithmGrid, candidate: GridCell, plan: PlannedShape, constants: TaskConstants) -> str | None:
     """Return whether a theorem covers the rates of a candidate with its planned staleness; None without a theorem."""
     if candidate.algorithm not in THEOREMS or constants.estimates is None:
         return None

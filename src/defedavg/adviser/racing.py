@@ -16,7 +16,7 @@ from ..experiments.sweep import Sweep
 from ..tasks import Task
 from ..training import BatchedRun, Evaluation, StackingError, Status, Trainer, run_batched
 from ..training.precision import computing_in
-from .candidates import AlgorithmGrid, Candidate
+from .candidates import AlgorithmGrid, GridCell
 
 EVALUATIONS = 256
 """Of a run until the horizon, where the study does not set ``stop.eval_every_seconds``."""
@@ -40,7 +40,7 @@ class Budget:
 class RacedRun:
     """One candidate with one seed."""
 
-    candidate: Candidate
+    candidate: GridCell
     seed: int
     simulation: Simulation
     steps_per_update: float
@@ -90,17 +90,17 @@ class Race:
     compute: ComputeConfig
     horizon: float
     budget: Budget
-    steps_per_update: Callable[[Candidate], float]
+    steps_per_update: Callable[[GridCell], float]
     task: Task | None = None
     notify: Callable[[], None] = lambda: None
-    runs: dict[tuple[Candidate, int], RacedRun] = field(default_factory=dict)
+    runs: dict[tuple[GridCell, int], RacedRun] = field(default_factory=dict)
     steps: float = 0.0  # trained
     updates: int = 0
 
     def __post_init__(self) -> None:
         self._sweep = Sweep(self.compute)
         self._trainers: dict[Hashable, Trainer | None] = {}
-        self._groups: dict[tuple[Candidate, int], Hashable] = {}
+        self._groups: dict[tuple[GridCell, int], Hashable] = {}
         self.began = time.monotonic()
 
     @property
@@ -113,7 +113,7 @@ class Race:
         """The share of the budget that is spent."""
         return max(self.steps / self.budget.steps, (time.monotonic() - self.began) / self.budget.seconds)
 
-    def settings(self, candidate: Candidate) -> Settings:
+    def settings(self, candidate: GridCell) -> Settings:
         """Return the settings of a candidate's runs: they end at the target or at the horizon."""
         settings = self.grids[candidate.algorithm].settings(candidate.position)
         every = settings.stop.eval_every_seconds
@@ -132,7 +132,7 @@ class Race:
         """Return the task of a run."""
         return self._sweep.task(settings, seed) if self.task is None else self.task
 
-    def run_of(self, candidate: Candidate, seed: int) -> RacedRun:
+    def run_of(self, candidate: GridCell, seed: int) -> RacedRun:
         """Return the run of a candidate with a seed, at its initialisation if it is new."""
         if (candidate, seed) not in self.runs:
             settings = self.settings(candidate)
@@ -143,11 +143,11 @@ class Race:
             self._groups[candidate, seed] = self._group(settings, seed, candidate)
         return self.runs[candidate, seed]
 
-    def _group(self, settings: Settings, seed: int, candidate: Candidate) -> Hashable:
+    def _group(self, settings: Settings, seed: int, candidate: GridCell) -> Hashable:
         spec = RunSpec(candidate, settings, seed)
         return self._sweep.group_of(spec)
 
-    def advance(self, entries: Sequence[tuple[Candidate, int]], until: float) -> None:
+    def advance(self, entries: Sequence[tuple[GridCell, int]], until: float) -> None:
         """Advance runs to a simulated time; raise ``BudgetSpentError`` when the budget is spent."""
         groups: dict[Hashable, list[RacedRun]] = {}
         for candidate, seed in entries:
@@ -201,7 +201,7 @@ class Race:
         if self.spent_share >= 1.0:
             raise BudgetSpentError
 
-    def drop(self, candidate: Candidate, seed: int) -> None:
+    def drop(self, candidate: GridCell, seed: int) -> None:
         """Free the memory of a run that does not continue; its evaluations are kept."""
         run = self.runs[candidate, seed]
         if run.running:

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .candidates import Candidate
+from .candidates import GridCell
 from .confidence import ratio
 from .screening import Holders, PlannedShape
-from .search import Search
+from .search import AdviceSearch
 
 NOTABLE = 1.25
 """A figure that differs by less than this factor is no reason."""
 MOST_FACTS = 2
 
 
-def why(search: Search, candidate: Candidate, leader: Candidate, holders: Holders) -> str:
+def why(search: AdviceSearch, candidate: GridCell, leader: GridCell, holders: Holders) -> str:
     """Return why a raced candidate is not the leader."""
     parts = [_outcome(search, candidate, leader)]
     plan, best = search.planned(candidate), search.planned(leader)
@@ -28,7 +28,7 @@ def why(search: Search, candidate: Candidate, leader: Candidate, holders: Holder
     return "; ".join(parts)
 
 
-def _outcome(search: Search, candidate: Candidate, leader: Candidate) -> str:
+def _outcome(search: AdviceSearch, candidate: GridCell, leader: GridCell) -> str:
     if candidate in search.lost:
         return search.lost[candidate]
     run = search.run(candidate)

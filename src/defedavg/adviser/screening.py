@@ -21,7 +21,7 @@ from ..errors import UserError
 from ..planning.plan import records, without_gc
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
 from ..planning.records import Round
-from .candidates import AlgorithmGrid, Shape
+from .candidates import AlgorithmGrid, PlanShape
 
 UPDATES_PER_CLIENT = 12
 LEAST_UPDATES = 400
@@ -38,7 +38,7 @@ Notify = Callable[[str, float], None]
 class PlannedShape:
     """A shape that was planned: its statistics, the merged updates of every client, and its speed."""
 
-    shape: Shape
+    shape: PlanShape
     label: str
     stats: PlanStats
     merged: NDArray[np.int64]
@@ -70,9 +70,9 @@ class PlannedShape:
 class Screening:
     """The shapes that are raced, and the dropped ones with the reason."""
 
-    kept: Mapping[Shape, PlannedShape]
-    dropped: Mapping[Shape, str]
-    labels: Mapping[Shape, str]
+    kept: Mapping[PlanShape, PlannedShape]
+    dropped: Mapping[PlanShape, str]
+    labels: Mapping[PlanShape, str]
     horizon: float
 
 
@@ -99,8 +99,8 @@ def screen(
 ) -> Screening:
     """Plan every shape and drop those that cannot win."""
     shapes = [(grid, shape) for grid in grids.values() for shape in grid.shapes()]
-    planned: dict[Shape, PlannedShape] = {}
-    dropped: dict[Shape, str] = {}
+    planned: dict[PlanShape, PlannedShape] = {}
+    dropped: dict[PlanShape, str] = {}
     labels = {shape: grid.label(shape.position) for grid, shape in shapes}
     for number, (grid, shape) in enumerate(shapes):
         notify(f"planning {len(shapes)} settings", number / len(shapes))
@@ -115,7 +115,7 @@ def screen(
     return Screening(kept, dropped, labels, horizon)
 
 
-def plan_shape(grid: AlgorithmGrid, shape: Shape, horizon: float, seed: int) -> PlannedShape:
+def plan_shape(grid: AlgorithmGrid, shape: PlanShape, horizon: float, seed: int) -> PlannedShape:
     """Plan one shape."""
     settings = grid.settings(shape.position)
     settings = replace(settings, clients=replace(settings.clients, joules_per_step=0.0, joules_per_byte=0.0))
@@ -169,7 +169,9 @@ class Holders:
         return [int(c) for c in np.flatnonzero(missing > limit)]
 
 
-def _unfit(planned: Mapping[Shape, PlannedShape], horizon: float, holders: Holders) -> Iterator[tuple[Shape, str]]:
+def _unfit(
+    planned: Mapping[PlanShape, PlannedShape], horizon: float, holders: Holders
+) -> Iterator[tuple[PlanShape, str]]:
     """Yield the shapes that cannot win, and why."""
     fastest = max(planned.values(), key=lambda each: each.steps_per_second, default=None)
     seen: dict[object, PlannedShape] = {}
@@ -199,7 +201,7 @@ def _classes(classes: Sequence[int]) -> str:
     return f"class {names}" if len(classes) == 1 else f"classes {names}" + (" and more" if len(classes) > 4 else "")
 
 
-def _nothing_left(dropped: Mapping[Shape, str], number: int, horizon: float) -> str:
+def _nothing_left(dropped: Mapping[PlanShape, str], number: int, horizon: float) -> str:
     reasons: dict[str, int] = {}
     for reason in dropped.values():
         reasons[reason] = reasons.get(reason, 0) + 1
