@@ -164,26 +164,32 @@ def _grid(study: Study, name: str, seed: int) -> AlgorithmGrid:
     training = {**study.tables["training"], **{key: own[key] for key in study.tables["training"] if key in own}}
     settings_type = ALGORITHMS[name].settings_type
     settings = {item.name: own.get(item.name, item.default) for item in dataclasses.fields(settings_type)}
-    single = {key: value[0] if isinstance(value, tuple) else value for key, value in training.items()}
-    own_single = {key: value[0] if isinstance(value, tuple) else value for key, value in settings.items()}
-    fixed = {table: TABLES[table](**study.tables[table]) for table in FIXED}
     base = Settings(
-        name, training=TABLES["training"](**single), algorithm_settings=settings_type(**own_single), **fixed
+        name,
+        training=TABLES["training"](**_singles(training)),
+        algorithm_settings=settings_type(**_singles(settings)),
+        **{table: TABLES[table](**study.tables[table]) for table in FIXED},
     )
-    defaults = default_axes(base, make_fleet(base, seed))
-    axes: dict[str, tuple[Any, ...]] = {}
     given = {f"training.{key}": value for key, value in training.items()}
-    given |= {f"{name}.{key}": value for key, value in settings.items()}
-    unused = {f"training.{key}" for key in ALGORITHMS[name].unused_training()} - (
-        {RATES[0]} if base.uses_global_lr else set()
-    )
-    for setting, value in given.items():
-        if isinstance(value, tuple) and setting not in unused:
-            axes[setting] = value
-        elif setting in defaults:
-            axes[setting] = defaults[setting]
+    axes = _axes(base, given | {f"{name}.{key}": value for key, value in settings.items()}, seed)
     rates = [Axis(rate, axes.pop(rate)) for rate in RATES if rate in axes]
     return AlgorithmGrid(base, (*(Axis(*each) for each in axes.items()), *rates), len(rates))
+
+
+def _singles(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, and of a list its first one."""
+    return {key: value[0] if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _axes(base: Settings, given: Mapping[str, Any], seed: int) -> dict[str, tuple[Any, ...]]:
+    """Return the values of every setting that is tried: the lists of the study, or else the default ones."""
+    defaults = default_axes(base, make_fleet(base, seed))
+    unused = {f"training.{key}" for key in ALGORITHMS[base.algorithm].unused_training()}
+    if base.uses_global_lr:
+        unused.discard(RATES[0])
+    lists = {name: value for name, value in given.items() if isinstance(value, tuple) and name not in unused}
+    tried = {**defaults, **lists}
+    return {name: tried[name] for name in given if name in tried}
 
 
 def default_axes(base: Settings, fleet: Fleet) -> Mapping[str, tuple[Any, ...]]:
@@ -196,7 +202,7 @@ def default_axes(base: Settings, fleet: Fleet) -> Mapping[str, tuple[Any, ...]]:
     if kind.uses_local_steps:
         axes["training.local_steps"] = _counts(training.local_steps, SHARES_OF_STEPS)
     if "concurrency" in keys:
-        axes[f"{name}.concurrency"] = (*(c for c in _counts(clients, SHARES_AT_WORK) if c < clients), 0)
+        axes[f"{name}.concurrency"] = (*sorted({*_counts(clients, SHARES_AT_WORK)} - {clients}), 0)
     answer = float(np.median(fleet.answer_times(kind.steps_per_job(training.local_steps))))
     if "wait_seconds" in keys:
         axes[f"{name}.wait_seconds"] = tuple(_rounded(wait * answer) for wait in WAITS)
@@ -204,6 +210,12 @@ def default_axes(base: Settings, fleet: Fleet) -> Mapping[str, tuple[Any, ...]]:
     if automatic is not None and not training.timeout_seconds:
         low, high = (_rounded(factor * automatic) for factor in TIMEOUTS)
         axes["training.timeout_seconds"] = (low, 0.0, high)
+    return {**axes, **_rate_axes(base)}
+
+
+def _rate_axes(base: Settings) -> dict[str, tuple[float, ...]]:
+    kind = ALGORITHMS[base.algorithm]
+    axes: dict[str, tuple[float, ...]] = {}
     if base.uses_global_lr:
         plain = GLOBAL_RATES if kind.uses_local_lr else LOCAL_RATES
         axes[RATES[0]] = ADAPTIVE_RATES if base.server_optimizer in ADAPTIVE else plain

@@ -323,8 +323,7 @@ class AdviceSearch:
         if not self.reached(leader):
             self.ended = "no candidate reached the target"
             return
-        limit = NEAR * self.times(leader)[self.first]
-        finalists = [e for e in self.ranking() if self.reached(e) and self.times(e)[self.first] <= limit][:FINALISTS]
+        finalists = self._finalists(NEAR * self.times(leader)[self.first])
         for seed in self.seeds[1:]:
             self.phase(f"confirming: {len(finalists)} finalists on seed {seed}")
             self._run_seed(finalists, seed, PATIENCE * max(self.times(leader).values()))
@@ -335,6 +334,11 @@ class AdviceSearch:
                 self.ended = f"the leader is separated after {len(self.times(leader))} seeds"
                 return
         self.ended = f"all {len(self.seeds)} seeds are used, and {len(finalists)} candidates are not separated"
+
+    def _finalists(self, limit: float) -> list[GridCell]:
+        """Return the best candidates that reached the target by a time on the first seed."""
+        reached = [each for each in self.ranking() if self.reached(each)]
+        return [each for each in reached if self.times(each)[self.first] <= limit][:FINALISTS]
 
     def _run_seed(self, finalists: Sequence[GridCell], seed: int, until: float) -> None:
         """Run finalists on one more seed; those that need much longer than the leader are not waited for."""

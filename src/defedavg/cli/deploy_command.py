@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from ..deploy.deploy_config import DeployConfig
     from ..deploy.flower.local_deployment import OnLine
     from ..deploy.grpc.local_clients import LocalClients
+    from ..deploy.replay import Replay
+    from ..planning.plan_stats import PlanStats
 
 app = typer.Typer(
     help="Run on a real network, over gRPC or Flower, with the algorithms, tasks and run folders of a simulation.",
@@ -361,21 +363,29 @@ def replay(
     print_notes(impossible)
     errors = model_error(found) if plans or advise is not None else None
     if as_json:
-        named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
-        print_json(
-            {"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named}
-            | ({"seconds_per_round": dict(zip(("predicted", "measured"), errors, strict=True))} if errors else {})
-        )
+        _print_replay_json(found, rows, errors)
         return
     out.print(tables.plan_table([label for label, _ in rows], [[stats] for _, stats in rows], len(found.plan.rounds)))
+    _print_checked(found)
+    _print_model_error(errors, wanted=bool(plans) or advise is not None)
+    if advise is not None:
+        advise_from_log(found, advise, budget, folder, force=force)
+
+
+def _print_replay_json(
+    found: Replay, rows: Sequence[tuple[str, PlanStats]], errors: tuple[float, float] | None
+) -> None:
+    named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
+    error = {"seconds_per_round": dict(zip(("predicted", "measured"), errors, strict=True))} if errors else {}
+    print_json({"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named} | error)
+
+
+def _print_checked(found: Replay) -> None:
     print_line(
         f"\nevery invariant holds; {len(found.plan.rounds)} merges as logged; {len(found.refused)} updates refused, "
         f"{len(found.quarantined)} clients quarantined; speeds of {len(found.measured_clients)} of "
         f"{found.plan.header.num_clients} clients measured"
     )
-    _print_model_error(errors, wanted=bool(plans) or advise is not None)
-    if advise is not None:
-        advise_from_log(found, advise, budget, folder, force=force)
 
 
 def _print_model_error(errors: tuple[float, float] | None, *, wanted: bool) -> None:
