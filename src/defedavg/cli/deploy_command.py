@@ -343,8 +343,6 @@ def replay(
 ) -> None:
     """Rebuild the plan of a deployment from its event log and check it; then ask what other settings would do.
 
-    The model error says how far the simulation with the logged setting is from the logged run.
-
     Example: `defedavg replay runs/deployment --what-if updates_per_round=1,3,6 --advise my.toml --budget 10m`
     """
     from ..deploy.engine import event_log as logs
@@ -352,8 +350,6 @@ def replay(
     from ..deploy.whatif import model_error, whatif_plans
     from ..planning.plan_stats import summarise
 
-    if as_json and advise is not None:
-        raise UserError("replay --advise prints a ranking; leave out --json, and read advice.json")
     found = rebuild(logs.read(RunFiles(file).event_log if file.is_dir() else file))
     found.plan.check()
     if save is not None:
@@ -361,20 +357,23 @@ def replay(
     plans, impossible = whatif_plans(found, tuple(what_if or ()), rounds)
     rows = [(label, summarise(plan, found.fleet)) for label, plan in (("as deployed", found.plan), *plans)]
     print_notes(impossible)
-    errors = model_error(found) if plans or advise is not None else None
+    wanted = bool(plans) or advise is not None
+    errors = model_error(found) if wanted else None
     if as_json:
-        _print_replay_json(found, rows, errors)
+        _print_replay_json(found, rows, errors, advise)
         return
     out.print(tables.plan_table([label for label, _ in rows], [[stats] for _, stats in rows], len(found.plan.rounds)))
     _print_checked(found)
-    _print_model_error(errors, wanted=bool(plans) or advise is not None)
+    _print_model_error(errors, wanted=wanted)
     if advise is not None:
         advise_from_log(found, advise, budget, folder, force=force)
 
 
 def _print_replay_json(
-    found: Replay, rows: Sequence[tuple[str, PlanStats]], errors: tuple[float, float] | None
+    found: Replay, rows: Sequence[tuple[str, PlanStats]], errors: tuple[float, float] | None, advise: Path | None
 ) -> None:
+    if advise is not None:
+        raise UserError("replay --advise prints a ranking; leave out --json, and read advice.json")
     named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
     error = {"seconds_per_round": dict(zip(("predicted", "measured"), errors, strict=True))} if errors else {}
     print_json({"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named} | error)
