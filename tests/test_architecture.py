@@ -37,6 +37,7 @@ ORDER = [
     {"experiments"},
     {"deploy"},
     {"theory", "paper", "suite"},
+    {"adviser"},
     {"cli"},
 ]
 """From low to high: a module imports from its own area and from lower ones."""

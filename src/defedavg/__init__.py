@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import compat
 
 if TYPE_CHECKING:
+    from .adviser.advice import Advice, advise
     from .errors import UserError
     from .experiments.simulation import Result, Simulation, simulate
     from .planning.plan import Plan
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
+    "Advice",
     "Plan",
     "Result",
     "Simulation",
     "Task",
     "UserError",
+    "advise",
     "cross_entropy",
     "make_task",
     "simulate",
@@ -34,6 +37,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Advice": "adviser.advice",
+    "advise": "adviser.advice",
     "Plan": "planning.plan",
     "Result": "experiments.simulation",
     "Simulation": "experiments.simulation",

@@ -52,7 +52,7 @@ def test_the_commands_are_listed_in_the_order_in_which_they_are_needed() -> None
     names = [name for commands in COMMANDS.values() for name in commands]
     assert re.findall(r"^│ ([a-z]+) ", shown, re.MULTILINE) == names
     expected = (
-        "settings algorithms plan", "run tune suite", "report view runs data split traces", "deploy replay",
+        "settings algorithms plan", "run tune advise suite", "report view runs data split traces", "deploy replay",
         "theory paper", "bench demo",
     )  # fmt: skip
     assert " ".join(names) == " ".join(expected)

@@ -13,13 +13,17 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cryptography import x509
 from typer.testing import CliRunner
 
+from defedavg.adviser.log_advice import study_of_log
 from defedavg.cli.deploy_command import _app_settings
 from defedavg.cli.main import app
+from defedavg.config.build import make_fleet
+from defedavg.config.study import study
 from defedavg.deploy import flower
 from defedavg.deploy.deploy_config import default_settings, read_deploy_config
 from defedavg.deploy.engine import event_log as logs
@@ -219,6 +223,24 @@ def test_replay_prints_the_deployment_and_the_what_if_plans(tmp_path: Path) -> N
     assert partly.exit_code == 0
     assert "updates_per_round=2" in partly.stdout
     assert "no plan for updates_per_round=7" in partly.stderr
+
+
+def test_the_measured_clients_of_a_log_are_the_fleet_of_an_advice(tmp_path: Path) -> None:
+    world = World(tmp_path / "run")
+    world.coordinator.run()
+    World.close_all()
+    found = replay(logs.read(tmp_path / "run" / "events.jsonl"))
+    advised = study_of_log(found, study({"clients": {"jitter": 0.3}, "stop": {"target_accuracy": 0.5}}), tmp_path)
+    (point,) = study(tomllib.loads(advised.to_toml())).points()
+    fleet = make_fleet(point.settings, found.config.seed)
+    assert fleet.num_clients == found.fleet.num_clients
+    assert fleet.jitter == 0.0
+    for name in ("step_times", "up_times", "down_times"):
+        np.testing.assert_array_equal(getattr(fleet, name), getattr(found.fleet, name))
+    (tmp_path / "my.toml").write_text('name = "my"\n[task]\nmodel = "softmax"\n')
+    words = ("replay", tmp_path / "run", "--advise", tmp_path / "my.toml", "--out", tmp_path)
+    assert "set stop.target_accuracy" in refused(*words)
+    assert "leave out --json" in refused(*words, "--json")
 
 
 def test_keys_are_private_and_certify_the_server(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +20,7 @@ from ..fileio import launch_lock, read_regular, write_whole
 from ..report import tables
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
+from .advise_command import Budget, advise_from_log
 from .deploy_stream_command import Sets, join, print_results, serve
 from .options import (
     CommandWithOldNames,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from ..deploy.deploy_config import DeployConfig
     from ..deploy.grpc.local_clients import LocalClients
     from ..deploy.local_progress import OnLine
+    from ..deploy.replay import Replay
+    from ..planning.plan_stats import PlanStats
 
 app = typer.Typer(
     help="Run on a real network, over gRPC or Flower, with the algorithms, tasks and run folders of a simulation.",
@@ -325,9 +328,23 @@ def replay(
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the plan of the deployment (.jsonl or .jsonl.gz).")
     ] = None,
+    advise: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="STUDY.toml",
+            help="Also advise for the measured clients, as `defedavg advise` does: the study names the task and the "
+            "target, and the log replaces its [clients].",
+        ),
+    ] = None,
+    budget: Budget = None,
+    folder: Out = Path("runs"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier advice.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Rebuild the plan of a deployment from its event log and check it; then ask what other settings would do."""
+    """Rebuild the plan of a deployment from its event log and check it; then ask what other settings would do.
+
+    Example: `defedavg replay runs/deployment --what-if updates_per_round=1,3,6 --advise my.toml --budget 10m`
+    """
     from ..deploy.engine import event_log as logs
     from ..deploy.replay import replay as rebuild
     from ..deploy.whatif import model_error, whatif_plans
@@ -340,23 +357,43 @@ def replay(
     plans, impossible = whatif_plans(found, tuple(what_if or ()), rounds)
     rows = [(label, summarise(plan, found.fleet)) for label, plan in (("as deployed", found.plan), *plans)]
     print_notes(impossible)
-    errors = model_error(found) if plans else None
+    wanted = bool(plans) or advise is not None
+    errors = model_error(found) if wanted else None
     if as_json:
-        named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
-        print_json(
-            {"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named}
-            | ({"seconds_per_round": dict(zip(("predicted", "measured"), errors, strict=True))} if errors else {})
-        )
+        _print_replay_json(found, rows, errors, advise)
         return
     out.print(tables.plan_table([label for label, _ in rows], [[stats] for _, stats in rows], len(found.plan.rounds)))
+    _print_checked(found)
+    _print_model_error(errors, wanted=wanted)
+    if advise is not None:
+        advise_from_log(found, advise, budget, folder, force=force)
+
+
+def _print_replay_json(
+    found: Replay, rows: Sequence[tuple[str, PlanStats]], errors: tuple[float, float] | None, advise: Path | None
+) -> None:
+    if advise is not None:
+        raise UserError("replay --advise prints a ranking; leave out --json, and read advice.json")
+    named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
+    error = {"seconds_per_round": dict(zip(("predicted", "measured"), errors, strict=True))} if errors else {}
+    print_json({"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named} | error)
+
+
+def _print_checked(found: Replay) -> None:
     print_line(
         f"\nevery invariant holds; {len(found.plan.rounds)} merges as logged; {len(found.refused)} updates refused, "
         f"{len(found.quarantined)} clients quarantined; speeds of {len(found.measured_clients)} of "
         f"{found.plan.header.num_clients} clients measured"
     )
+
+
+def _print_model_error(errors: tuple[float, float] | None, *, wanted: bool) -> None:
+    """Print how far the simulation with the logged setting is from the logged run."""
     if errors is not None:
         predicted, measured = errors
         print_line(
             f"model error: with the logged setting the simulation predicts {predicted:.3g} s a round, the deployment "
             f"took {measured:.3g} s ({predicted / measured - 1:+.0%}); the plans above may be wrong by as much"
         )
+    elif wanted:
+        print_line("model error: unknown, since the simulation cannot repeat the logged run")

@@ -36,7 +36,12 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "algorithms": "algorithms_command:algorithms",
         "plan": "plan_command:plan",
     },
-    "Train": {"run": "run_command:run", "tune": "tune_command:tune", "suite": "suite_command:app"},
+    "Train": {
+        "run": "run_command:run",
+        "tune": "tune_command:tune",
+        "advise": "advise_command:advise",
+        "suite": "suite_command:app",
+    },
     "Inspect": {
         "report": "report_command:report",
         "view": "view_command:view",

@@ -24,7 +24,7 @@ from ..experiments.tune import PairOutcome, score
 from ..fileio import InUseError, read_regular, write_whole, writing
 from ..runstore.provenance import processor_name, provenance
 from ..runstore.replacement import remove
-from ..tasks.datasets.catalog import find
+from ..tasks.datasets.builtin_datasets import find
 from ..training import Status
 from .benchmark import (
     FLEETS,

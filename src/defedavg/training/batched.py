@@ -48,6 +48,7 @@ class BatchedRun:
     final_record: Record | None = None  # ends the run before it reaches its number of rounds
     ended: bool = False
     held: bool = False  # the caller pauses a run by setting this
+    read_until: float = math.inf  # no round is read ahead of the first one after this simulated time
     defer_results: bool = False  # report no result while the run is held, even where it was computed before
     unreported: deque[tuple[PendingEval, EvalResult]] = field(default_factory=deque)
 
@@ -129,6 +130,8 @@ class BatchedRun:
 
     def _read(self) -> bool:
         """Read one more round, and return False where the run ends."""
+        if self.rounds and self.rounds[-1].time > self.read_until:
+            return False
         planned = self.rounds[-1].merge.version if self.rounds else self.newest
         while self.final_record is None and planned < self.rule.max_rounds:
             record = next(self.records)

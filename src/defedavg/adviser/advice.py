@@ -1,0 +1,366 @@
+"""``advise``: from a study to a recommendation with intervals, reasons and a study file that is ready to run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..algorithms import ALGORITHMS
+from ..config import study as config
+from ..config.study import Study
+from ..durations import duration
+from ..errors import UserError, unknown
+from ..experiments.compute import ComputeConfig
+from ..tasks import Task, class_counts
+from .candidates import AlgorithmGrid, GridCell, grids_of
+from .confidence import TimeInterval
+from .constants import TaskConstants, covered, excluded_by, measure
+from .racing import Budget, Race
+from .reasons import why
+from .screening import Holders, Screening, horizon_of, screen
+from .search import INTERRUPTED, SEEDS, AdviceSearch
+
+DEFAULT_RUNS = 40
+"""The default budget, in runs of a mean candidate to the horizon."""
+MAX_CLASS_CLIENTS = 20_000  # whose samples are counted by class
+
+Progress = Callable[[str, float, float | None], None]
+"""Receives what is being done, the share of it that is done, and the real seconds left, if they can be estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedCandidate:
+    """A raced candidate in the final ranking; ``reason`` says why it is not the leader, empty for the leader."""
+
+    label: str
+    algorithm: str
+    values: Mapping[str, Any]
+    reached: bool
+    time: TimeInterval | None  # to the target, over seeds
+    metric: float  # when it was last evaluated on the first seed
+    seconds: float  # the simulated time until then
+    bytes: float | None  # up and down until the target
+    worst_decile: float | None  # of the clients' accuracies at the end
+    staleness: float
+    steps_per_second: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The recommendation and everything that led to it."""
+
+    study: Study
+    ranking: tuple[RankedCandidate, ...]
+    dropped: tuple[tuple[str, str], ...]  # settings that were not raced, and why
+    candidates: int
+    planned: int
+    horizon: float
+    target: float
+    seeds: tuple[int, ...]
+    steps: float  # trained, in local steps
+    updates: int
+    grid_steps: float  # of the whole grid to the horizon on one seed
+    ended: str
+    notes: tuple[str, ...]
+    theory: str | None
+    seconds: float = field(compare=False)  # real
+
+    @property
+    def best(self) -> RankedCandidate:
+        """The recommendation."""
+        return self.ranking[0]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search."""
+        return self.ended == INTERRUPTED
+
+    def failure(self) -> str | None:
+        """Return in one line that no candidate reached the target and what was found, or None."""
+        if self.best.reached:
+            return None
+        return (
+            f"no candidate reached {self.target:g} within {duration(self.horizon)} of simulated time; {self.ended}; "
+            f"the best so far, {self.best.label}, had {self.best.metric:.3f} after {self.best.seconds:.3g} s; set a "
+            "lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
+        )
+
+    def advised_study(self) -> Study:
+        """Return the study with the recommended algorithm and settings."""
+        tables = {name: dict(table) for name, table in self.study.tables.items() if name in config.TABLES}
+        own = dict(self.study.tables.get(self.best.algorithm, {}))
+        kept = {key: value for key, value in own.items() if key not in tables["training"]}
+        tables[self.best.algorithm] = {key: _single(value) for key, value in kept.items()}
+        tables["training"] = {key: _single(own.get(key, value)) for key, value in tables["training"].items()}
+        for name, value in self.best.values.items():
+            table, _, key = name.partition(".")
+            tables[table][key] = value
+        if not tables[self.best.algorithm]:
+            del tables[self.best.algorithm]
+        name = f"{self.study.name[:92]}-advised"
+        return replace(self.study, name=name, algorithms=(self.best.algorithm,), tables=tables)
+
+    def to_toml(self) -> str:
+        """Return the recommended study as TOML, with its origin as comments."""
+        lines = [
+            f"The setting that `defedavg advise` recommends for the study {self.study.name!r}: {self.best.label}",
+            self.sentence(),
+            f"Seeds of the race: {', '.join(map(str, self.seeds))}. They chose the setting, so compare on others.",
+        ]
+        comments = "".join(f"# {''.join(s if s.isprintable() else '?' for s in line)}\n" for line in lines)
+        return f"{comments}\n{self.advised_study().to_toml()}"
+
+    def sentence(self) -> str:
+        """Return the recommendation in one sentence."""
+        best = self.best
+        if best.time is None or not best.reached:
+            return f"{best.label} had {best.metric:.3f} after {best.seconds:.3g} s of simulated time"
+        return f"{best.label} reaches {self.target:g} in {best.time.text()} of simulated time ({best.time.seeds} seeds)"
+
+
+def _single(value: Any) -> Any:
+    return value[0] if isinstance(value, tuple) else value
+
+
+def advise(
+    study: Study | str | Path | Mapping[str, Any],
+    *,
+    algorithms: Sequence[str] | None = None,
+    budget_updates: float | None = None,
+    budget_seconds: float | None = None,
+    seed: int | None = None,
+    seeds: int = SEEDS,
+    task: Task | None = None,
+    compute: ComputeConfig | None = None,
+    progress: Progress | None = None,
+) -> Advice:
+    """Recommend algorithm, n, K, concurrency, rates and timeout for the task, fleet and target of a study.
+
+    ``study`` is a file, a dictionary like one, or a ``Study`` with ``stop.target_accuracy``; its lists are the values
+    to try. ``algorithms`` are those to compare, all registered ones by default. The budget is a number of updates of
+    ``training.local_steps`` steps each, or real seconds; the same seed and budget of updates give the same advice.
+    ``seeds`` are used at most, from ``seed`` on, by default the study's first. ``task`` is a task of your own. Ctrl-C
+    ends the search with the best so far.
+    """
+    began = time.monotonic()
+    adviser = _Adviser(_study(study, task), algorithms, seed, task, compute or ComputeConfig(), progress)
+    return adviser.advise(budget_updates, budget_seconds, seeds, began)
+
+
+def _study(study: Study | str | Path | Mapping[str, Any], task: Task | None) -> Study:
+    if isinstance(study, str | Path):
+        study = config.load(study)
+    elif isinstance(study, Mapping):
+        if task is not None:
+            study = {**study, "clients": {"num_clients": task.num_clients, **study.get("clients", {})}}
+        study = config.study(study)
+    if not isinstance(study, Study):
+        raise UserError(f"study is {type(study).__name__}; pass a file, a dict or a Study")
+    if not _single(study.tables["stop"]["target_accuracy"]):
+        raise UserError("advice is the setting that reaches a target first; set stop.target_accuracy")
+    return study
+
+
+class _Adviser:
+    """The steps of one call of ``advise``."""
+
+    def __init__(
+        self,
+        study: Study,
+        algorithms: Sequence[str] | None,
+        seed: int | None,
+        task: Task | None,
+        compute: ComputeConfig,
+        progress: Progress | None,
+    ) -> None:
+        for name in algorithms or ():
+            if name not in ALGORITHMS:
+                raise unknown("algorithm", name, ALGORITHMS)
+        self.study, self.compute, self.own_task = study, compute, task
+        self.seed = study.seeds[0] if seed is None else config.single("seed", seed, int)
+        self.report = progress or (lambda *_: None)
+        names = list(ALGORITHMS) if algorithms is None else list(algorithms)
+        self.grids, self.refused = self._grids(names)
+        self.base = next(iter(self.grids.values())).base
+        own = self.grids.get(study.algorithms[0])
+        self.horizon = horizon_of(self.base if own is None else own.base, self.seed)
+
+    def _grids(self, names: Sequence[str]) -> tuple[dict[str, AlgorithmGrid], list[tuple[str, str]]]:
+        """Return the grids, and the algorithms that refuse the settings of the study."""
+        grids: dict[str, AlgorithmGrid] = {}
+        refused: list[tuple[str, str]] = []
+        for name in names:
+            try:
+                grids |= grids_of(self.study, [name], self.seed)
+            except UserError as error:
+                if len(names) == 1 or "is swept" in str(error):
+                    raise
+                refused.append((name, f"refused: {error}"))
+        if not grids:
+            raise UserError(f"no algorithm can be advised; {refused[0][0]} is {refused[0][1]}")
+        return grids, refused
+
+    def advise(self, updates: float | None, seconds: float | None, seeds: int, began: float) -> Advice:
+        task = self._task()
+        holders = _holders(task)
+        screening = screen(
+            self.grids, self.horizon, self.seed, holders, lambda text, share: self.report(text, share, None)
+        )
+        self.report("measuring constants of the task", 0.0, None)
+        constants = measure(task, self.base.training.batch_size, self.seed)
+        excluded = self._excluded(screening, constants)
+        budget = self._budget(updates, seconds, screening)
+        race = Race(
+            self.grids,
+            self.compute,
+            self.horizon,
+            budget,
+            lambda each: screening.kept[self.grids[each.algorithm].shape_of(each)].steps_per_update,
+            self.own_task,
+        )
+        search = AdviceSearch(
+            race,
+            self.grids,
+            screening,
+            tuple(range(self.seed, self.seed + max(1, seeds))),
+            self.seed,
+            constants.usual_rate,
+            excluded,
+        )
+        self._follow(search, race)
+        search.search()
+        return self._result(search, screening, constants, excluded, holders, began)
+
+    def _task(self) -> Task:
+        from ..config.build import build_task
+
+        self.report("building the task", 0.0, None)
+        task = build_task(self.base, self.seed) if self.own_task is None else self.own_task
+        if task.classes is None and task.metric is None:
+            raise UserError("the task has no classes and no metric, so no target can be reached; give it a metric")
+        return task
+
+    def _follow(self, search: AdviceSearch, race: Race) -> None:
+        text = ["racing"]
+
+        def phase(name: str) -> None:
+            text[0] = name
+            notify()
+
+        def notify() -> None:
+            share, spent = race.spent_share, time.monotonic() - race.began
+            self.report(text[0], min(1.0, share), spent * (1.0 / share - 1.0) if share > 0 else None)
+
+        search.phase, race.notify = phase, notify
+
+    def _excluded(self, screening: Screening, constants: TaskConstants) -> dict[GridCell, str]:
+        found: dict[GridCell, str] = {}
+        for shape in screening.kept:
+            grid = self.grids[shape.algorithm]
+            for rates in grid.rate_positions():
+                candidate = GridCell(shape.algorithm, (*shape.position, *rates))
+                reason = excluded_by(grid, candidate, constants)
+                if reason is not None:
+                    found[candidate] = reason
+        return found
+
+    def _budget(self, updates: float | None, seconds: float | None, screening: Screening) -> Budget:
+        """Return the budget; refuse one that is below a single run."""
+        costs = {shape: plan.steps_per_second * self.horizon for shape, plan in screening.kept.items()}
+        cheapest = min(costs, key=lambda shape: costs[shape])
+        steps_per_update = self.base.training.local_steps
+        if updates is None:
+            steps = math.inf if seconds is not None else DEFAULT_RUNS * float(np.mean(list(costs.values())))
+        else:
+            steps = updates * steps_per_update
+            if steps < costs[cheapest]:
+                raise UserError(
+                    f"the budget of {updates:g} updates is below one run: the cheapest of {len(costs)} settings that "
+                    f"can be raced, {screening.labels[cheapest]}, trains {costs[cheapest] / steps_per_update:.0f} "
+                    f"updates of {steps_per_update} steps in {duration(self.horizon)}; give more, or a shorter "
+                    "stop.max_seconds"
+                )
+        return Budget(steps, math.inf if seconds is None else seconds)
+
+    def _result(
+        self,
+        search: AdviceSearch,
+        screening: Screening,
+        constants: TaskConstants,
+        excluded: Mapping[GridCell, str],
+        holders: Holders,
+        began: float,
+    ) -> Advice:
+        self.report("writing reasons", 1.0, 0.0)
+        order = [each for each in search.ranking() if search.run(each) is not None]
+        started = [each for each in order if getattr(search.run(each), "seconds", 0.0) > 0.0]
+        if not started:
+            raise UserError(
+                f"the search ended before any of {len(search.tried)} candidates was evaluated; give a larger budget"
+            )
+        ranked = tuple(self._ranked(search, each, started[0], holders) for each in started)
+        dropped = [*self.refused, *((screening.labels[shape], text) for shape, text in screening.dropped.items())]
+        dropped += [(self._label(each), text) for each, text in excluded.items()]
+        rates = {name: len(grid.rate_positions()) for name, grid in self.grids.items()}
+        grid_steps = sum(p.steps_per_second * self.horizon * rates[p.shape.algorithm] for p in screening.kept.values())
+        return Advice(
+            study=self.study,
+            ranking=ranked,
+            dropped=tuple(dropped),
+            candidates=sum(rates[shape.algorithm] for shape in screening.labels),
+            planned=len(screening.labels),
+            horizon=self.horizon,
+            target=self.base.stop.target_accuracy,
+            seeds=search.seeds,
+            steps=search.race.steps,
+            updates=search.race.updates,
+            grid_steps=grid_steps,
+            ended=search.ended,
+            notes=(constants.note, *search.race.notes),
+            theory=covered(self.grids[started[0].algorithm], started[0], search.planned(started[0]), constants),
+            seconds=time.monotonic() - began,
+        )
+
+    def _label(self, candidate: GridCell) -> str:
+        return self.grids[candidate.algorithm].label(candidate.position)
+
+    def _ranked(self, search: AdviceSearch, candidate: GridCell, leader: GridCell, holders: Holders) -> RankedCandidate:
+        run, plan = search.run(candidate), search.planned(candidate)
+        assert run is not None
+        reached = search.reached(candidate)
+        interval = TimeInterval.of(list(search.times(candidate).values())) if reached else None
+        return RankedCandidate(
+            label=self._label(candidate),
+            algorithm=candidate.algorithm,
+            values=self.grids[candidate.algorithm].chosen(candidate.position),
+            reached=reached,
+            time=interval,
+            metric=run.value(),
+            seconds=run.seconds,
+            bytes=None if interval is None else interval.mean * plan.bytes_per_second,
+            worst_decile=_worst_decile(run.simulation.client_scores()) if reached else None,
+            staleness=plan.stats.staleness_mean,
+            steps_per_second=plan.steps_per_second,
+            reason="" if candidate == leader else why(search, candidate, leader, holders),
+        )
+
+
+def _worst_decile(scores: Any) -> float | None:
+    """Return the mean accuracy of the tenth of the clients with the lowest; None if clients have no test samples."""
+    if scores is None or scores.accuracy is None:
+        return None
+    values = np.sort(scores.accuracy[np.isfinite(scores.accuracy)])
+    return float(values[: max(1, math.ceil(len(values) / 10))].mean()) if len(values) else None
+
+
+def _holders(task: Task) -> Holders:
+    if task.classes is None or task.num_clients > MAX_CLASS_CLIENTS or task.train.targets.ndim != 1:
+        return Holders(None)
+    return Holders(np.asarray(class_counts(task.clients, task.train.targets.cpu().numpy(), task.classes)))

@@ -1,0 +1,157 @@
+"""The files of an advice: advice.json, advised.toml and a page; only times differ between equal searches."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..durations import duration
+from ..errors import UserError
+from ..fileio import FolderLock, write_whole, writing
+from ..jsonio import finite
+from ..report.page import PLOTLY, asset, in_script
+from ..report.palette import look, page_look
+from .advice import Advice, RankedCandidate
+
+ADVICE, STUDY, PAGE = "advice.json", "advised.toml", "advice.html"
+MAX_ROWS = 300  # of the ranking in the page
+
+
+def check_advice_folder(folder: Path, *, force: bool) -> None:
+    """Create the folder; refuse one that holds an advice, unless it is to be replaced."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if (folder / ADVICE).exists() and not force:
+        raise UserError(f"{folder} already holds an advice; use --force to replace it, or another --out")
+
+
+def write_advice(advice: Advice, folder: Path, provenance: Mapping[str, Any]) -> None:
+    """Write all files; without a candidate that reached the target, there is no study to run."""
+    with FolderLock(folder):
+        text = json.dumps(finite(advice_json(advice, provenance)), indent=1, ensure_ascii=False, allow_nan=False)
+        write_whole(folder / ADVICE, (text + "\n").encode())
+        if advice.best.reached:
+            write_whole(folder / STUDY, advice.to_toml().encode())
+        elif (folder / STUDY).exists():
+            (folder / STUDY).unlink()
+        write_whole(folder / PAGE, advice_page(advice, provenance).encode("utf-8", "backslashreplace"))
+
+
+def advice_json(advice: Advice, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the advice as JSON values; whatever depends on the clock is in ``provenance``."""
+    return {
+        "name": advice.study.name,
+        "advice": advice.sentence() if advice.best.reached else None,
+        "target": advice.target,
+        "horizon_seconds": advice.horizon,
+        "candidates": advice.candidates,
+        "planned": advice.planned,
+        "seeds": list(advice.seeds),
+        "steps": advice.steps,
+        "updates": advice.updates,
+        "share_of_grid": advice.steps / advice.grid_steps,
+        "ended": advice.ended,
+        "theory": advice.theory,
+        "notes": list(advice.notes),
+        "ranking": [asdict(each) for each in advice.ranking],
+        "dropped": [{"setting": label, "reason": reason} for label, reason in advice.dropped],
+        "provenance": {**provenance, "seconds": advice.seconds},
+    }
+
+
+def pareto_front(ranking: tuple[RankedCandidate, ...]) -> set[str]:
+    """Return the candidates that no other beats in time, bytes and worst decile; an unknown decile is 0."""
+    points = {
+        each.label: (each.time.mean, each.bytes or 0.0, -(each.worst_decile or 0.0))
+        for each in ranking
+        if each.reached and each.time is not None
+    }
+    return {
+        label
+        for label, point in points.items()
+        if not any(
+            all(a <= b for a, b in zip(other, point, strict=True)) and other != point for other in points.values()
+        )
+    }
+
+
+def dropped_groups(advice: Advice) -> list[dict[str, Any]]:
+    """Return the settings that were not raced by reason, the most frequent reason first; numbers in reasons vary."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for label, reason in advice.dropped:
+        groups.setdefault(re.sub(r"[\d.]+", "#", re.sub(r", \S+ n=.*| [a-z0-9-]+ (n|K)=.*", "", reason)), []).append(
+            (label, reason)
+        )
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    return [{"reason": found[0][1], "count": len(found), "example": found[0][0]} for found in ordered]
+
+
+def facts(advice: Advice) -> list[tuple[str, str]]:
+    """Return what a reader must know of the search, as names and values."""
+    found = [
+        ("target", f"{advice.target:g} within {duration(advice.horizon)} of simulated time"),
+        (
+            "candidates",
+            f"{advice.candidates:,}, with {advice.planned:,} plans; {len(advice.ranking)} were raced",
+        ),
+        (
+            "training",
+            f"{advice.updates:,} updates, {100 * advice.steps / advice.grid_steps:.2g} % of the grid on one seed",
+        ),
+        ("the search ended because", advice.ended),
+    ]
+    if advice.theory is not None:
+        found.append(("theory", advice.theory))
+    return found + [("note", note) for note in advice.notes]
+
+
+def advice_page(advice: Advice, provenance: Mapping[str, Any]) -> str:
+    """Return the page, as HTML."""
+    front = pareto_front(advice.ranking)
+    not_raced = len(advice.dropped)
+    payload = {
+        "title": f"Advice for {advice.study.name}",
+        "conclusion": advice.sentence(),
+        "facts": facts(advice),
+        "ranking": [_row(i, each, each.label in front) for i, each in enumerate(advice.ranking[:MAX_ROWS], start=1)],
+        "dropped": dropped_groups(advice),
+        "dropped_note": f"{not_raced:,} settings and rates were dropped without training, or refused by the algorithm.",
+        "provenance": [(name, str(value)) for name, value in provenance.items()],
+    }
+    parts = {
+        "TITLE": html.escape(f"{payload['title']} · defedavg"),
+        "STYLE": asset("style.css"),
+        "DATA": in_script(payload),
+        "PLOTLY": asset(PLOTLY),
+        "SCRIPT": asset("charts.js") + asset("advice.js"),
+    }
+    # One pass: the inserted parts are not searched for further names.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("advice.html"))
+
+
+def _row(rank: int, each: RankedCandidate, front: bool) -> dict[str, Any]:
+    time = each.time
+    return {
+        "rank": rank,
+        "label": each.label,
+        "look": page_look(look(each.algorithm)),
+        "reached": each.reached,
+        "time": None if time is None else time.text(),
+        "seconds_to_target": None if time is None else time.mean,
+        "low": None if time is None else time.low,
+        "high": None if time is None else time.high,
+        "seeds": 1 if time is None else time.seeds,
+        "metric": each.metric,
+        "seconds": each.seconds,
+        "bytes": each.bytes,
+        "worst_decile": each.worst_decile,
+        "staleness": each.staleness,
+        "steps_per_second": each.steps_per_second,
+        "front": front,
+        "reason": each.reason,
+    }

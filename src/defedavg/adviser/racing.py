@@ -1,0 +1,212 @@
+"""Races candidates: runs advance in shared batches to equal simulated times, then continue or are dropped."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from ..config.settings import MAX_COUNT, Settings
+from ..experiments.compute import ComputeConfig
+from ..experiments.run_events import RunSpec
+from ..experiments.simulation import Simulation
+from ..experiments.sweep import Sweep
+from ..tasks import Task
+from ..training import BatchedRun, Evaluation, StackingError, Status, Trainer, run_batched
+from ..training.precision import computing_in
+from .candidates import AlgorithmGrid, GridCell
+
+EVALUATIONS = 256
+"""Of a run until the horizon, where the study does not set ``stop.eval_every_seconds``."""
+SMOOTHED = 3
+"""Evaluations whose mean is the metric at a time."""
+
+
+class BudgetSpentError(Exception):
+    """The budget of training is spent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much may be trained: local steps, or real seconds."""
+
+    steps: float = math.inf
+    seconds: float = math.inf
+
+
+@dataclass(eq=False)
+class RacedRun:
+    """One candidate with one seed."""
+
+    candidate: GridCell
+    seed: int
+    simulation: Simulation
+    steps_per_update: float
+    batched: BatchedRun | None = None
+    alone: Iterator[Evaluation] | None = None  # where the model cannot be stacked
+    counted: int = 0  # updates that the race has counted
+
+    @property
+    def running(self) -> bool:
+        """Whether the run can advance."""
+        return self.simulation.progress.status is Status.RUNNING
+
+    @property
+    def seconds(self) -> float:
+        """The simulated time that was reached."""
+        return self.simulation.progress.seconds
+
+    @property
+    def hit(self) -> float | None:
+        """The simulated time at which the target was reached and, where the study asks for it, held."""
+        progress = self.simulation.progress
+        if progress.status is not Status.TARGET:
+            return None
+        return progress.first_hit_seconds if progress.sustained_seconds is None else progress.sustained_seconds
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run ended by itself: at the target, at the horizon, or because it diverged or stalled."""
+        return self.simulation.progress.status not in (Status.RUNNING, Status.DROPPED, Status.INTERRUPTED)
+
+    @property
+    def diverged_at(self) -> int | None:
+        """The round at which the run diverged, if it did."""
+        return self.simulation.progress.diverged_at
+
+    def value(self, seconds: float = math.inf) -> float:
+        """Return the metric at a simulated time, the mean of the last evaluations until then."""
+        found = [e.accuracy or 0.0 for e in self.simulation.progress.evaluations if e.seconds <= seconds]
+        return fmean(found[-SMOOTHED:]) if found and self.diverged_at is None else 0.0
+
+
+@dataclass(eq=False)
+class Race:
+    """Creates and advances runs, and counts what they train."""
+
+    grids: Mapping[str, AlgorithmGrid]
+    compute: ComputeConfig
+    horizon: float
+    budget: Budget
+    steps_per_update: Callable[[GridCell], float]
+    task: Task | None = None
+    notify: Callable[[], None] = lambda: None
+    runs: dict[tuple[GridCell, int], RacedRun] = field(default_factory=dict)
+    steps: float = 0.0  # trained
+    updates: int = 0
+
+    def __post_init__(self) -> None:
+        self._sweep = Sweep(self.compute)
+        self._trainers: dict[Hashable, Trainer | None] = {}
+        self._groups: dict[tuple[GridCell, int], Hashable] = {}
+        self.began = time.monotonic()
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines for the user."""
+        return self._sweep.notes
+
+    @property
+    def spent_share(self) -> float:
+        """The share of the budget that is spent."""
+        return max(self.steps / self.budget.steps, (time.monotonic() - self.began) / self.budget.seconds)
+
+    def settings(self, candidate: GridCell) -> Settings:
+        """Return the settings of a candidate's runs: they end at the target or at the horizon."""
+        settings = self.grids[candidate.algorithm].settings(candidate.position)
+        every = settings.stop.eval_every_seconds
+        stop = replace(
+            settings.stop,
+            stop_at_target=True,
+            max_rounds=MAX_COUNT,
+            max_seconds=self.horizon,
+            eval_every_rounds=1,
+            eval_every_seconds=every or self.horizon / EVALUATIONS,
+            train_samples=0,
+        )
+        return replace(settings, stop=stop)
+
+    def task_of(self, settings: Settings, seed: int) -> Task:
+        """Return the task of a run."""
+        return self._sweep.task(settings, seed) if self.task is None else self.task
+
+    def run_of(self, candidate: GridCell, seed: int) -> RacedRun:
+        """Return the run of a candidate with a seed, at its initialisation if it is new."""
+        if (candidate, seed) not in self.runs:
+            settings = self.settings(candidate)
+            task = self.task_of(settings, seed)
+            steps = self.steps_per_update(candidate)
+            run = RacedRun(candidate, seed, Simulation(settings, seed, task), steps)
+            self.runs[candidate, seed] = run
+            self._groups[candidate, seed] = self._group(settings, seed, candidate)
+        return self.runs[candidate, seed]
+
+    def _group(self, settings: Settings, seed: int, candidate: GridCell) -> Hashable:
+        spec = RunSpec(candidate, settings, seed)
+        return self._sweep.group_of(spec)
+
+    def advance(self, entries: Sequence[tuple[GridCell, int]], until: float) -> None:
+        """Advance runs to a simulated time; raise ``BudgetSpentError`` when the budget is spent."""
+        groups: dict[Hashable, list[RacedRun]] = {}
+        for candidate, seed in entries:
+            run = self.run_of(candidate, seed)
+            if run.running and run.seconds < until:
+                groups.setdefault(self._groups[candidate, seed], []).append(run)
+        with computing_in(self.compute.precision):
+            for group, runs in groups.items():
+                trainer = self._trainer(group, runs)
+                if trainer is None:
+                    self._one_by_one(runs, until)
+                else:
+                    self._together(runs, trainer, until)
+
+    def _trainer(self, group: Hashable, runs: Sequence[RacedRun]) -> Trainer | None:
+        if group not in self._trainers:
+            need = self._sweep.state_need([RunSpec(r.candidate, r.simulation.settings, r.seed) for r in runs])
+            try:
+                self._trainers[group] = self.compute.trainer(runs[0].simulation, need)
+            except StackingError as reason:
+                self.notes.append(f"the model is trained one client at a time: {reason}")
+                self._trainers[group] = None
+        return self._trainers[group]
+
+    def _together(self, runs: Sequence[RacedRun], trainer: Trainer, until: float) -> None:
+        by_batched: dict[BatchedRun, RacedRun] = {}
+        for run in runs:
+            run.batched = run.batched or run.simulation.batched_run()
+            run.batched.held, run.batched.read_until = False, until
+            by_batched[run.batched] = run
+        for batched, evaluation in run_batched((), trainer, list(by_batched)):
+            run = by_batched[batched]
+            if evaluation is not None and evaluation.seconds >= until:
+                batched.held = True
+            self._count(run)
+
+    def _one_by_one(self, runs: Sequence[RacedRun], until: float) -> None:
+        for run in runs:
+            run.alone = run.alone or iter(run.simulation)
+            for evaluation in run.alone:
+                self._count(run)
+                if evaluation.seconds >= until:
+                    break
+
+    def _count(self, run: RacedRun) -> None:
+        trained = run.simulation.executor.updates_trained
+        self.updates += trained - run.counted
+        self.steps += (trained - run.counted) * run.steps_per_update
+        run.counted = trained
+        self.notify()
+        if self.spent_share >= 1.0:
+            raise BudgetSpentError
+
+    def drop(self, candidate: GridCell, seed: int) -> None:
+        """Free the memory of a run that does not continue; its evaluations are kept."""
+        run = self.runs[candidate, seed]
+        if run.running:
+            run.simulation.progress.status = Status.DROPPED
+        run.batched = run.alone = None
+        executor = run.simulation.executor
+        executor.state.clear()
+        executor.versions.replace({max(executor.versions): run.simulation.weights})

@@ -1,0 +1,212 @@
+"""Screens candidates by their plans, without training: what cannot win is dropped with the reason, in words.
+
+A plan takes milliseconds, so every shape of the grid (everything except the rates) is planned. Plans end at the
+horizon, or when every client has contributed a number of updates on average; figures per second are those of the
+planned time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config.build import make_simulator
+from ..config.settings import Settings
+from ..durations import duration
+from ..errors import UserError
+from ..planning.plan import records, without_gc
+from ..planning.plan_stats import PlanStats, PlanStatsCollector
+from ..planning.records import Round
+from .candidates import AlgorithmGrid, PlanShape
+
+UPDATES_PER_CLIENT = 12
+LEAST_UPDATES = 400
+SLOWEST = 20.0
+"""A shape whose merged local steps per second are this many times fewer than the most of all is dropped."""
+UNHEARD_SHARE = 0.5
+"""A shape that never hears the clients with more than this share of a class is dropped."""
+
+Notify = Callable[[str, float], None]
+"""Receives what is being done, and the share of it that is done."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedShape:
+    """A shape that was planned: its statistics, the merged updates of every client, and its speed."""
+
+    shape: PlanShape
+    label: str
+    stats: PlanStats
+    merged: NDArray[np.int64]
+    seconds: float  # planned
+    steps: int  # of the merged updates
+
+    @property
+    def updates_per_second(self) -> float:
+        """Merged updates per simulated second."""
+        return self.stats.jobs_merged / self.seconds
+
+    @property
+    def steps_per_second(self) -> float:
+        """Merged local steps per simulated second: what training costs, and what it yields."""
+        return self.steps / self.seconds
+
+    @property
+    def steps_per_update(self) -> float:
+        """The mean local steps of an update; interrupted jobs have fewer than K."""
+        return self.steps / max(1, self.stats.jobs_trained)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes up and down per simulated second."""
+        return (self.stats.uplink_bytes + self.stats.downlink_bytes) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Screening:
+    """The shapes that are raced, and the dropped ones with the reason."""
+
+    kept: Mapping[PlanShape, PlannedShape]
+    dropped: Mapping[PlanShape, str]
+    labels: Mapping[PlanShape, str]
+    horizon: float
+
+
+def horizon_of(settings: Settings, seed: int) -> float:
+    """Return the simulated time that candidates have: that of the study, or that of its rounds with its own setting."""
+    if math.isfinite(settings.stop.max_seconds):
+        return settings.stop.max_seconds
+    rounds = 0
+    simulator = make_simulator(settings, seed)
+    seconds = 0.0
+    for record in records(simulator, settings.stop.max_rounds):
+        if isinstance(record, Round):
+            rounds, seconds = record.merge.version, record.time
+    if not rounds:
+        raise UserError(
+            f"no update of {settings.algorithm} is merged, so the study has no horizon; check [clients], or give "
+            "stop.max_seconds"
+        )
+    return seconds
+
+
+def screen(
+    grids: Mapping[str, AlgorithmGrid], horizon: float, seed: int, holders: Holders, notify: Notify
+) -> Screening:
+    """Plan every shape and drop those that cannot win."""
+    shapes = [(grid, shape) for grid in grids.values() for shape in grid.shapes()]
+    planned: dict[PlanShape, PlannedShape] = {}
+    dropped: dict[PlanShape, str] = {}
+    labels = {shape: grid.label(shape.position) for grid, shape in shapes}
+    for number, (grid, shape) in enumerate(shapes):
+        notify(f"planning {len(shapes)} settings", number / len(shapes))
+        try:
+            planned[shape] = plan_shape(grid, shape, horizon, seed)
+        except UserError as error:
+            dropped[shape] = f"refused: {error}"
+    dropped.update(_unfit(planned, horizon, holders))
+    kept = {shape: each for shape, each in planned.items() if shape not in dropped}
+    if not kept:
+        raise UserError(_nothing_left(dropped, len(shapes), horizon))
+    return Screening(kept, dropped, labels, horizon)
+
+
+def plan_shape(grid: AlgorithmGrid, shape: PlanShape, horizon: float, seed: int) -> PlannedShape:
+    """Plan one shape."""
+    settings = grid.settings(shape.position)
+    settings = replace(settings, clients=replace(settings.clients, joules_per_step=0.0, joules_per_byte=0.0))
+    simulator = make_simulator(settings, seed)
+    collector = PlanStatsCollector(simulator.header, simulator.fleet)
+    updates = max(LEAST_UPDATES, UPDATES_PER_CLIENT * simulator.fleet.num_clients)
+    rounds = math.ceil(updates / simulator.header.updates_per_round)
+    steps = 0
+    with without_gc():
+        for record in records(simulator, rounds, horizon):
+            collector.add(record)
+            if isinstance(record, Round):
+                steps += sum(update.steps for update, _ in record.merge.updates)
+    stats = collector.stats()
+    return PlannedShape(
+        shape,
+        grid.label(shape.position),
+        stats,
+        collector.clients.merged,
+        stats.seconds if stats.rounds >= rounds else horizon,
+        steps,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holders:
+    """How many training samples of every class each client holds: clients × classes; None if there are no classes."""
+
+    counts: NDArray[np.int64] | None
+
+    def heard(self, merged: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Return how often every class is heard relative to its share of the samples; 1 is its share.
+
+        An update counts in proportion to the classes of its client.
+        """
+        if self.counts is None:
+            return None
+        sizes = np.maximum(1, self.counts.sum(axis=1, keepdims=True))
+        heard = (merged[:, None] * self.counts / sizes).sum(axis=0)
+        equal = (self.counts / sizes).sum(axis=0)  # if every client were heard as often
+        total = max(1.0, float(heard.sum()))
+        expected = equal / max(1e-12, float(equal.sum()))
+        return np.asarray(np.where(expected > 0, heard / total / np.maximum(expected, 1e-12), 1.0))
+
+    def unheard(self, merged: NDArray[np.int64]) -> list[int]:
+        """Return the classes of which clients that were never heard hold most samples."""
+        if self.counts is None:
+            return []
+        missing = self.counts[merged == 0].sum(axis=0)
+        limit = UNHEARD_SHARE * np.maximum(1, self.counts.sum(axis=0))
+        return [int(c) for c in np.flatnonzero(missing > limit)]
+
+
+def _unfit(
+    planned: Mapping[PlanShape, PlannedShape], horizon: float, holders: Holders
+) -> Iterator[tuple[PlanShape, str]]:
+    """Yield the shapes that cannot win, and why."""
+    fastest = max(planned.values(), key=lambda each: each.steps_per_second, default=None)
+    seen: dict[object, PlannedShape] = {}
+    for shape, each in planned.items():
+        stats = each.stats
+        if not stats.rounds:
+            yield shape, f"merges no update within {duration(horizon)}"
+            continue
+        same = (shape.algorithm, each.steps, stats.updates_per_round, stats.seconds, stats.staleness_mean)
+        known = seen.setdefault((*same, each.merged.tobytes()), each)
+        if known is not each:
+            yield shape, f"has the same plan as {known.label}"
+        elif fastest is not None and SLOWEST * each.steps_per_second < fastest.steps_per_second:
+            yield (
+                shape,
+                (
+                    f"merges {each.steps_per_second:.3g} local steps a second, {fastest.label} merges "
+                    f"{fastest.steps_per_second:.3g}"
+                ),
+            )
+        elif classes := holders.unheard(each.merged):
+            yield shape, f"never hears the clients that hold {_classes(classes)} within {duration(each.seconds)}"
+
+
+def _classes(classes: Sequence[int]) -> str:
+    names = ", ".join(map(str, classes[:4]))
+    return f"class {names}" if len(classes) == 1 else f"classes {names}" + (" and more" if len(classes) > 4 else "")
+
+
+def _nothing_left(dropped: Mapping[PlanShape, str], number: int, horizon: float) -> str:
+    reasons: dict[str, int] = {}
+    for reason in dropped.values():
+        reasons[reason] = reasons.get(reason, 0) + 1
+    reason, count = max(reasons.items(), key=lambda each: each[1])
+    return (
+        f"none of {number} planned settings can be advised for {duration(horizon)} of simulated time; {count} of them: "
+        f"{reason}; check when clients are available, or set a longer stop.max_seconds"
+    )

@@ -1,0 +1,181 @@
+"""The adviser on a task whose answer is known, and its lines for input that cannot be advised."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+import defedavg
+from defedavg.adviser.advice import Advice, advise
+from defedavg.adviser.advice_files import advice_json, advice_page, pareto_front, write_advice
+from defedavg.adviser.search import INTERRUPTED
+from defedavg.config import study as config
+from defedavg.errors import UserError
+from defedavg.tasks import Task
+from defedavg.tasks.least_squares_task import least_squares
+from helpers.command_line import call, refuse
+
+CLIENTS = 6
+STUDY: dict[str, Any] = {
+    "name": "small",
+    "clients": {"num_clients": CLIENTS},
+    "training": {
+        "updates_per_round": [1, 3],
+        "local_steps": [2, 5],
+        "local_lr": [0.001, 0.3],
+        "global_lr": [1.0],
+    },
+    "stop": {"target_accuracy": 0.9, "max_seconds": 2.0},
+    "fedbuff": {"concurrency": [0]},
+}
+ALGORITHMS = ("fedavg", "fedbuff", "defedavg-niid")
+
+
+@cache
+def task() -> Task:
+    problem = least_squares(CLIENTS, dimension=4, noise=0.1, start=4.0)
+    start, least = problem.value(np.full(4, 4.0)), problem.minimum
+
+    def excess_gone(outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = 0.5 * (outputs - targets).square().sum(1).mean()
+        return ((start - loss) / (start - least)).clamp(0.0, 1.0)
+
+    return replace(problem.task, metric=excess_gone)
+
+
+def advised(updates: float = 2000, **stop: Any) -> Advice:
+    study = {**STUDY, "stop": {**STUDY["stop"], **stop}}
+    return advise(study, algorithms=ALGORITHMS, budget_updates=updates, task=task())
+
+
+@cache
+def usual() -> Advice:
+    return advised()
+
+
+def test_the_advice_has_the_useful_rate_and_its_interval() -> None:
+    advice = usual()
+    assert advice.best.reached
+    assert advice.best.time is not None
+    assert advice.best.values["training.local_lr"] == 0.3  # with the other one, 2 s are far too short
+    assert advice.best.time.seeds >= 2
+    assert advice.best.time.low is not None
+    assert advice.best.time.low <= advice.best.time.mean
+    assert advice.best.reason == ""
+    assert all(each.reason for each in advice.ranking[1:])
+    reached = [each.time.mean for each in advice.ranking if each.time is not None and each.time.seeds == 1]
+    assert reached == sorted(reached)
+    assert math.isfinite(advice.steps / advice.grid_steps)
+
+
+def test_the_advised_setting_reaches_the_target_when_it_is_run() -> None:
+    advice = usual()
+    (point,) = advice.advised_study().points()
+    assert point.settings.algorithm == advice.best.algorithm
+    values = {name: value for name, value in point.settings.flat().items() if name in advice.best.values}
+    assert values == advice.best.values
+    result = defedavg.simulate(
+        advice.best.algorithm,
+        task=task(),
+        seed=7,
+        settings={**values, "stop.target_accuracy": 0.9, "stop.max_seconds": 2.0},
+    )
+    assert result.first_hit_seconds is not None
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    texts = []
+    for advice in (usual(), advised()):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        write_advice(advice, tmp_path / "x", {})
+        found = json.loads((tmp_path / "x" / "advice.json").read_text())
+        del found["provenance"]
+        texts.append((json.dumps(found), (tmp_path / "x" / "advised.toml").read_bytes(), advice_page(advice, {})))
+    assert texts[0] == texts[1]
+    config.study(tomllib.loads(texts[0][1].decode()))
+
+
+def test_a_larger_budget_trains_more_and_stays_within_it() -> None:
+    small = advised(300)
+    assert small.steps < usual().steps <= 2000 * 2 + 64 * 5  # the last batch may exceed it
+
+
+def test_a_target_that_no_candidate_reaches_is_one_line_with_the_best_so_far() -> None:
+    advice = advised(target_accuracy=0.99999999)
+    line = advice.failure()
+    assert line is not None
+    assert advice.best.label in line
+    assert f"{advice.best.metric:.3f}" in line
+    assert "\n" not in line
+    assert advice_json(advice, {})["advice"] is None
+    assert pareto_front(advice.ranking) == set()
+
+
+def test_ctrl_c_returns_the_best_so_far() -> None:
+    calls = 0
+
+    def interrupt(text: str, share: float, left: float | None) -> None:
+        nonlocal calls
+        calls += text.startswith("exploring")
+        if calls == 40:
+            calls += 1
+            raise KeyboardInterrupt
+
+    advice = advise(STUDY, algorithms=ALGORITHMS, budget_updates=2000, task=task(), progress=interrupt)
+    assert advice.ended == INTERRUPTED
+    assert advice.interrupted
+    assert advice.ranking
+
+
+def test_a_budget_below_one_run_says_what_a_run_needs() -> None:
+    with pytest.raises(UserError, match=r"below one run: the cheapest of 12 settings .*fedavg n=1 K=.*give more"):
+        advised(3)
+
+
+def test_a_fleet_that_is_never_available_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "away.csv"
+    rows = "".join(f"{i},0.01,100,100,1000,2000,\n" for i in range(CLIENTS))
+    trace.write_text("client,step_seconds,up_mbps,down_mbps,available_from,available_to,repeat_every\n" + rows)
+    study = {**STUDY, "clients": {"trace": str(trace)}}
+    with pytest.raises(UserError, match=r"none of \d+ planned settings .*merges no update within 2 s; check when"):
+        advise(study, algorithms=ALGORITHMS, budget_updates=2000, task=task())
+
+
+@pytest.mark.parametrize(
+    ("study", "words"),
+    [
+        ({**STUDY, "stop": {}}, "set stop.target_accuracy"),
+        ({**STUDY, "clients": {"num_clients": CLIENTS, "jitter": [0.0, 0.1]}}, "clients.jitter is swept"),
+    ],
+)
+def test_what_advice_is_for_must_be_stated_once(study: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        advise(study, algorithms=ALGORITHMS, budget_updates=2000, task=task())
+
+
+def test_the_command_writes_a_study_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(
+        'name = "my"\n[task]\nmodel = "softmax"\n[clients]\nnum_clients = 6\n[training]\nupdates_per_round = [2]\n'
+        "local_steps = [5]\nlocal_lr = [0.01, 0.03]\nglobal_lr = [1.0]\n"
+        "[stop]\ntarget_accuracy = 0.3\nmax_seconds = 0.5\n"
+    )
+    words = ("advise", "my.toml", "--algorithms", "fedavg,defedavg-iid", "--seeds", "2", "--budget", "600")
+    done = call(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "← advised" in done.stdout
+    assert "run it: defedavg run runs/my-advice/advised.toml" in done.stdout
+    page = (tmp_path / "runs" / "my-advice" / "advice.html").read_text()
+    assert "Plotly" in page
+    assert "{{" not in page.split("<script>")[0]
+    config.load(tmp_path / "runs" / "my-advice" / "advised.toml")
+    refuse(call(*words, cwd=tmp_path), "already holds an advice", "--force")
+    refuse(call("advise", "my.toml", "--budget", "-3", cwd=tmp_path), "--budget")
