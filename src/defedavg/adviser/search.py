@@ -206,6 +206,7 @@ class AdviceSearch:
             left -= self.planned(each).steps_per_second * (until - before)
             if left < 0 and len(kept) >= 2:
                 self._drop(each, ordered[0], before)
+                self.lost[each] = f"was not trained beyond {before:.3g} s: the budget is for better ones"
             else:
                 kept.append(each)
         return kept
