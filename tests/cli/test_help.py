@@ -52,7 +52,8 @@ def test_the_commands_are_listed_in_the_order_in_which_they_are_needed() -> None
     names = [name for commands in COMMANDS.values() for name in commands]
     assert re.findall(r"^│ ([a-z]+) ", shown, re.MULTILINE) == names
     expected = (
-        "settings algorithms plan run tune advise report view runs data split traces deploy replay theory paper bench demo"
+        "settings algorithms plan run tune advise report view runs data split traces deploy replay theory paper "
+        "bench demo"
     )
     assert " ".join(names) == expected
     assert re.findall(r"^╭─ ([A-Z][a-z ]+) ─", shown, re.MULTILINE) == ["Options", *COMMANDS]
