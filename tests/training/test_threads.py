@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
@@ -43,6 +45,15 @@ def test_an_error_cancels_the_rest_and_waits_for_calls_in_progress() -> None:
     before = list(ended)
     assert in_parallel([lambda: 1, lambda: 2], 2) == [1, 2]
     assert ended == before
+
+
+def test_a_forked_process_starts_threads_of_its_own() -> None:
+    assert in_parallel([lambda: 1, lambda: 2], 2) == [1, 2]
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)  # ends a child that waits for threads of its parent
+        os._exit(0 if in_parallel([lambda: 1, lambda: 2], 2) == [1, 2] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @bounded(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -52,3 +53,7 @@ def _workers(count: int) -> ThreadPoolExecutor:
     # All start now: the number of MKL's threads is that of the last call of set_num_threads in any thread.
     wait([workers.submit(all_started.wait) for _ in range(count)])
     return workers
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_workers.cache_clear)  # a child has none of its parent's threads
