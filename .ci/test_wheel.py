@@ -31,6 +31,7 @@ max_rounds = 3
 """
 HELP_OF_EVERY_COMMAND = """
 import sys
+import click
 import typer
 from typer.testing import CliRunner
 import defedavg
@@ -41,8 +42,10 @@ assert sys.prefix in defedavg.__file__, f"{defedavg.__file__} is not the install
 
 def paths(command, path=()):
     yield path
-    for name, child in getattr(command, "commands", {}).items():
-        yield from paths(child, (*path, name))
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from paths(command.get_command(context, name), (*path, name))
 
 
 count = 0
@@ -50,6 +53,7 @@ for path in paths(typer.main.get_command(app)):
     result = CliRunner().invoke(app, [*path, "--help"])
     assert result.exit_code == 0 and "Usage" in result.output, (path, result.output)
     count += 1
+assert count > 20, count
 print(count, "help pages")
 """
 
