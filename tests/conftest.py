@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from defedavg.report.dashboard.http_server import DashboardServer
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # tests of kernels need it, and Triton reads it when it is imported
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")

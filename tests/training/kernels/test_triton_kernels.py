@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from defedavg.training.kernels.plain import LayerKernels, LayerWeights, Window
 
 if torch.cuda.is_available():
     pytest.skip("benchmarks/kernels.py checks the compiled kernels on a device", allow_module_level=True)
-os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from defedavg.training.kernels.triton_layers import TritonLayerKernels
