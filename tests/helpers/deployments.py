@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +18,13 @@ from defedavg.deploy.client.handler import ClientHandler
 from defedavg.deploy.deploy_config import read_deploy_config
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import EventLog
-from defedavg.deploy.engine.events import Exchanged, Trained
-from defedavg.deploy.replay import Replay, replay
+from defedavg.deploy.replay import Replay
 from defedavg.deploy.server.coordinator import Coordinator
 from defedavg.deploy.server.session import Session
 from defedavg.deploy.transport import Message, Reply, size_of
 from defedavg.runstore.layout import EVENT_LOG as LOG
 from defedavg.tasks import Task
+from helpers.checked_logs import received_and_merged
 
 Tamper = Callable[["Node", Message, Reply], Reply | None]
 
@@ -261,13 +260,7 @@ BACKGROUND: list[dict[str, Any]] = [
 def checked(world: World) -> tuple[EventLog, Replay]:
     """Replay the log of a world and check every invariant: no update is lost, none is merged twice."""
     log = logs.read(world.folder / LOG)
-    found = replay(log)
-    found.plan.check()
-    received = Counter((e.client, e.index) for e in log.events if isinstance(e, Trained))
-    received.update((e.client, e.update.index) for e in log.events if isinstance(e, Exchanged) and e.update)
-    assert set(received.values()) <= {1}
-    merged = Counter((u.client, u.index) for r in found.plan.rounds for u, _ in r.merge.updates)
-    assert set(merged.values()) <= {1}
+    found, received, merged = received_and_merged(log)
     dropped = {(note.fields["client"], note.fields["index"]) for note in log.notes("dropped")}
     kept = set(world.session.engine.received)
     assert set(received) == set(merged) | dropped | kept

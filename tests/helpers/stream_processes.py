@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,11 +17,12 @@ import psutil
 
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import EventLog
-from defedavg.deploy.engine.events import Event, Exchanged, Trained
+from defedavg.deploy.engine.events import Event
 from defedavg.deploy.ports import free_port
-from defedavg.deploy.replay import Replay, replay
+from defedavg.deploy.replay import Replay
 from defedavg.deploy.tls_keys import make_keys
 from defedavg.runstore.layout import EVENT_LOG
+from helpers.checked_logs import received_and_merged
 from helpers.user_code import TASK
 
 SECONDS = 240.0
@@ -182,12 +182,6 @@ class Site:
     def checked(self) -> tuple[EventLog, Replay]:
         """Replay and check the log: every update is received once and merged at most once."""
         log = self.log()
-        found = replay(log)
-        found.plan.check()
-        received = Counter((e.client, e.index) for e in log.events if isinstance(e, Trained))
-        received.update((e.client, e.update.index) for e in log.events if isinstance(e, Exchanged) and e.update)
-        assert set(received.values()) <= {1}
-        merged = Counter((u.client, u.index) for r in found.plan.rounds for u, _ in r.merge.updates)
-        assert set(merged.values()) <= {1}
+        found, received, merged = received_and_merged(log)
         assert set(merged) <= set(received)
         return log, found
