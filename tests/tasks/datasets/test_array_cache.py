@@ -103,6 +103,25 @@ def test_a_damaged_cache_is_found_and_made_again(data: st.DataObject) -> None:
             assert reader.calls == calls
 
 
+def test_a_damaged_header_of_an_array_is_found(tmp_path: Path) -> None:
+    """NumPy parses the header before the checksum of the file is known, and its parser has errors of its own."""
+    write_fashion(tmp_path)
+    reader = Counted()
+    paths = locate(reader.dataset, tmp_path)
+    first = read_through_cache(reader.dataset, paths, tmp_path)
+    (cache,) = (tmp_path / FOLDER).iterdir()
+    content = cache.read_bytes()
+    for old, new in (
+        (b"'fortran_order'", b"'fortran_order("),
+        (b"{'descr'", b"(((((((("),
+        (b"'shape': (", b"'shape': )"),
+    ):
+        assert old in content
+        cache.write_bytes(content.replace(old, new))
+        with pytest.warns(FallbackWarning, match="is damaged"):
+            assert same(first, read_through_cache(reader.dataset, paths, tmp_path))
+
+
 def test_a_folder_that_cannot_be_written_to_works_without_a_cache(tmp_path: Path) -> None:
     write_fashion(tmp_path)
     (tmp_path / FOLDER).write_text("not a folder")

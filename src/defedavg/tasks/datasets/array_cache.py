@@ -12,8 +12,6 @@ import json
 import os
 import tempfile
 import warnings
-import zipfile
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -30,8 +28,6 @@ from .dataset import DataSet, Part, UserPart
 FOLDER: Final = "arrays"
 ORIGIN: Final = "origin"
 NAMES: Final = ("inputs", "targets", "users")
-DAMAGE: Final = (OSError, EOFError, ValueError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged archive raises."""
 
 Parts = tuple[Part | UserPart, Part | UserPart]
 
@@ -66,7 +62,7 @@ def _load(cache: Path, origin: str, dataset: DataSet) -> Parts | None:
             return train, test
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    except DAMAGE as error:
+    except Exception as error:  # zipfile and NumPy's parser of headers raise almost anything
         line = f"the cache {cache} is damaged and is made again from the data set's files: {first_line(error)}"
         warnings.warn(line, FallbackWarning, stacklevel=2)
         return None
