@@ -213,7 +213,7 @@ def speedup(
 ) -> None:
     """Measure the rounds to a mean squared gradient norm of ε against n at the theorems' rates.
 
-    The slope has Student's 95 % interval from the spread of the seeds. It takes under two minutes on two cores, with
+    The slope has Student's 95 % interval from the spread of the seeds. It takes about two minutes on two cores, with
     `--full` five.
     """
     from ..theory.speedup_study import SpeedupScope, run_speedup_study
