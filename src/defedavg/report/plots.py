@@ -144,22 +144,36 @@ def accuracy_curves(
     against: Against = "seconds",
     name: str = "test accuracy",
     columns: int = 4,
+    clock: str = "simulated seconds",
 ) -> Figure:
-    """Draw test accuracy over simulated seconds or rounds, one panel per title, with target accuracies where given."""
+    """Draw test accuracy over a clock or rounds, one panel per title, with target accuracies where given."""
     targets = target if isinstance(target, Mapping) else {} if target is None else dict.fromkeys(panels, target)
     for title in targets:
         if title not in panels:
             raise unknown("panel", title, panels)
-    return _curves(panels, "accuracy", against, targets, name, columns)
+    return _curves(panels, "accuracy", against, targets, name, columns, clock)
 
 
-def loss_curves(panels: Panels, *, against: Against = "seconds", name: str = "test loss", columns: int = 4) -> Figure:
+def loss_curves(
+    panels: Panels,
+    *,
+    against: Against = "seconds",
+    name: str = "test loss",
+    columns: int = 4,
+    clock: str = "simulated seconds",
+) -> Figure:
     """Draw loss, on a log axis where every loss is above zero; runs that diverge are cut off to keep others legible."""
-    return _curves(panels, "loss", against, {}, name, columns)
+    return _curves(panels, "loss", against, {}, name, columns, clock)
 
 
 def _curves(
-    panels: Panels, measure: str, against: Against, targets: Mapping[str, float], name: str, max_columns: int
+    panels: Panels,
+    measure: str,
+    against: Against,
+    targets: Mapping[str, float],
+    name: str,
+    max_columns: int,
+    clock: str,
 ) -> Figure:
     every = [curve for curves in panels.values() for curve in curves]
     if not any(getattr(curve, against) for curve in every):
@@ -178,7 +192,7 @@ def _curves(
         for position, (title, curves) in enumerate(panels.items()):
             ax = axes[position]
             _panel(ax, curves, measure, against, styles)
-            ax.set(title=title, xlabel={"seconds": "simulated seconds"}.get(against, against))
+            ax.set(title=title, xlabel={"seconds": clock}.get(against, against))
             if position % columns == 0:
                 ax.set_ylabel(name)
             if title in targets:

@@ -66,10 +66,9 @@ def figures_of(folder: RunFolder) -> Iterator[tuple[str, Figure]]:
     metric, panels = common_metric(run.metric for run in folder.runs), {folder.title: curves}
     word = re.sub(r"[^A-Za-z0-9._=-]+", "_", metric)
     for axis in AXES:
-        accuracy = accuracy_curves(panels, target=target, against=axis, name=f"test {metric}")
-        for measure, figure in ((word, accuracy), ("loss", loss_curves(panels, against=axis))):
-            if folder.deployed and axis == "seconds":
-                figure.axes[0].set_xlabel("seconds of the deployment")
-            yield f"{measure}-over-{axis}", figure
+        name = f"test {metric}"
+        accuracy = accuracy_curves(panels, target=target, against=axis, name=name, clock=folder.clock)
+        yield f"{word}-over-{axis}", accuracy
+        yield f"loss-over-{axis}", loss_curves(panels, against=axis, clock=folder.clock)
     if folder.partition is not None:
         yield "split", split_map(np.array(folder.partition.counts), folder.partition.title)

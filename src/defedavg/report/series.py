@@ -32,7 +32,7 @@ class Series:
         seconds = mean(self.numbers, "first_hit_seconds")  # of the seeds that reached the target
         self.seconds_to_target = math.inf if seconds is None else seconds
         self.running = not folder.finished and any(run.status == "running" for run in runs)
-        self.deployed = folder.deployed
+        self.clock = folder.clock
 
     def key(self) -> tuple[Any, ...]:
         """Return the values that must be equal for two series to be compared: the task, the target and the metric."""
@@ -73,8 +73,8 @@ def has_result(best: Series, target: float | None) -> bool:
 
 def clock_of(group: Sequence[Series]) -> str:
     """Return which seconds the times of a group are."""
-    kinds = {series.deployed for series in group}
-    return "seconds" if len(kinds) > 1 else "seconds of the deployment" if kinds == {True} else "simulated seconds"
+    clocks = {series.clock for series in group}
+    return clocks.pop() if len(clocks) == 1 else "seconds"
 
 
 def conclusion(ranked: Sequence[tuple[str, Series]], target: float | None) -> str:

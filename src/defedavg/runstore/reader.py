@@ -91,9 +91,9 @@ class RunFolder:
     memory: RunsInMemory | None = None
 
     @property
-    def deployed(self) -> bool:
-        """Whether a deployment made the results, so that their seconds were measured."""
-        return self.provenance.get("executor") == "deployment"
+    def clock(self) -> str:
+        """Whose seconds the results have: measured by a deployment, or simulated."""
+        return "seconds of the deployment" if self.provenance.get("executor") == "deployment" else "simulated seconds"
 
     @property
     def problem(self) -> str | None:
