@@ -137,18 +137,20 @@ def tiles(kind: str) -> Iterator[dict[str, int]]:
     """Yield the configurations to try."""
     sizes = {
         "conv": ((128, 256), (64,), (32, 64)),
-        "conv_step": ((32, 64), (32, 64, 128), (32, 64)),
+        "conv_few": ((64, 128, 256), (64,), (32, 64)),
+        "conv_step": ((32, 64), (32, 64, 128), (16, 32, 64)),
+        "conv_step_few": ((64,), (32, 64, 128), (32, 64)),
         "linear": ((64, 128), (64,), (64,)),
         "linear_step": ((32, 64, 128), (32, 64, 128), (0,)),
     }[kind]
     for bm, bn, bk in itertools.product(*sizes):
-        for warps, stages in ((2, 3), (4, 2), (4, 3), (4, 4), (8, 3)):
+        for warps, stages in ((1, 2), (1, 3), (2, 3), (4, 2), (4, 3), (4, 4), (8, 3)):
             yield {"BM": bm, "BN": bn, **({"BK": bk} if bk else {}), "num_warps": warps, "num_stages": stages}
 
 
 def tune(kind: str, names: list[str], clients: int, precision: str) -> None:
     """Try every configuration of a kernel on some layers, and print the fastest."""
-    which = {"conv": "forward", "linear": "forward", "conv_step": "step", "linear_step": "both"}.get(kind, "both")
+    which = "both" if kind == "linear_step" else "step" if kind.startswith("conv_step") else "forward"
     cases = {name: Case(name, clients) for name in names}
     kernels = TritonLayerKernels(precision)
     ready = {name: case.forward(kernels) for name, case in cases.items()}
@@ -190,6 +192,7 @@ def main() -> None:
     if options.tune is not None:
         for kind in options.tune or CONFIGS:
             names = [n for n in LAYERS if ("conv" in n) == ("conv" in kind)]
+            names = [n for n in names if n.endswith(("1-32", "3-32")) == kind.endswith("few")]
             tune(kind, names, options.clients, options.precision)
         return
     for name in LAYERS:

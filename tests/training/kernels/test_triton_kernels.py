@@ -48,7 +48,8 @@ def convolutions(draw: st.DrawFn) -> tuple[int, tuple[int, int, int], int, Windo
     least = [max(1, k + (1 if pool else 0) * 2 - 2 * p) for k, p in zip(size, padding, strict=True)]
     stride = (1, 1) if pool else draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
     high, wide = (draw(st.integers(low, low + 5)) for low in least)
-    window = Window(size, stride, padding, relu=pool or draw(st.booleans()), pool=pool)
+    planar = pool and draw(st.booleans())
+    window = Window(size, stride, padding, relu=pool or draw(st.booleans()), pool=pool, planar=planar)
     return (
         draw(st.integers(1, 5)),
         (high, wide, draw(st.sampled_from([1, 2, 3, 4, 5, 17]))),
@@ -105,6 +106,39 @@ def test_fully_connected_layers(rows: int, ins: int, outs: int, relu: bool, bias
         same(a[[0, 2]], b[[0, 2]])
     for change in found[0][2:]:
         assert not change[1].any()
+
+
+@examples(max_examples=25)
+@given(
+    samples=st.integers(1, 4),
+    side=st.integers(2, 9),
+    channels=st.sampled_from([(1, 1), (4, 4), (2, 16), (4, 8), (3, 6)]),
+    relu=st.booleans(),
+    frozen=st.booleans(),
+    channels_last=st.booleans(),
+)
+def test_group_normalisation(
+    samples: int, side: int, channels: tuple[int, int], relu: bool, frozen: bool, channels_last: bool
+) -> None:
+    """Also where plain operations compute it: numbers of channels that are no powers of two, other memory orders."""
+    groups, count = channels
+    shape = CLIENTS * samples, count, side, side + 1
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    x, rates = random(0, *shape).to(memory_format=order), torch.tensor([0.1, 0.0, 0.3])
+    start = LayerWeights(random(1, CLIENTS, count), random(2, CLIENTS, count), rates)
+    found = []
+    for kernels in (TritonLayerKernels("float32"), LayerKernels()):
+        assert start.bias is not None
+        params = LayerWeights(start.weight.clone(), start.bias.clone(), rates, (not frozen, True))
+        out, saved = kernels.group_norm(x, params, groups, 1e-5, relu)
+        grad_x = kernels.group_norm_backward(random(3, *shape), saved, params, groups, relu, True)
+        assert grad_x is not None
+        found.append((out, grad_x, *changes(params, start)))
+    for a, b in zip(*found, strict=True):
+        a, b = (values.unflatten(0, (CLIENTS, -1))[[0, 2]] for values in (a, b))
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * max(1.0, float(b.abs().max())))
+    assert not any(change[1].any() for change in found[0][2:])
+    assert found[0][2].any() != frozen
 
 
 def separated(params: LayerWeights) -> LayerWeights:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .plain import Gradient, LayerKernels, LayerWeights, Saved, Window, aten, scaled
+from .plain import Gradient, LayerKernels, LayerWeights, Saved, Window, aten, scaled, sizes
 
 
 class CpuLayerKernels(LayerKernels):
@@ -105,13 +105,13 @@ class CpuLayerKernels(LayerKernels):
         return _joined(grads_x).permute(0, 2, 3, 1).to(x.dtype) if needs_x else None
 
     def group_norm(self, x: Tensor, params: LayerWeights, groups: int, eps: float, relu: bool) -> tuple[Tensor, Saved]:
-        """Return normalised (C·B, channels, …) values times weight plus bias, and the tensors for the backward pass.
+        """Do what ``LayerKernels.group_norm`` does.
 
         One client at a time: its values are still in the cache when the second pass over them begins.
         """
         biases = [None] * len(params) if params.bias is None else params.bias.unbind()
         parts = [
-            aten.native_group_norm(values, weight, bias, *_sizes(values), groups, eps)
+            aten.native_group_norm(values, weight, bias, *sizes(values), groups, eps)
             for values, weight, bias in zip(x.chunk(len(params)), params.weight, biases, strict=True)
         ]
         out, means, deviations = (_joined(column) for column in zip(*parts, strict=True))
@@ -122,7 +122,7 @@ class CpuLayerKernels(LayerKernels):
     def group_norm_backward(
         self, grad: Tensor, saved: Saved, params: LayerWeights, groups: int, relu: bool, needs_x: bool
     ) -> Gradient:
-        """Update the layer's parameters in place, and return the gradient of the inputs."""
+        """Do what ``LayerKernels.group_norm_backward`` does."""
         x, means, deviations = saved[:3]
         if relu:
             grad = aten.threshold_backward(grad, saved[3], 0)
@@ -130,7 +130,7 @@ class CpuLayerKernels(LayerKernels):
         clients, wanted = len(params), (needs_x, *params.trainable)
         columns = (tensor.chunk(clients) for tensor in (grad, x, means, deviations))
         parts = [
-            aten.native_group_norm_backward(*tensors, weight, *_sizes(tensors[1]), groups, wanted)
+            aten.native_group_norm_backward(*tensors, weight, *sizes(tensors[1]), groups, wanted)
             for *tensors, weight in zip(*columns, params.weight, strict=True)
         ]
         rates = params.rates.unsqueeze(1)
@@ -143,11 +143,6 @@ class CpuLayerKernels(LayerKernels):
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
-
-
-def _sizes(values: Tensor) -> tuple[int, int, int]:
-    """Return the numbers of samples, of channels, and of values in a channel."""
-    return values.shape[0], values.shape[1], values.shape[2:].numel()
 
 
 def _is_single_vector_product(a: Tensor, b: Tensor) -> bool:

@@ -40,9 +40,10 @@ class StepGraph:
         self._source, self._method = source, method
         self._weights = source.split(like.expand(slots, -1))
         self.optimizer = source.optimizer(method, self._weights)
-        self._samples = torch.zeros((slots, steps, size), dtype=torch.int64, device=device)
+        # One copy selects what a step needs: the numbers of its samples and its key.
+        self._samples_and_key = torch.zeros((slots, steps, size + 1), dtype=torch.int64, device=device)
         self._rates = torch.zeros(slots, dtype=like.dtype, device=device)
-        self._steps, self._keys = torch.zeros((2, slots), dtype=torch.int64, device=device)
+        self._steps = torch.zeros(slots, dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -57,10 +58,9 @@ class StepGraph:
             self._once()
 
     def _once(self) -> None:
-        samples = self._samples.index_select(1, self._step).squeeze(1)
+        chosen = self._samples_and_key.index_select(1, self._step).squeeze(1)
         rates = torch.where(self._step < self._steps, self._rates, 0.0)
-        keys = extend_all(self._keys, self._step)
-        self._source.step(self._weights, samples, rates, keys, self._method, self.optimizer)
+        self._source.step(self._weights, chosen[:, :-1], rates, chosen[:, -1], self._method, self.optimizer)
         self._step.add_(1)
 
     def run(self, starts: Tensor, samples: Tensor, rates: Tensor, steps: Tensor, keys: Tensor, longest: int) -> Tensor:
@@ -68,9 +68,10 @@ class StepGraph:
         count = len(starts)
         for name, start in self._source.views(starts).items():
             self._weights[name][:count].copy_(start)
-        self._samples[:count, :longest].copy_(samples)
+        self._samples_and_key[:count, :longest, :-1].copy_(samples)
+        numbers = torch.arange(longest, device=keys.device)
+        self._samples_and_key[:count, :longest, -1].copy_(extend_all(keys.unsqueeze(1), numbers))
         self._rates[:count].copy_(rates)
-        self._keys[:count].copy_(keys)
         self._steps.zero_()
         self._steps[:count].copy_(steps)
         self._step.zero_()

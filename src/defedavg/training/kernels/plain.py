@@ -51,6 +51,7 @@ class Window:
     padding: tuple[int, int]
     relu: bool = False
     pool: bool = False  # the maximum of 2×2
+    planar: bool = False  # kernels may store pooled outputs channels first, as the layer that follows reads them
 
     def out(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width of the output, before pooling."""
@@ -109,6 +110,37 @@ class LayerKernels:
             grad_x = self._sum_patches(patches, shape, window)
         weight, target = params.weight.flatten(2), params.updated_weight.flatten(2)
         self._update(replace(params, weight=weight, targets=(target, params.targets[1])), flat, columns)
+        return grad_x
+
+    def group_norm(self, x: Tensor, params: LayerWeights, groups: int, eps: float, relu: bool) -> tuple[Tensor, Saved]:
+        """Return normalised (C·B, channels, …) values times weight plus bias, and the tensors for the backward pass."""
+        normal, means, deviations = aten.native_group_norm(x, None, None, *sizes(x), groups, eps)
+        out = _by_sample(params.weight, x) * normal
+        if params.bias is not None:
+            out += _by_sample(params.bias, x)
+        if relu:
+            out.relu_()
+        return out, (x, means, deviations, normal, *((out,) if relu else ()))
+
+    def group_norm_backward(
+        self, grad: Tensor, saved: Saved, params: LayerWeights, groups: int, relu: bool, needs_x: bool
+    ) -> Gradient:
+        """Update the layer's parameters in place, and return the gradient of the inputs."""
+        x, means, deviations, normal = saved[:4]
+        if relu:
+            grad = aten.threshold_backward(grad, saved[4], 0)
+        grad_x = None
+        if needs_x:
+            scaled_grad = (_by_sample(params.weight, x) * grad).contiguous()
+            grad_x = aten.native_group_norm_backward(
+                scaled_grad, x.contiguous(), means, deviations, None, *sizes(x), groups, (True, False, False)
+            )[0]
+        assert params.rates is not None
+        targets = (params.updated_weight, params.updated_bias)
+        for trainable, target, values in zip(params.trainable, targets, (grad * normal, grad), strict=True):
+            if trainable and target is not None:
+                by_client = values.reshape(len(params), -1, values.shape[1], values.shape[2:].numel())
+                target.sub_(self._scaled(by_client.sum((1, 3)), params.rates.unsqueeze(1)))
         return grad_x
 
     def operand(self, weights: Tensor) -> Tensor:
@@ -205,6 +237,16 @@ def _patch_indices(shape: torch.Size, window: Window, device: torch.device) -> T
     indices = torch.arange(shape.numel(), device=device).view(shape)
     cut = indices.unfold(0, window.size[0], window.stride[0]).unfold(1, window.size[1], window.stride[1])
     return cut.permute(0, 1, 3, 4, 2).reshape(-1)
+
+
+def sizes(values: Tensor) -> tuple[int, int, int]:
+    """Return the numbers of samples, of channels, and of values in a channel."""
+    return values.shape[0], values.shape[1], values.shape[2:].numel()
+
+
+def _by_sample(values: Tensor, x: Tensor) -> Tensor:
+    """Repeat each client's values of channels, (C, channels), for each of its samples in ``x``."""
+    return values.repeat_interleave(len(x) // len(values), dim=0).view(*x.shape[:2], *(1,) * (x.ndim - 2))
 
 
 def scaled(values: Tensor, rates: Tensor) -> Tensor:

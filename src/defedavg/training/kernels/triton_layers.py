@@ -7,14 +7,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import triton_kernels as kernels
+from . import triton_norm
 from .plain import Gradient, LayerKernels, LayerWeights, Saved, Window
 
 SPLIT = 4  # with fewer tiles than this, the update of a convolution is summed in as many parts
+FEW_CHANNELS = 4  # images with no more channels have tiles of their own
+NORM_VALUES = 16384  # of one sample: plain operations normalise larger ones
 ROWS = 64  # with more samples per client, plain operations compute the backward pass of a fully connected layer
+
+CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 CONFIGS: dict[str, dict[str, int]] = {
     "conv": {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3},
-    "conv_step": {"BM": 64, "BN": 128, "BK": 32, "num_warps": 2, "num_stages": 3},
+    "conv_few": {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 2},
+    "conv_step": {"BM": 64, "BN": 64, "BK": 16, "num_warps": 1, "num_stages": 3},
+    "conv_step_few": {"BM": 64, "BN": 64, "BK": 32, "num_warps": 1, "num_stages": 2},
     "linear": {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3},
     "linear_step": {"BM": 32, "BN": 128, "num_warps": 4, "num_stages": 2},
 }
@@ -24,6 +31,11 @@ CONFIGS: dict[str, dict[str, int]] = {
 def _tile(size: int, limit: int) -> int:
     """Return a power of two that covers the size, at least 16 and at most the limit."""
     return max(16, min(limit, 1 << (size - 1).bit_length()))
+
+
+def _conv_kernel(name: str, channels: int) -> str:
+    """Return the name of the configuration of a convolution's kernel for images with this number of channels."""
+    return f"{name}_few" if channels <= FEW_CHANNELS else name
 
 
 def _config(kernel: str, **sizes: int) -> dict[str, int]:
@@ -84,7 +96,12 @@ class TritonLayerKernels(LayerKernels):
         x = F.pad(x, (0, spare)) if spare else x.contiguous()
         pool = 2 if window.pool else 1
         high, wide = (side // pool for side in window.out(height, width))
-        out = x.new_empty((len(x), high, wide, params.weight.shape[1]))
+        outs = params.weight.shape[1]
+        out = (
+            x.new_empty((len(x), outs, high, wide)).permute(CHANNELS_LAST)
+            if window.planar
+            else x.new_empty((len(x), high, wide, outs))
+        )
         which = x.new_empty(out.shape if window.pool else (1,), dtype=torch.int8)
         edges = window.padding != (0, 0)
         self._conv(x, params.weight, params.bias, params.rates, out, which, window, edges)
@@ -97,13 +114,13 @@ class TritonLayerKernels(LayerKernels):
         clients, outs, kh, kw, ins = weight.shape
         _, height, width, channels = x.shape
         pool = 2 if window.pool else 1
-        config = _config("conv", BN=outs)
+        config = _config(_conv_kernel("conv", channels), BN=outs)
         rows = out[0, :, :, 0].numel() * (len(x) // clients) * pool**2
         kernels.conv[_parts(rows, config["BM"]), _parts(outs, config["BN"]), clients](
             x, weight, *_filled(x, bias, rates), out, which, len(x) // clients, H=height, W=width, I=ins, IX=channels,
             O=outs, PH=out.shape[1], PW=out.shape[2], KH=kh, KW=kw, SH=window.stride[0], SW=window.stride[1],
             DOWN=window.padding[0], ACROSS=window.padding[1], EDGES=edges, POOL=pool, RELU=window.relu,
-            BIAS=bias is not None, SKIP=rates is not None, PRECISION=self._precision, **config,
+            BIAS=bias is not None, SKIP=rates is not None, PLANAR=window.planar, PRECISION=self._precision, **config,
         )  # fmt: skip
 
     def conv_backward(
@@ -112,7 +129,7 @@ class TritonLayerKernels(LayerKernels):
         """Do what ``LayerKernels.conv_backward`` does."""
         x, out, which = saved
         assert params.rates is not None
-        grad = self._dilated(grad.contiguous(), out, which, params, shape, window)
+        grad = self._dilated(_stored_as(window, grad), out, which, params, shape, window)
         grad_x = None
         if needs_x:
             # The gradient of the images is a convolution of the gradient with the flipped kernels.
@@ -138,7 +155,7 @@ class TritonLayerKernels(LayerKernels):
         each = dilated.numel() // len(params)
         kernels.activation_backward[_parts(each, 1024), len(params)](
             grad, out, which, params.rates, dilated, each, OH=high, OW=wide, O=outs, PH=grad.shape[1], PW=grad.shape[2],
-            SH=sh, SW=sw, POOL=2 if window.pool else 1, RELU=window.relu, BLOCK=1024,
+            SH=sh, SW=sw, POOL=2 if window.pool else 1, RELU=window.relu, PLANAR=window.planar, BLOCK=1024,
         )  # fmt: skip
         return dilated
 
@@ -147,7 +164,7 @@ class TritonLayerKernels(LayerKernels):
         size = len(x) // clients
         high, wide = window.out(shape[1], shape[2])
         patch = kh * kw * x.shape[-1]
-        config = _config("conv_step", BM=outs, BN=patch)
+        config = _config(_conv_kernel("conv_step", x.shape[-1]), BM=outs, BN=patch)
         tiles = _parts(patch, config["BN"])
         # With a small kernel and large images there are few programs: each sums over a part of the samples.
         parts = min(size, SPLIT) if tiles < SPLIT else 1
@@ -165,6 +182,61 @@ class TritonLayerKernels(LayerKernels):
             kernels.add_parts[_parts(each + outs, 512), clients](
                 partial_sums, params.updated_weight, bias, rates, EACH=each, O=outs, PARTS=parts, BLOCK=512, **updates
             )
+
+    def group_norm(self, x: Tensor, params: LayerWeights, groups: int, eps: float, relu: bool) -> tuple[Tensor, Saved]:
+        """Do what ``LayerKernels.group_norm`` does."""
+        if not _norm_fits(x, groups):
+            return super().group_norm(x, params, groups, eps, relu)
+        samples, channels = x.shape[:2]
+        out, moments = torch.empty_like(x), x.new_empty((samples, 2, groups))
+        triton_norm.group_norm[samples,](
+            x, params.weight, *_filled(x, params.bias, params.rates), out, moments, samples // len(params),
+            x[0, 0].numel(), eps, G=groups, CG=channels // groups, RELU=relu, BIAS=params.bias is not None,
+            SKIP=params.rates is not None, **_norm_config(x),
+        )  # fmt: skip
+        return out, (x, out if relu else x, moments)
+
+    def group_norm_backward(
+        self, grad: Tensor, saved: Saved, params: LayerWeights, groups: int, relu: bool, needs_x: bool
+    ) -> Gradient:
+        """Do what ``LayerKernels.group_norm_backward`` does."""
+        if not _norm_fits(saved[0], groups):
+            return super().group_norm_backward(grad, saved, params, groups, relu, needs_x)
+        x, out, moments = saved
+        samples, channels = x.shape[:2]
+        size = samples // len(params)
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        grad_x = torch.empty_like(x) if needs_x else None
+        sums = x.new_empty((samples, 2, channels))
+        bias, rates = _filled(x, params.updated_bias, params.rates)
+        triton_norm.group_norm_backward[samples,](
+            grad, x, out, moments, params.weight, rates, *_filled(x, grad_x), sums, size, x[0, 0].numel(), G=groups,
+            CG=channels // groups, RELU=relu, INPUTS=needs_x, **_norm_config(x),
+        )  # fmt: skip
+        triton_norm.norm_step[len(params),](
+            sums, params.updated_weight, bias, rates, size, CHANNELS=channels, WEIGHT=params.trainable[0],
+            BIAS=params.trainable[1],
+        )  # fmt: skip
+        return grad_x
+
+
+def _stored_as(window: Window, grad: Tensor) -> Tensor:
+    """Return the gradient of a convolution's output in the memory order of that output."""
+    if not window.planar:
+        return grad.contiguous()
+    return grad.permute(CHANNELS_FIRST).contiguous().permute(CHANNELS_LAST)
+
+
+def _norm_fits(x: Tensor, groups: int) -> bool:
+    """Return whether one program can normalise a sample, stored channels last, at once."""
+    powers = all(number & (number - 1) == 0 for number in (groups, x.shape[1]))
+    fits = x[0, 0].numel() * x.shape[1] <= NORM_VALUES and x[0, 0].numel() > 0
+    return powers and fits and x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _norm_config(x: Tensor) -> dict[str, int]:
+    pixels = _tile(x[0, 0].numel(), NORM_VALUES)
+    return {"BP": pixels, "num_warps": max(1, min(16, pixels * x.shape[1] // 1024))}
 
 
 def _filled(placeholder: Tensor, *given: Tensor | None) -> list[Tensor]:

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.cpu_kernels import CpuLayerKernels
 from ..kernels.plain import LayerWeights, Window
 from .layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, samplewise, stacked_layer
 
@@ -78,20 +77,25 @@ def linear(module: nn.Linear, site: LayerSite) -> StackedLayer:
     return StackedLayer(run, self_updating=_parameter_names(module, site.name), absorbs=int(relu))
 
 
+def _padding(module: nn.Conv2d, site: LayerSite) -> tuple[int, ...]:
+    """Return how many rows and columns of zeros are added on each side."""
+    if not isinstance(module.padding, str):
+        return module.padding
+    if module.padding == "same" and any(k % 2 == 0 for k in module.kernel_size):
+        raise StackingError(f"{site.name}: a convolution with uneven padding")
+    return tuple(k // 2 for k in module.kernel_size) if module.padding == "same" else (0, 0)
+
+
 @stacked_layer(nn.Conv2d)
 def conv(module: nn.Conv2d, site: LayerSite) -> StackedLayer:
     """Stack a convolution, with the ReLU and the 2×2 pooling that may follow it."""
-    padding = module.padding
-    if isinstance(padding, str):
-        if padding == "same" and any(k % 2 == 0 for k in module.kernel_size):
-            raise StackingError(f"{site.name}: a convolution with uneven padding")
-        padding = tuple(k // 2 for k in module.kernel_size) if padding == "same" else (0, 0)
     if module.groups != 1 or tuple(module.dilation) != (1, 1) or module.padding_mode != "zeros":
         raise StackingError(f"{site.name}: a convolution with groups, dilation or this padding")
-    (kh, kw), (sh, sw), (down, across) = module.kernel_size, module.stride, padding
+    (kh, kw), (sh, sw), (down, across) = module.kernel_size, module.stride, _padding(module, site)
     relu = _relu_follows(site.following)
     pool = relu and len(site.following) > 1 and _is_halving_pool(site.following[1])
-    window = Window((kh, kw), (sh, sw), (down, across), relu, pool)
+    planar = pool and len(site.following) > 2 and type(site.following[2]) is nn.Flatten
+    window = Window((kh, kw), (sh, sw), (down, across), relu, pool, planar)
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
         image = x.permute(0, 2, 3, 1).contiguous()
@@ -132,25 +136,17 @@ def layer_norm(module: nn.LayerNorm, site: LayerSite) -> StackedLayer:
 
 @stacked_layer(nn.GroupNorm)
 def group_norm(module: nn.GroupNorm, site: LayerSite) -> StackedLayer:
-    """Stack a normalisation over groups of channels; on the CPU with the ReLU that may follow it."""
-    if module.affine and isinstance(site.kernels, CpuLayerKernels):
-        return _fused_group_norm(module, site, site.kernels)
-
-    def run(context: StackedPass, x: Tensor) -> Tensor:
-        out = F.group_norm(x, module.num_groups, eps=module.eps)
-        return _affine(out, context, site, x.shape[1], *(1,) * (x.ndim - 2))
-
-    return StackedLayer(run)
-
-
-def _fused_group_norm(module: nn.GroupNorm, site: LayerSite, kernels: CpuLayerKernels) -> StackedLayer:
+    """Stack a normalisation over groups of channels, with the ReLU that may follow it."""
+    groups, eps = module.num_groups, module.eps
+    if not module.affine:
+        return StackedLayer(lambda _context, x: F.group_norm(x, groups, eps=eps))
     relu = _relu_follows(site.following)
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
         params = _weights(module, site.name, context)
         channels_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-        forward = partial(kernels.group_norm, params=params, groups=module.num_groups, eps=module.eps, relu=relu)
-        backward = partial(kernels.group_norm_backward, params=params, groups=module.num_groups, relu=relu)
+        forward = partial(site.kernels.group_norm, params=params, groups=groups, eps=eps, relu=relu)
+        backward = partial(site.kernels.group_norm_backward, params=params, groups=groups, relu=relu)
         values = x if channels_last else x.contiguous()
         out: Tensor = _FusedLayer.apply(context.anchor, values, forward, backward)  # type: ignore[no-untyped-call]
         return out
