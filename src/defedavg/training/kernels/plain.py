@@ -114,6 +114,7 @@ class LayerKernels:
 
     def group_norm(self, x: Tensor, params: LayerWeights, groups: int, eps: float, relu: bool) -> tuple[Tensor, Saved]:
         """Return normalised (C·B, channels, …) values times weight plus bias, and the tensors for the backward pass."""
+        x = x.contiguous()  # CUDA's kernel refuses images that are stored channels last
         normal, means, deviations = aten.native_group_norm(x, None, None, *sizes(x), groups, eps)
         out = _by_sample(params.weight, x) * normal
         if params.bias is not None:
@@ -133,7 +134,7 @@ class LayerKernels:
         if needs_x:
             scaled_grad = (_by_sample(params.weight, x) * grad).contiguous()
             grad_x = aten.native_group_norm_backward(
-                scaled_grad, x.contiguous(), means, deviations, None, *sizes(x), groups, (True, False, False)
+                scaled_grad, x, means, deviations, None, *sizes(x), groups, (True, False, False)
             )[0]
         assert params.rates is not None
         targets = (params.updated_weight, params.updated_bias)
