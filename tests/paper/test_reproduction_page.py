@@ -137,9 +137,9 @@ def test_the_evidence_and_the_unexplained_have_the_figures_of_the_results() -> N
     assert says(f"first hits are at {first[0]:.2f} and {first[1]:.2f} of the paper's seconds")
     assert says(f"held times at {held[0]:.2f} and {held[1]:.2f}")
     for dataset, on in (("fashionmnist", "on FashionMNIST at n = 10, 20, 40 and 80"), ("cifar10", "on CIFAR-10.")):
-        first, *inner, last = (f"{ratio:.2f}" for ratio in ratios(dataset, "non-iid", "fedbuff"))
+        shown = [f"{ratio:.2f}" for ratio in ratios(dataset, "non-iid", "fedbuff")]
         times = "of the paper's seconds " if dataset == "fashionmnist" else ""
-        assert says(f"at {first}, {', '.join(inner)} and {last} {times}{on}")
+        assert says(f"at {', '.join(shown[:3])} and {shown[3]} {times}{on}")
     asysg = [PRESENT[Cell(dataset, "iid", "asysg", n)] for dataset in ("fashionmnist", "cifar10") for n in SIZES]
     assert all(row["reached"] == row["seeds"] for row in asysg)  # "in all eight cells"
 
@@ -151,7 +151,7 @@ def searched(cell: Cell, **readings: str) -> dict[str, Any]:
 
 
 def test_the_runs_of_favano_have_the_figures_of_the_page() -> None:
-    shown, at_80 = [], []
+    shown, at_80 = list[str](), list[str]()
     for setting in ("iid", "non-iid"):
         for dataset, name in (("fashionmnist", "FashionMNIST"), ("cifar10", "CIFAR-10")):
             first, second, third, _ = ratios(dataset, setting, "favano")

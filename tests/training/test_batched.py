@@ -18,8 +18,8 @@ from defedavg.config.build import make_plan
 from defedavg.errors import UserError
 from defedavg.experiments.simulation import Simulation
 from defedavg.planning.ready_jobs import ReadyJobs
-from defedavg.tasks import make_task
-from defedavg.training import Trainer, run_batched
+from defedavg.tasks import Task, make_task
+from defedavg.training import BatchedRun, Trainer, run_batched
 from helpers.settings_tables import settings
 from helpers.small_runs import MODELS, batched_run, final_versions, how, reference, task_of
 from helpers.strategies import variants
@@ -75,26 +75,43 @@ def test_results_do_not_depend_on_the_runs_or_the_size_of_a_batch(
         assert float((found - expected).norm() / expected.norm()) < 1e-12
 
 
-def test_the_look_ahead_fills_batches() -> None:
-    """With N = 100 and n = 10, one run of DeFedAvg-IID fills batches with at least 35 jobs on average."""
-    chosen = settings("defedavg-iid", training={"local_steps": 50})
+def hundred_clients() -> Task:
     data = (np.zeros((100, 2), np.float32), np.arange(100) % 2)
-    task = make_task(model=lambda: nn.Linear(2, 2), train=data, test=data, clients=[np.array([i]) for i in range(100)])
-    sizes = []
-    run = batched_run(chosen, task, 200)
-    trainer = Trainer(task, run.reference.module, max_batch_jobs=128)
+    return make_task(model=lambda: nn.Linear(2, 2), train=data, test=data, clients=[np.array([i]) for i in range(100)])
+
+
+def batch_sizes(runs: list[BatchedRun], max_batch_jobs: int) -> list[int]:
+    """Return the numbers of jobs in the batches of runs; nothing is trained."""
+    first, sizes = runs[0].reference, list[int]()
+    trainer = Trainer(first.task, first.module, max_batch_jobs=max_batch_jobs)
 
     def pretend(jobs: list[Any]) -> list[Tensor]:
         sizes.append(len(jobs))
         return [torch.zeros_like(job.start) for job in jobs]
 
     trainer.train = pretend  # type: ignore[method-assign,assignment]
-    for _ in run_batched([run], trainer):
+    for _ in run_batched(runs, trainer):
         pass
+    return [size for size in sizes if size]
+
+
+def test_the_look_ahead_fills_batches() -> None:
+    """With N = 100 and n = 10, one run of DeFedAvg-IID fills batches with at least 35 jobs on average."""
+    run = batched_run(settings("defedavg-iid", training={"local_steps": 50}), hundred_clients(), 200)
+    sizes = batch_sizes([run], 128)
     assert sum(sizes) == 2000
     assert np.mean(sizes) >= 35
     assert len(run.reference.versions) < 60
     assert not run.deltas
+
+
+@pytest.mark.parametrize("runs", [2, 3, 4])
+def test_runs_that_start_together_fill_all_batches_but_the_last(runs: int) -> None:
+    """If one run were started after the other, the last one would be alone at the end, with few jobs ready."""
+    chosen, task = settings("defedavg-iid", training={"local_steps": 50}), hundred_clients()
+    sizes = batch_sizes([batched_run(chosen, task, 100, seed) for seed in range(runs)], 96)
+    assert sum(sizes) == 1000 * runs
+    assert len(sizes) == -(-1000 * runs // 96)
 
 
 @pytest.mark.parametrize(
@@ -104,25 +121,13 @@ def test_the_look_ahead_fills_batches() -> None:
 def test_one_run_trains_as_many_jobs_at_once_as_its_plan_allows(algorithm: str, n: int) -> None:
     rounds = 600 // n
     chosen = settings(algorithm, training={"local_steps": 50, "updates_per_round": n})
-    data = (np.zeros((100, 2), np.float32), np.arange(100) % 2)
-    task = make_task(model=lambda: nn.Linear(2, 2), train=data, test=data, clients=[np.array([i]) for i in range(100)])
-    run = batched_run(chosen, task, rounds)
-    trainer = Trainer(task, run.reference.module, max_batch_jobs=1000)
-    sizes = []
-
-    def pretend(jobs: list[Any]) -> list[Tensor]:
-        sizes.append(len(jobs))
-        return [torch.zeros_like(job.start) for job in jobs]
-
-    trainer.train = pretend  # type: ignore[method-assign,assignment]
-    for _ in run_batched([run], trainer):
-        pass
+    sizes = batch_sizes([batched_run(chosen, hundred_clients(), rounds)], 1000)
     ready = ReadyJobs()
     for record in make_plan(chosen, 0, rounds).rounds:
         ready.add(record)
     assert sum(sizes) == ready.jobs
-    assert sum(size > 0 for size in sizes) == ready.batches
-    assert np.mean([size for size in sizes if size]) == ready.mean
+    assert len(sizes) == ready.batches
+    assert np.mean(sizes) == ready.mean
 
 
 def test_a_run_ends_as_the_reference_ends_it() -> None:

@@ -31,6 +31,7 @@ from .trainer import Trainer
 
 LOOK_AHEAD = 256  # rounds read ahead at most, or as many as a batch has jobs
 MAX_ROUNDS_WITHOUT_READY_JOBS = 32  # in a row; later rounds are not searched
+STARTED_TOGETHER = 4  # runs: one that is left alone at the end rarely fills a batch
 MIN_NEW_VERSIONS = 64  # of one run before they are evaluated, if memory allows; more for larger batches
 
 
@@ -211,7 +212,7 @@ def _evaluate(entries: Sequence[tuple[int, Data | None, Tensor]], trainer: Train
 
 
 class _ActiveRuns:
-    """The runs in progress; starts queued runs when the active ones cannot fill a batch and memory allows it."""
+    """The runs in progress; starts queued runs when these are few or cannot fill a batch, and memory allows it."""
 
     def __init__(self, trainer: Trainer, queued: Iterator[BatchedRun], resumed: Sequence[BatchedRun]) -> None:
         self._trainer = trainer
@@ -256,17 +257,22 @@ class _ActiveRuns:
         trainer = self._trainer
         self.runs = [run for run in self.runs if run.running]
         self._started = []
+        while len(self.runs) < STARTED_TOGETHER and (run := self._next(stuck=not self.runs)) is not None:
+            self._start(run)
         batch = _gather(self.runs, trainer.max_batch_jobs, trainer.max_pending_updates)
         while len(batch) < trainer.max_batch_jobs and (run := self._next(stuck=not batch)) is not None:
-            if not trainer.accepts(run.reference.module):
-                raise UserError(
-                    "the model differs each time it is built; only its initial weights may differ, so build the same "
-                    "layers and constants for every seed"
-                )
-            self._add(run)
-            self._started += _version_0([run])
+            self._start(run)
             batch += _gather([run], trainer.max_batch_jobs - len(batch), trainer.max_pending_updates)
         return batch
+
+    def _start(self, run: BatchedRun) -> None:
+        if not self._trainer.accepts(run.reference.module):
+            raise UserError(
+                "the model differs each time it is built; only its initial weights may differ, so build the same "
+                "layers and constants for every seed"
+            )
+        self._add(run)
+        self._started += _version_0([run])
 
     def _next(self, *, stuck: bool) -> BatchedRun | None:
         """Return the next queued run, unless it must wait for memory; ``stuck``: no run in progress has a job."""
@@ -289,7 +295,7 @@ def run_batched(
     """Compute many runs together until the rule of each stops it, and yield every evaluation with its run.
 
     A run whose weights are no longer finite ends without an evaluation, and is yielded with None. A run is started
-    when those before it cannot fill a batch, so that a long sweep needs no more memory than a short one. ``resumed``
+    when few are in progress or they cannot fill a batch, so that a long sweep needs no more memory than a short one. ``resumed``
     are the runs that were in progress when an earlier call was checkpointed, in their order.
     """
     active = _ActiveRuns(trainer, iter(runs), resumed)

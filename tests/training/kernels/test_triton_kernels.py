@@ -48,8 +48,7 @@ def convolutions(draw: st.DrawFn) -> tuple[int, tuple[int, int, int], int, Windo
     least = [max(1, k + (1 if pool else 0) * 2 - 2 * p) for k, p in zip(size, padding, strict=True)]
     stride = (1, 1) if pool else draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
     high, wide = (draw(st.integers(low, low + 5)) for low in least)
-    planar = pool and draw(st.booleans())
-    window = Window(size, stride, padding, relu=pool or draw(st.booleans()), pool=pool, planar=planar)
+    window = Window(size, stride, padding, relu=pool or draw(st.booleans()), pool=pool)
     return (
         draw(st.integers(1, 5)),
         (high, wide, draw(st.sampled_from([1, 2, 3, 4, 5, 17]))),

@@ -51,7 +51,6 @@ class Window:
     padding: tuple[int, int]
     relu: bool = False
     pool: bool = False  # the maximum of 2×2
-    planar: bool = False  # kernels may store pooled outputs channels first, as the layer that follows reads them
 
     def out(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width of the output, before pooling."""

@@ -48,18 +48,8 @@ def _in_image(mask, top, left, kh, kw, H: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def _place(pixel, o, PIXELS: tl.constexpr, O: tl.constexpr, PLANAR: tl.constexpr):
-    """Return where a channel of a pixel is stored: with PLANAR, every image has one plane per channel."""
-    if PLANAR:
-        place = (pixel // PIXELS * O + o) * PIXELS + pixel % PIXELS
-    else:
-        place = pixel * O + o
-    return place
-
-
-@triton.jit
 def _store_pooled(acc, out, which, c, o, B, PH: tl.constexpr, PW: tl.constexpr, O: tl.constexpr, EDGES: tl.constexpr,
-                  PLANAR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+                  BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Store the maximum of every four adjacent rows, and which of them it is; 4 where ReLU makes it zero."""
     four = tl.permute(tl.reshape(acc, (BM // 4, 2, 2, BN)), (0, 3, 1, 2))
     left_two, right_two = tl.split(four)
@@ -81,7 +71,7 @@ def _store_pooled(acc, out, which, c, o, B, PH: tl.constexpr, PW: tl.constexpr, 
     mask = (pooled < B * PH * PW)[:, None] & (o < O)[None, :]
     if EDGES:
         pooled = (pooled // PW % B * PH + pooled // (B * PW)) * PW + pooled % PW
-    to = c * B * (PH * PW * O) + _place(pooled[:, None], o[None, :], PH * PW, O, PLANAR)
+    to = c * B * (PH * PW * O) + pooled[:, None] * O + o[None, :]
     tl.store(out + to, best, mask=mask)
     tl.store(which + to, where.to(tl.int8), mask=mask)
 
@@ -91,7 +81,7 @@ def conv(x, w, bias, rates, out, which, B,
          H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, IX: tl.constexpr, O: tl.constexpr, PH: tl.constexpr,
          PW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DOWN: tl.constexpr,
          ACROSS: tl.constexpr, EDGES: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
-         SKIP: tl.constexpr, PLANAR: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+         SKIP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
          BK: tl.constexpr):  # fmt: skip
     """Compute a convolution: rows are pixels of the pooled image, the four of each adjacent; columns output channels.
 
@@ -141,7 +131,7 @@ def conv(x, w, bias, rates, out, which, B,
     if BIAS:
         acc += tl.load(bias + c * O + o, mask=o < O, other=0.0)[None, :]
     if POOL == 2:
-        _store_pooled(acc, out, which, c, o, B, PH, PW, O, EDGES, PLANAR, BM, BN)
+        _store_pooled(acc, out, which, c, o, B, PH, PW, O, EDGES, BM, BN)
     else:
         if RELU:
             acc = tl.where(acc <= 0, 0.0, acc)
@@ -152,7 +142,7 @@ def conv(x, w, bias, rates, out, which, B,
 @triton.jit
 def activation_backward(grad, out, which, rates, dilated, each, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr,
                         PH: tl.constexpr, PW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, POOL: tl.constexpr,
-                        RELU: tl.constexpr, PLANAR: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                        RELU: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Compute the gradient before ReLU and pooling, dilated with zeros by the stride of the convolution."""
     c = tl.program_id(1).to(tl.int64)
     if tl.load(rates + c) == 0.0:
@@ -167,8 +157,7 @@ def activation_backward(grad, out, which, rates, dilated, each, OH: tl.constexpr
     oy = y // SH
     ox = x // SW
     mask = (at < each) & (oy * SH == y) & (ox * SW == x) & (oy // POOL < PH) & (ox // POOL < PW)
-    pixel = (n * PH + oy // POOL) * PW + ox // POOL
-    source = c * (each // (WIDE * HIGH) * (PH * PW)) + _place(pixel, o, PH * PW, O, PLANAR)
+    source = c * (each // (WIDE * HIGH) * (PH * PW)) + ((n * PH + oy // POOL) * PW + ox // POOL) * O + o
     value = tl.load(grad + source, mask=mask, other=0.0)
     if POOL == 2:
         is_maximum = tl.load(which + source, mask=mask, other=4).to(tl.int32) == oy % 2 * 2 + ox % 2

@@ -15,8 +15,6 @@ FEW_CHANNELS = 4  # images with no more channels have tiles of their own
 NORM_VALUES = 16384  # of one sample: plain operations normalise larger ones
 ROWS = 64  # with more samples per client, plain operations compute the backward pass of a fully connected layer
 
-CHANNELS_LAST, CHANNELS_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
-
 CONFIGS: dict[str, dict[str, int]] = {
     "conv": {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3},
     "conv_few": {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 2},
@@ -96,12 +94,7 @@ class TritonLayerKernels(LayerKernels):
         x = F.pad(x, (0, spare)) if spare else x.contiguous()
         pool = 2 if window.pool else 1
         high, wide = (side // pool for side in window.out(height, width))
-        outs = params.weight.shape[1]
-        out = (
-            x.new_empty((len(x), outs, high, wide)).permute(CHANNELS_LAST)
-            if window.planar
-            else x.new_empty((len(x), high, wide, outs))
-        )
+        out = x.new_empty((len(x), high, wide, params.weight.shape[1]))
         which = x.new_empty(out.shape if window.pool else (1,), dtype=torch.int8)
         edges = window.padding != (0, 0)
         self._conv(x, params.weight, params.bias, params.rates, out, which, window, edges)
@@ -120,7 +113,7 @@ class TritonLayerKernels(LayerKernels):
             x, weight, *_filled(x, bias, rates), out, which, len(x) // clients, H=height, W=width, I=ins, IX=channels,
             O=outs, PH=out.shape[1], PW=out.shape[2], KH=kh, KW=kw, SH=window.stride[0], SW=window.stride[1],
             DOWN=window.padding[0], ACROSS=window.padding[1], EDGES=edges, POOL=pool, RELU=window.relu,
-            BIAS=bias is not None, SKIP=rates is not None, PLANAR=window.planar, PRECISION=self._precision, **config,
+            BIAS=bias is not None, SKIP=rates is not None, PRECISION=self._precision, **config,
         )  # fmt: skip
 
     def conv_backward(
@@ -129,7 +122,7 @@ class TritonLayerKernels(LayerKernels):
         """Do what ``LayerKernels.conv_backward`` does."""
         x, out, which = saved
         assert params.rates is not None
-        grad = self._dilated(_stored_as(window, grad), out, which, params, shape, window)
+        grad = self._dilated(grad.contiguous(), out, which, params, shape, window)
         grad_x = None
         if needs_x:
             # The gradient of the images is a convolution of the gradient with the flipped kernels.
@@ -155,7 +148,7 @@ class TritonLayerKernels(LayerKernels):
         each = dilated.numel() // len(params)
         kernels.activation_backward[_parts(each, 1024), len(params)](
             grad, out, which, params.rates, dilated, each, OH=high, OW=wide, O=outs, PH=grad.shape[1], PW=grad.shape[2],
-            SH=sh, SW=sw, POOL=2 if window.pool else 1, RELU=window.relu, PLANAR=window.planar, BLOCK=1024,
+            SH=sh, SW=sw, POOL=2 if window.pool else 1, RELU=window.relu, BLOCK=1024,
         )  # fmt: skip
         return dilated
 
@@ -218,13 +211,6 @@ class TritonLayerKernels(LayerKernels):
             BIAS=params.trainable[1],
         )  # fmt: skip
         return grad_x
-
-
-def _stored_as(window: Window, grad: Tensor) -> Tensor:
-    """Return the gradient of a convolution's output in the memory order of that output."""
-    if not window.planar:
-        return grad.contiguous()
-    return grad.permute(CHANNELS_FIRST).contiguous().permute(CHANNELS_LAST)
 
 
 def _norm_fits(x: Tensor, groups: int) -> bool:

@@ -94,8 +94,7 @@ def conv(module: nn.Conv2d, site: LayerSite) -> StackedLayer:
     (kh, kw), (sh, sw), (down, across) = module.kernel_size, module.stride, _padding(module, site)
     relu = _relu_follows(site.following)
     pool = relu and len(site.following) > 1 and _is_halving_pool(site.following[1])
-    planar = pool and len(site.following) > 2 and type(site.following[2]) is nn.Flatten
-    window = Window((kh, kw), (sh, sw), (down, across), relu, pool, planar)
+    window = Window((kh, kw), (sh, sw), (down, across), relu, pool)
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
         image = x.permute(0, 2, 3, 1).contiguous()
