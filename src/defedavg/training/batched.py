@@ -295,8 +295,8 @@ def run_batched(
     """Compute many runs together until the rule of each stops it, and yield every evaluation with its run.
 
     A run whose weights are no longer finite ends without an evaluation, and is yielded with None. A run is started
-    when few are in progress or they cannot fill a batch, so that a long sweep needs no more memory than a short one. ``resumed``
-    are the runs that were in progress when an earlier call was checkpointed, in their order.
+    when few are in progress or they cannot fill a batch, so that a long sweep needs no more memory than a short one.
+    ``resumed`` are the runs that were in progress when an earlier call was checkpointed, in their order.
     """
     active = _ActiveRuns(trainer, iter(runs), resumed)
     batch: Batch | None = None
