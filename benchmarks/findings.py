@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from defedavg.algorithms import algorithm
+from defedavg.cli.stop_signals import stop_on_signals
 from defedavg.config import study as config
 from defedavg.config.build import make_simulator
 from defedavg.config.settings import Settings
@@ -206,12 +207,12 @@ def plan_seconds(settings: Settings, seed: int, rounds: int) -> float:
     raise SystemExit(f"the plan ends before round {rounds}")
 
 
-def best_n(work: Path) -> dict[str, Any]:
+def best_n(work: Path, fleets: Sequence[str] = tuple(N_FLEETS)) -> dict[str, Any]:
     """Compute the study of n."""
     cases = []
     grid = {"global_lr": [0.03, 0.1, 0.3, 1.0], "local_lr": [0.05, 0.2]}
     for case in N_CASES:
-        for fleet in N_FLEETS:
+        for fleet in fleets:
             measured, settings = {}, {}
             for n in N_VALUES:
                 name = f"n-{case[0]}-{case[1]}-{fleet}-{n}"
@@ -252,8 +253,13 @@ def main() -> None:
     parser.add_argument("study", choices=("slow-clients", "best-n"))
     parser.add_argument("--out", type=Path, default=Path("results/findings"))
     parser.add_argument("--work", type=Path, default=Path("runs/findings"))
+    parser.add_argument("--fleet", choices=tuple(N_FLEETS), help="of best-n: compute only the runs of this fleet")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    stop_on_signals()
+    if given.fleet is not None:  # several processes, one per fleet; then the command without it collects their runs
+        best_n(given.work, [given.fleet])
+        return
     origin = {name: value for name, value in provenance().items() if name not in PRIVATE}
     made = {"slow-clients": slow_clients, "best-n": best_n}[given.study](given.work)
     given.out.mkdir(parents=True, exist_ok=True)
