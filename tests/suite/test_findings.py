@@ -65,6 +65,7 @@ def test_rates_are_compared_within_an_algorithm_and_algorithms_at_their_best_rat
         "algorithms": 3,
         "algorithms_missed": 1,
         "algorithm_factor": 5.0,  # 10 / 2
+        "slowest_factor": 5.0,
     }
     nobody = tuning_figures(board("paper", stored("a", [None])))
     assert nobody["pair_factor"] is None

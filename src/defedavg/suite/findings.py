@@ -148,6 +148,7 @@ def tuning_figures(board: Board) -> dict[str, Any]:
         "algorithms": len(board.cells),
         "algorithms_missed": len(board.cells) - len(best),
         "algorithm_factor": median(value / best[0] for value in best[1:]) if len(best) > 1 else None,
+        "slowest_factor": best[-1] / best[0] if len(best) > 1 else None,
     }
 
 
