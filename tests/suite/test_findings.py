@@ -51,7 +51,7 @@ def test_the_order_says_where_the_first_of_the_papers_fleet_is_on_phones() -> No
     (line,) = order([paper, phones]).splitlines()[2:]
     assert line == "| digits-pairs | – | fedavg, 1 ± 0 s | area, 1 ± 0 s | 3 of 3 | -1.00 |"
     (line,) = order([board("paper", stored("fedavg", [None], [None, None, None]))]).splitlines()[2:]
-    assert line == "| digits-pairs | – | nobody holds 85 % | – | – | – |"
+    assert line == "| digits-pairs | – | none holds 85 % | – | – | – |"
 
 
 def test_rates_are_compared_within_an_algorithm_and_algorithms_at_their_best_rates() -> None:
@@ -67,9 +67,9 @@ def test_rates_are_compared_within_an_algorithm_and_algorithms_at_their_best_rat
         "algorithm_factor": 5.0,  # 10 / 2
         "slowest_factor": 5.0,
     }
-    nobody = tuning_figures(board("paper", stored("a", [None])))
-    assert nobody["pair_factor"] is None
-    assert nobody["algorithm_factor"] is None
+    none = tuning_figures(board("paper", stored("a", [None])))
+    assert none["pair_factor"] is None
+    assert none["algorithm_factor"] is None
 
 
 def test_slow_clients_are_compared_with_fast_ones_seed_by_seed() -> None:

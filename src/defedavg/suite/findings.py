@@ -89,7 +89,7 @@ def _fastest(board: Board) -> str:
     first = board.cells[0]
     runs = records(first)
     if not over_seeds(runs, "first_hit_seconds").count:
-        return f"nobody holds {board.target}"
+        return f"none holds {board.target}"
     return f"{first['algorithm']}, {time_to_target(runs)}"
 
 
@@ -140,16 +140,21 @@ def tuning_figures(board: Board) -> dict[str, Any]:
     times = [[point["seconds_to_target"] for point in cell["tuning"]["points"]] for cell in board.cells]
     held = [sorted(value for value in own if value is not None) for own in times]
     best = sorted(own[0] for own in held if own)
-    pair_factors = [value / own[0] for own in held for value in own[1:]]
+    algorithm_factors = [value / best[0] for value in best[1:]]
     return {
         "pairs": sum(map(len, times)),
-        "pairs_missed": sum(value is None for own in times for value in own),
-        "pair_factor": median(pair_factors) if pair_factors else None,
+        "pairs_missed": sum(map(len, times)) - sum(map(len, held)),
+        "pair_factor": _median(value / own[0] for own in held for value in own[1:]),
         "algorithms": len(board.cells),
         "algorithms_missed": len(board.cells) - len(best),
-        "algorithm_factor": median(value / best[0] for value in best[1:]) if len(best) > 1 else None,
-        "slowest_factor": best[-1] / best[0] if len(best) > 1 else None,
+        "algorithm_factor": _median(algorithm_factors),
+        "slowest_factor": max(algorithm_factors, default=None),
     }
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return median(known) if known else None
 
 
 def _factor(value: float | None) -> str:
@@ -238,8 +243,8 @@ def n_summary(study: Found) -> dict[str, Any]:
         "best": sum(each["theory"] == each["best"] for each in known),
         "close": sum(factor <= CLOSE for factor in factors),
         "missed": sum(each["factor"] is None for each in known),
-        "median_factor": median(factors) if factors else None,
-        "largest_factor": max(factors) if factors else None,
+        "median_factor": _median(factors),
+        "largest_factor": max(factors, default=None),
     }
 
 
