@@ -49,7 +49,7 @@ def test_the_order_says_where_the_first_of_the_papers_fleet_is_on_phones() -> No
     paper = board("paper", *(stored(name, [1.0]) for name in names))
     phones = board("phones", *(stored(name, [1.0]) for name in reversed(names)))
     (line,) = order([paper, phones]).splitlines()[2:]
-    assert line == "| digits-pairs | – | fedavg, 1 ± 0 s | area, 1 ± 0 s | 3 of 3 | -1.00 |"
+    assert line == "| digits-pairs | – | fedavg, 1 ± 0 s | area, 1 ± 0 s | 3 of 3 | −1.00 |"
     (line,) = order([board("paper", stored("fedavg", [None], [None, None, None]))]).splitlines()[2:]
     assert line == "| digits-pairs | – | none holds 85 % | – | – | – |"
 

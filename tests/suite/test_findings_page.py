@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from defedavg.report.seed_figures import over_seeds
+from defedavg.report.seed_figures import SeedFigure, over_seeds
 from defedavg.suite.cell_files import stored_cells
-from defedavg.suite.findings import STUDIES, read_studies, tables, tuning_figures, with_tables
+from defedavg.suite.findings import STUDIES, read_studies, slow_figures, tables, tuning_figures, with_tables
 from defedavg.suite.leaderboard import boards, records, row
 
 ROOT = Path(__file__).parents[2]
@@ -73,3 +75,54 @@ def test_wrong_rates_miss_the_target_more_often_than_wrong_algorithms() -> None:
     assert f"{factors[0]} for rates, and {factors[1]} for algorithms" in TEXT
     slowest = listed([f"{each['slowest_factor']:.3g}" for each in found])
     assert f"The slowest algorithm is {slowest} times as slow as the fastest" in TEXT
+
+
+# Slow clients.
+
+SLOW = {(row["data"], row["algorithm"]): slow_figures(row) for row in FOUND["slow-clients"]["rows"]}
+OWN = {algorithm: figures for (data, algorithm), figures in SLOW.items() if data == "own digit"}
+
+
+def gap(figures: Mapping[str, Any]) -> SeedFigure:
+    return over_seeds(figures["runs"], "gap", 100.0)
+
+
+def signed(figure: SeedFigure) -> str:
+    return figure.text().replace("-", "−")
+
+
+def test_slow_clients_are_not_behind_where_data_are_alike() -> None:
+    alike = {algorithm: figures for (data, algorithm), figures in SLOW.items() if data == "alike"}
+    assert len(alike) == len(OWN) == 8
+    assert all(len(figures["runs"]) == 20 for figures in SLOW.values())
+    largest = max(abs(gap(figures).mean or 0.0) for figures in alike.values())
+    assert f"at most {largest:.1f} points with all eight algorithms" in TEXT
+    shares = [f"{100 * figures['slow_updates']:.0f}" for figures in alike.values()]
+    assert shares.count("28") == 6
+    assert "six of them merge only 28 % of their updates from the slow half" in TEXT
+
+
+def test_slow_clients_are_behind_where_they_alone_have_their_data() -> None:
+    behind = {name: figures["slower_worse"] for name, figures in OWN.items()}
+    assert {name for name, seeds in behind.items() if seeds >= 16} == {
+        "fedasync", "delay-adaptive-sgd", "defedavg-iid", "fedbuff",
+    }  # fmt: skip
+    assert behind["delay-adaptive-sgd"] == behind["defedavg-iid"]
+    assert (
+        f"in {behind['fedasync']} of 20 seeds with FedAsync ({signed(gap(OWN['fedasync']))} points), in "
+        f"{behind['defedavg-iid']} with delay-adaptive SGD and DeFedAvg-IID, in {behind['fedbuff']} with FedBuff"
+        in TEXT
+    )
+    assert f"ahead by {gap(OWN['ca2fl']).text()} and {gap(OWN['ace']).text()} points" in TEXT
+    assert {f"{100 * OWN[name]['slow_updates']:.0f}" for name in ("ca2fl", "ace")} == {"28"}
+
+
+def test_the_worst_clients_are_those_of_the_page() -> None:
+    worst = {name: over_seeds(figures["runs"], "worst_accuracy", 100.0) for name, figures in OWN.items()}
+    ranked = sorted(worst, key=lambda name: worst[name].mean or 0.0)
+    assert (ranked[0], ranked[-1]) == ("fedavg", "ace")
+    assert (
+        f"({signed(gap(OWN['fedavg']))} points), but the lowest worst client of all, {worst['fedavg'].text()} %" in TEXT
+    )
+    assert abs(gap(OWN["fedavg"]).mean or 0.0) < (gap(OWN["fedavg"]).sd or 0.0) / 20**0.5
+    assert f"ACE has the highest, {worst['ace'].text()} %" in TEXT

@@ -64,6 +64,11 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _signed(figure: str) -> str:
+    """Return a figure with a minus sign in place of the hyphen."""
+    return figure.replace("-", "−")
+
+
 # Who wins where, and what flips.
 
 
@@ -100,7 +105,7 @@ def _flip(paper: Board | None, phones: Board | None) -> tuple[str, str]:
     first = paper.cells[0]["algorithm"]
     place = f"{on_phones.index(first) + 1} of {len(on_phones)}" if first in on_phones else "–"
     correlation = rank_correlation([cell["algorithm"] for cell in paper.cells], on_phones)
-    return place, "–" if correlation is None else f"{correlation:.2f}"
+    return place, "–" if correlation is None else _signed(f"{correlation:.2f}")
 
 
 def rank_correlation(one: Sequence[str], other: Sequence[str]) -> float | None:
@@ -171,8 +176,9 @@ def slow_clients(study: Found) -> str:
         figures = slow_figures(row)
         rows.append((
             row["data"], row["algorithm"], f"{100 * figures['slow_updates']:.0f} %",
-            over_seeds(figures["runs"], "gap", 100.0).text(), f"{figures['slower_worse']} of {len(row['runs'])}",
-            over_seeds(figures["runs"], "correlation").text(),
+            _signed(over_seeds(figures["runs"], "gap", 100.0).text()),
+            f"{figures['slower_worse']} of {len(row['runs'])}",
+            _signed(over_seeds(figures["runs"], "correlation").text()),
             over_seeds(figures["runs"], "worst_accuracy", 100.0).text(),
         ))  # fmt: skip
     head = (
