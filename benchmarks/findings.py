@@ -225,7 +225,7 @@ def plan_seconds(settings: Settings, seed: int, rounds: int) -> float:
     raise SystemExit(f"the plan ends before round {rounds}")
 
 
-def best_n(work: Path, fleets: Sequence[str] = tuple(N_FLEETS)) -> dict[str, Any]:
+def best_n(work: Path, fleets: Sequence[str]) -> dict[str, Any]:
     """Compute the study of n."""
     cases = []
     for case in N_CASES:
@@ -270,15 +270,23 @@ def main() -> None:
     parser.add_argument("study", choices=("slow-clients", "best-n"))
     parser.add_argument("--out", type=Path, default=Path("results/findings"))
     parser.add_argument("--work", type=Path, default=Path("runs/findings"))
-    parser.add_argument("--fleet", choices=tuple(N_FLEETS), help="of best-n: compute only the runs of this fleet")
+    parser.add_argument(
+        "--fleet", choices=tuple(N_FLEETS), action="append", help="of best-n; default: all. Repeatable."
+    )
+    parser.add_argument(
+        "--runs-only", action="store_true", help="store no result: for several processes, one per fleet"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     stop_on_signals()
-    if given.fleet is not None:  # several processes, one per fleet; then the command without it collects their runs
-        best_n(given.work, [given.fleet])
-        return
     origin = {name: value for name, value in provenance().items() if name not in PRIVATE}
-    made = {"slow-clients": slow_clients, "best-n": best_n}[given.study](given.work)
+    made = (
+        slow_clients(given.work)
+        if given.study == "slow-clients"
+        else best_n(given.work, given.fleet or tuple(N_FLEETS))
+    )
+    if given.runs_only:
+        return
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"{given.study}.json"
     path.write_text(json.dumps({**made, "provenance": {**origin, "processor": processor_name()}}, indent=1) + "\n")
