@@ -92,6 +92,9 @@ def test_the_n_of_the_theory_is_that_of_the_shortest_plan() -> None:
     found = n_figures(right)
     assert (found["theory"], found["best"], found["factor"]) == (10, 10, 1)
     assert found["growth"] == 80 / 50
+    assert (found["planned_gain"], found["gain"]) == (1.5, 2.5)
+    equal = n_case((10, [2.0], [8], [1.0]), (1, [2.0], [80], [1.0 + 1e-13]))
+    assert (n_figures(equal)["theory"], n_figures(equal)["best"]) == (1, 1)  # the smaller of equal ones
     wrong = n_case((1, [3.0], [40], [1.0]), (10, [2.0], [8], [2.0]))
     assert n_figures(wrong)["factor"] == 1.5
     missed = n_case((1, [None], [None], [1.0]), (10, [2.0], [8], [2.0]))

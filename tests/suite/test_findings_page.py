@@ -9,7 +9,16 @@ from typing import Any
 
 from defedavg.report.seed_figures import SeedFigure, over_seeds
 from defedavg.suite.cell_files import stored_cells
-from defedavg.suite.findings import STUDIES, read_studies, slow_figures, tables, tuning_figures, with_tables
+from defedavg.suite.findings import (
+    STUDIES,
+    n_figures,
+    n_summary,
+    read_studies,
+    slow_figures,
+    tables,
+    tuning_figures,
+    with_tables,
+)
 from defedavg.suite.leaderboard import boards, records, row
 
 ROOT = Path(__file__).parents[2]
@@ -28,9 +37,10 @@ def test_the_tables_are_those_of_the_stored_results() -> None:
     assert with_tables(PAGE, made) == PAGE
 
 
-def test_the_page_has_at_most_two_pages() -> None:
-    words = re.sub(r"<!--.*?-->", "", PAGE).split()
-    assert len(words) <= 1400
+def test_the_text_beside_the_tables_is_short() -> None:
+    """Two pages with the tables."""
+    text = "\n".join(line for line in PAGE.splitlines() if not line.startswith(("|", "<!--")))
+    assert len(text.split()) <= 900
 
 
 def test_the_leaders_on_the_papers_fleet_are_the_last_on_phones() -> None:
@@ -126,3 +136,44 @@ def test_the_worst_clients_are_those_of_the_page() -> None:
     )
     assert abs(gap(OWN["fedavg"]).mean or 0.0) < (gap(OWN["fedavg"]).sd or 0.0) / 20**0.5
     assert f"ACE has the highest, {worst['ace'].text()} %" in TEXT
+
+
+# The n of the theory.
+
+CASES = {(case["algorithm"], case["split"], case["fleet"]): case for case in FOUND["best-n"]["cases"]}
+FIGURES = {key: n_figures(case) for key, case in CASES.items()}
+
+
+def test_the_theorys_n_is_as_often_the_fastest_as_the_page_says() -> None:
+    found = n_summary(FOUND["best-n"])
+    assert found["cases"] == len(CASES)
+    assert found["missed"] == 0
+    assert f"The theory's n is the fastest in {found['best']} of {found['cases']} cases" in TEXT
+    assert f"at most {found['largest_factor']:.2f} times as slow as the fastest in all" in TEXT
+    assert FOUND["best-n"]["reference_n"] == 10
+    assert {tuple(row["n"] for row in case["n"]) for case in CASES.values()} == {(1, 4, 10, 40)}
+    assert {len(row["seconds"]) for case in CASES.values() for row in case["n"]} == {5}
+    assert {(algorithm, split) for algorithm, split, _ in CASES} == {
+        ("defedavg-iid", "iid"), ("defedavg-niid", "iid"), ("defedavg-niid", "classes"),
+    }  # fmt: skip
+
+
+def test_n_hardly_matters_with_defedavg_iid() -> None:
+    own = [figures for (algorithm, _, _), figures in FIGURES.items() if algorithm == "defedavg-iid"]
+    change = max(abs(figures["growth"] - 1) for figures in own)
+    assert f"stay within {100 * change:.0f} % between n = 1 and n = 40" in TEXT
+    assert f"at most {max(figures['gain'] for figures in own):.2f} times the time of the fastest" in TEXT
+
+
+def test_the_largest_n_gains_less_than_the_theory_says_with_defedavg_niid() -> None:
+    own = [figures for (algorithm, _, _), figures in FIGURES.items() if algorithm == "defedavg-niid"]
+    assert {figures["best"] for figures in own} == {40}
+    assert all(figures["gain"] < figures["planned_gain"] for figures in own)
+    planned, measured, growth = (
+        f"{min(figures[name] for figures in own):.2f} to {max(figures[name] for figures in own):.2f}"
+        for name in ("planned_gain", "gain", "growth")
+    )
+    assert f"a factor of {planned} between the slowest n and the fastest, training shows {measured}" in TEXT
+    assert f"n = 40 needs {growth} times the updates of n = 1" in TEXT
+    times = {row["n"]: sum(row["seconds"]) for row in CASES["defedavg-niid", "iid", "paper"]["n"]}
+    assert f"with IID data n = 10 is only {100 * (times[10] / times[40] - 1):.0f} % slower" in TEXT

@@ -170,21 +170,19 @@ def _factor(value: float | None) -> str:
 
 
 def slow_clients(study: Found) -> str:
-    """Return how often slow clients are heard, and how much worse their model is, by data and algorithm."""
+    """Return how often slow clients are heard, and how much worse their model is, by algorithm and kind of data."""
+    found = {(row["data"], row["algorithm"]): slow_figures(row) for row in study["rows"]}
+    kinds, names = (list(dict.fromkeys(key[place] for key in found)) for place in (0, 1))
     rows = []
-    for row in study["rows"]:
-        figures = slow_figures(row)
-        rows.append((
-            row["data"], row["algorithm"], f"{100 * figures['slow_updates']:.0f} %",
-            _signed(over_seeds(figures["runs"], "gap", 100.0).text()),
-            f"{figures['slower_worse']} of {len(row['runs'])}",
-            _signed(over_seeds(figures["runs"], "correlation").text()),
-            over_seeds(figures["runs"], "worst_accuracy", 100.0).text(),
-        ))  # fmt: skip
-    head = (
-        "data", "algorithm", "updates of the slow half", "slow − fast half (points)", "seeds with slow below fast",
-        "ρ with slowness", "worst client (%)",
-    )  # fmt: skip
+    for name in names:
+        own = [found[kind, name] for kind in kinds]
+        gaps = [_signed(over_seeds(each["runs"], "gap", 100.0).text()) for each in own]
+        counts = [f"{each['slower_worse']} of {len(each['runs'])}" for each in own]
+        worst = [over_seeds(each["runs"], "worst_accuracy", 100.0).text() for each in own]
+        heard = f"{100 * fmean(each['slow_updates'] for each in own):.0f} %"
+        rows.append((name, heard, *(text for triple in zip(gaps, counts, worst, strict=True) for text in triple)))
+    figures = ("gap (points)", "seeds below", "worst client (%)")
+    head = ("algorithm", "updates of the slow half", *(f"{kind}: {figure}" for kind in kinds for figure in figures))
     return markdown(head, rows)
 
 
@@ -202,41 +200,48 @@ def slow_figures(row: Found) -> dict[str, Any]:
 
 
 def best_n(study: Found) -> str:
-    """Return the theory's n and the fastest n of every case, and what the theory's n costs."""
+    """Return the theory's n and the fastest n of every case, what the theory's n costs, and what n is worth at all."""
     rows = []
     for case in study["cases"]:
         found = n_figures(case)
-        factor = "misses the target" if found["factor"] is None else f"{found['factor']:.2f}"
-        rows.append((
-            case["algorithm"], case["split"], case["fleet"], _whole(found["theory"]), _whole(found["best"]), factor,
-            "–" if found["growth"] is None else f"{found['growth']:.2f}",
-        ))  # fmt: skip
+        figures = (found[name] for name in ("factor", "planned_gain", "gain", "growth"))
+        place = (case["algorithm"], case["split"], case["fleet"], _whole(found["theory"]), _whole(found["best"]))
+        rows.append((*place, *map(_factor, figures)))
     head = (
-        "algorithm",
-        "split",
-        "fleet",
-        "n of the theory",
-        "fastest n",
-        "its time / the fastest",
-        "updates, large n / small n",
-    )
+        "algorithm", "split", "fleet", "n of the theory", "fastest n", "its time / the fastest",
+        "slowest n / fastest n, planned", "the same, measured", "updates, largest n / smallest n",
+    )  # fmt: skip
     return markdown(head, rows)
 
 
 def n_figures(case: Found) -> dict[str, Any]:
-    """Return the theory's n, the fastest n, the factor between their times, and how the updates to the target grow.
+    """Return the theory's n, the fastest n, the factor between their times, and three figures about all n.
 
-    The fastest n has the least mean time among those that hold the target with every seed. The growth compares the
-    updates to the target of the largest such n with those of the smallest: the theory says that they are equal.
+    The fastest n has the least mean time among those that hold the target with every seed; the theory's n has the least
+    planned time. Of equal ones it is the smallest. The gains are the longest mean time over the shortest. The growth
+    compares the updates to the target of the largest n with those of the smallest: the theory says that they are equal.
     """
     held = {row["n"]: fmean(row["seconds"]) for row in case["n"] if None not in row["seconds"]}
     updates = {row["n"]: row["n"] * fmean(row["rounds"]) for row in case["n"] if row["n"] in held}
     plans = {row["n"]: fmean(row["planned_seconds"]) for row in case["n"] if row["planned_seconds"] is not None}
-    best = min(held, key=lambda n: held[n]) if held else None
-    theory = min(plans, key=lambda n: plans[n]) if plans else None
-    factor = held[theory] / held[best] if best is not None and theory is not None and theory in held else None
-    growth = updates[max(held)] / updates[min(held)] if len(held) > 1 else None
-    return {"theory": theory, "best": best, "factor": factor, "growth": growth, "seconds": held}
+    best, theory = _least(held), _least(plans)
+    return {
+        "theory": theory,
+        "best": best,
+        "factor": held[theory] / held[best] if best is not None and theory in held else None,
+        "planned_gain": _gain(plans),
+        "gain": _gain(held),
+        "growth": updates[max(held)] / updates[min(held)] if len(held) > 1 else None,
+    }
+
+
+def _least(seconds: Mapping[int, float]) -> int | None:
+    """Return the n with the least time, the smallest of equal ones; times are equal if only their rounding differs."""
+    return min(seconds, key=lambda n: (round(seconds[n], 9), n)) if seconds else None
+
+
+def _gain(seconds: Mapping[int, float]) -> float | None:
+    return max(seconds.values()) / min(seconds.values()) if len(seconds) > 1 else None
 
 
 def n_summary(study: Found) -> dict[str, Any]:
