@@ -37,6 +37,11 @@ def test_the_tables_are_those_of_the_stored_results() -> None:
     assert with_tables(PAGE, made) == PAGE
 
 
+def test_the_commands_of_the_studies_are_those_of_the_page() -> None:
+    for name in STUDIES:
+        assert f"`{FOUND[name]['provenance']['command']}`" in TEXT
+
+
 def test_the_text_beside_the_tables_is_short() -> None:
     """Two pages with the tables."""
     text = "\n".join(line for line in PAGE.splitlines() if not line.startswith(("|", "<!--")))
