@@ -1,48 +1,137 @@
-"""The sentences of docs/findings.md have the figures of results/suite."""
+"""The figures of the findings: how they follow from stored results."""
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
+from typing import Any
 
-from defedavg.report.seed_figures import over_seeds
-from defedavg.suite.cell_files import stored_cells
-from defedavg.suite.leaderboard import boards, page, records, row
+import pytest
 
-ROOT = Path(__file__).parents[2]
-TEXT = re.sub(r"\s+", " ", (ROOT / "docs" / "findings.md").read_text(encoding="utf-8"))
-CELLS = stored_cells(ROOT / "results" / "suite")[0]
-BOARDS = {board.fleet.name: board for board in boards(CELLS) if board.task.name == "digits-pairs"}
-
-
-def test_the_leaders_on_the_papers_fleet_are_the_last_on_phones() -> None:
-    paper, phones = ({cell["algorithm"]: row(cell) for cell in BOARDS[name].cells} for name in ("paper", "phones"))
-    assert list(paper)[:2] == ["asofed", "area"]
-    assert f"({paper['asofed'][1]} and {paper['area'][1]}; FedAvg: {paper['fedavg'][1]})" in TEXT
-    best = {
-        cell["algorithm"]: over_seeds(records(cell), "best_accuracy").mean or 0.0 for cell in BOARDS["phones"].cells
-    }
-    assert len(best) == 17
-    assert sorted(best, key=lambda name: best[name])[:2] == ["asofed", "area"]
-    assert f"({phones['asofed'][4]} and {phones['area'][4]})" in TEXT
+from defedavg.cli import main as cli
+from defedavg.suite.benchmark import FLEETS, TASKS
+from defedavg.suite.findings import (
+    n_figures,
+    n_summary,
+    order,
+    rank_correlation,
+    read_studies,
+    slow_figures,
+    tables,
+    tuning_figures,
+    with_tables,
+)
+from defedavg.suite.leaderboard import Board
+from helpers.user_errors import line_of
 
 
-def test_the_first_eight_are_within_their_deviations() -> None:
-    times = [over_seeds(records(cell), "first_hit_seconds") for cell in BOARDS["paper"].cells[:9]]
-    means, deviations = [time.mean or 0.0 for time in times], [time.sd or 0.0 for time in times]
-    assert (
-        f"between {means[0]:.2f} s and {means[7]:.2f} s, with deviations of at least {min(deviations[:8]):.2f} s"
-        in TEXT
+def stored(algorithm: str, tried: list[float | None], reached: list[float | None] | None = None) -> dict[str, Any]:
+    times = reached or [1.0, 1.0, 1.0]
+    runs = [{"seconds_to_target": value, "status": "target", "diverged_at": None} for value in times]
+    points = [{"seconds_to_target": value} for value in tried]
+    return {"algorithm": algorithm, "target": 0.85, "runs": runs, "tuning": {"points": points}}
+
+
+def board(fleet: str, *cells: dict[str, Any]) -> Board:
+    return Board(TASKS["digits-pairs"], FLEETS[fleet], cells)
+
+
+def test_the_correlation_of_orders_is_spearmans() -> None:
+    assert rank_correlation("abcd", "abcd") == 1
+    assert rank_correlation("abcd", "dcba") == -1
+    assert rank_correlation("abcd", "bacd") == pytest.approx(0.8)
+    assert rank_correlation("axbycd", "dcbza") == -1  # of the names that both have
+    assert rank_correlation("ab", "ab") is None
+
+
+def test_the_order_says_where_the_first_of_the_papers_fleet_is_on_phones() -> None:
+    names = ("fedavg", "fedbuff", "area")
+    paper = board("paper", *(stored(name, [1.0]) for name in names))
+    phones = board("phones", *(stored(name, [1.0]) for name in reversed(names)))
+    (line,) = order([paper, phones]).splitlines()[2:]
+    assert line == "| digits-pairs | – | fedavg, 1 ± 0 s | area, 1 ± 0 s | 3 of 3 | −1.00 |"
+    (line,) = order([board("paper", stored("fedavg", [None], [None, None, None]))]).splitlines()[2:]
+    assert line == "| digits-pairs | – | none holds 85 % | – | – | – |"
+
+
+def test_rates_are_compared_within_an_algorithm_and_algorithms_at_their_best_rates() -> None:
+    found = tuning_figures(
+        board("paper", stored("a", [2.0, 4.0, None]), stored("b", [30.0, 10.0, None]), stored("c", [None, None, None]))
     )
-    assert means[7] - means[0] < min(deviations[:8]) < means[8] - means[0]
+    assert found == {
+        "pairs": 9,
+        "pairs_missed": 5,
+        "pair_factor": 2.5,  # 4 / 2 and 30 / 10
+        "algorithms": 3,
+        "algorithms_missed": 1,
+        "algorithm_factor": 5.0,  # 10 / 2
+        "slowest_factor": 5.0,
+    }
+    none = tuning_figures(board("paper", stored("a", [None])))
+    assert none["pair_factor"] is None
+    assert none["algorithm_factor"] is None
 
 
-def test_one_algorithm_holds_the_target_on_phones_with_all_seeds() -> None:
-    held = [c for c in BOARDS["phones"].cells if over_seeds(records(c), "first_hit_seconds").count == 3]
-    assert [cell["algorithm"] for cell in held] == ["defedavg-iid"]
-    assert row(held[0])[1] in TEXT
+def test_slow_clients_are_compared_with_fast_ones_seed_by_seed() -> None:
+    runs = [
+        {"slow_accuracy": slow, "fast_accuracy": 0.8, "slow_updates": share} for slow, share in ((0.7, 0.2), (0.9, 0.4))
+    ]
+    found = slow_figures({"runs": runs})
+    assert found["slower_worse"] == 1
+    assert found["slow_updates"] == pytest.approx(0.3)
+    assert [run["gap"] for run in found["runs"]] == pytest.approx([-0.1, 0.1])
 
 
-def test_the_pairs_that_reached_the_target_are_those_of_the_leaderboard() -> None:
-    rows = re.findall(r"^\| digits-pairs \| (\w+) \|.*\| (\d+ of \d+) \|$", page(CELLS), re.MULTILINE)
-    assert ", ".join(f"{number} ({fleet})" for fleet, number in rows) in TEXT
+def n_case(*rows: tuple[int, list[float | None], list[int | None], list[float] | None]) -> dict[str, Any]:
+    names = ("n", "seconds", "rounds", "planned_seconds")
+    return {"n": [dict(zip(names, row, strict=True)) for row in rows]}
+
+
+def test_the_n_of_the_theory_is_that_of_the_shortest_plan() -> None:
+    right = n_case((1, [4.0, 6.0], [40, 60], [3.0, 3.0]), (10, [2.0, 2.0], [8, 8], [2.0, 2.0]))
+    found = n_figures(right)
+    assert (found["theory"], found["best"], found["factor"]) == (10, 10, 1)
+    assert found["growth"] == 80 / 50
+    assert (found["planned_gain"], found["gain"]) == (1.5, 2.5)
+    equal = n_case((10, [2.0], [8], [1.0]), (1, [2.0], [80], [1.0 + 1e-13]))
+    assert (n_figures(equal)["theory"], n_figures(equal)["best"]) == (1, 1)  # the smaller of equal ones
+    wrong = n_case((1, [3.0], [40], [1.0]), (10, [2.0], [8], [2.0]))
+    assert n_figures(wrong)["factor"] == 1.5
+    missed = n_case((1, [None], [None], [1.0]), (10, [2.0], [8], [2.0]))
+    assert n_figures(missed)["factor"] is None
+    unknown = n_case((1, [3.0], [40], None), (10, [None], [None], None))
+    assert n_figures(unknown)["theory"] is None
+    summary = n_summary({"cases": [right, wrong, missed, unknown]})
+    assert summary == {
+        "cases": 3, "best": 1, "close": 1, "missed": 1, "median_factor": 1.25, "largest_factor": 1.5,
+    }  # fmt: skip
+
+
+def test_only_marked_tables_are_replaced() -> None:
+    end = "<!-- end of the table -->"
+    page = f"a\n<!-- table: order -->\nold\n{end}\nb\n<!-- table: other -->\nkept\n{end}\n"
+    made = with_tables(page, {"order": r"| \1 |" + "\n", "unused": "x"})
+    assert made.startswith("a\n<!-- table: order -->\n\n| \\1 |\n\n<!-- end of the table -->\nb\n")
+    assert "kept" in made
+    assert with_tables(made, {"order": r"| \1 |" + "\n"}) == made
+
+
+def test_a_damaged_study_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "best-n.json").write_text("[" * 100_000)
+    assert "best-n.json is not a study" in line_of(lambda: read_studies(tmp_path))
+    damage: list[dict[str, Any]] = [{"cases": [{}]}, {"cases": 3}, {}]
+    for content in damage:
+        (tmp_path / "best-n.json").write_text(json.dumps(content))
+        assert "best-n.json is not a study" in line_of(lambda: tables([], read_studies(tmp_path)))
+    assert read_studies(tmp_path / "none") == {}
+
+
+def test_the_commands_print_and_write_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "findings.md"
+    page.write_text("<!-- table: order -->\n<!-- end of the table -->\n")
+    words = ["--out", str(tmp_path / "none"), "--studies", str(tmp_path)]
+    cli.app(["suite", "page", *words, "-o", str(tmp_path / "board.md"), "--findings", str(page)], standalone_mode=False)
+    assert "| task | fastest, equal |" in page.read_text()
+    capsys.readouterr()
+    cli.app(["suite", "findings", *words], standalone_mode=False)
+    assert "| task | fastest, equal |" in capsys.readouterr().out

@@ -117,7 +117,13 @@ def test_a_check_finds_a_changed_figure(computed: Path, tmp_path: Path, capsys: 
     stored["runs"][1]["uplink_bytes"] += 1
     CellFiles(tmp_path).save(cell("fedbuff"), stored)
     assert suite("check", "--task", "tiny", "--fleet", "paper", "--algorithm", "fedbuff", "--out", tmp_path) == 1
-    assert "seed 1, uplink_bytes" in capsys.readouterr().out
+    found = capsys.readouterr()
+    assert "seed 1, uplink_bytes" in found.out
+    assert "another machine" not in found.err
+    stored["provenance"] |= {"device": "cuda", "torch": "0.1"}
+    CellFiles(tmp_path).save(cell("fedbuff"), stored)
+    assert suite("check", "--task", "tiny", "--fleet", "paper", "--algorithm", "fedbuff", "--out", tmp_path) == 1
+    assert "another machine (device: cuda, here cpu, torch: 0.1, here " in capsys.readouterr().err
 
 
 def test_a_finished_cell_is_not_computed_again(computed: Path) -> None:

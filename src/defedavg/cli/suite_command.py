@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..suite.suite_run import SuiteRequest
 
 OUT, WORK, PAGE = Path("results/suite"), Path("runs/suite"), Path("docs/leaderboard.md")
+STUDIES, FINDINGS = Path("results/findings"), Path("docs/findings.md")
 
 QUIET_SECONDS = 10.0
 
@@ -45,6 +46,9 @@ Algorithms = Annotated[
 ]
 Folder = Annotated[Path, Option("--out", metavar="FOLDER", help="The folder of the results, one file per cell.")]
 Work = Annotated[Path, Option("--work", metavar="FOLDER", help="Checkpoints of cells that are not finished.")]
+Studies = Annotated[
+    Path, Option("--studies", metavar="FOLDER", help="The folder of the studies of slow clients and of the best n.")
+]
 QUICK = [task.name for task in TASKS.values() if task.quick]
 Quick = Annotated[bool, Option("--quick", help=f"Compute the part that needs no download: {', '.join(QUICK)}.")]
 Speed = Annotated[
@@ -256,17 +260,45 @@ def _stored(folder: Path) -> list[StoredCell]:
 def page(
     folder: Folder = OUT,
     to: Annotated[Path, Option("--output", "-o", metavar="FILE", help="The page to write, in Markdown.")] = PAGE,
+    studies: Studies = STUDIES,
+    findings_page: Annotated[
+        Path | None,
+        Option(
+            "--findings",
+            metavar="FILE",
+            help=f"A page whose marked tables are written again; default: {FINDINGS}, if nothing else is named.",
+        ),
+    ] = None,
 ) -> None:
-    """Write the leaderboard of the documentation from the stored results.
+    """Write the leaderboard of the documentation, and the tables of the findings, from the stored results.
 
     Example: `defedavg suite page -o leaderboard.md`
     """
-    from ..fileio import write_whole
+    from ..fileio import read_text, write_whole
+    from ..suite.findings import read_studies, tables, with_tables
     from ..suite.leaderboard import page as page_text
 
     cells = _stored(folder)
     write_whole(to, page_text(cells).encode())
     opt.print_written(f"{len(cells)} cells: {to}", to)
+    if findings_page is None and (folder, to, studies) == (OUT, PAGE, STUDIES) and FINDINGS.exists():
+        findings_page = FINDINGS
+    if findings_page is not None:
+        text = with_tables(read_text(findings_page), tables(cells, read_studies(studies)))
+        write_whole(findings_page, text.encode())
+        opt.print_written(f"tables: {findings_page}", findings_page)
+
+
+@app.command()
+def findings(folder: Folder = OUT, studies: Studies = STUDIES) -> None:
+    """Print what the stored results say: who wins where, what flips on phones, what tuning, speed and n are worth.
+
+    Example: `defedavg suite findings`
+    """
+    from ..suite.findings import read_studies, tables
+
+    for name, table in tables(_stored(folder), read_studies(studies)).items():
+        opt.out.print(f"{name}\n\n{table}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -286,7 +318,7 @@ def check(
     Example: `defedavg suite check --task digits-pairs --fleet equal --algorithm fedavg`
     """
     from ..experiments.compute import ComputeConfig
-    from ..suite.cell_files import CellFiles, differences, read_cell
+    from ..suite.cell_files import CellFiles, differences, machine_differences, read_cell
 
     cells, compute = select_cells(tasks, fleets, algorithms), ComputeConfig.choose("batched", device)
     old = _request(cells, folder, WORK, compute, plugin).files
@@ -301,8 +333,11 @@ def check(
             raise typer.Exit(stopped_code())
         new = CellFiles(Path(scratch) / "results")
         for cell in stored:
-            found = differences(read_cell(old.path(cell)), read_cell(new.path(cell)))
+            one, other = read_cell(old.path(cell)), read_cell(new.path(cell))
+            found = differences(one, other)
             same = same and not found
             opt.print_line(f"{cell.label}: {'; '.join(found) or 'every figure and every plan is the same'}")
+            if found and (made := machine_differences(one, other)):
+                opt.print_note(f"{cell.label} was made on another machine ({made}): accuracies and times can differ")
     if not same:
         raise typer.Exit(1)

@@ -23,6 +23,8 @@ RUN_NUMBERS: Final = (
 )  # fmt: skip
 """The numbers of a reported run; one that is unknown is None."""
 RATES: Final = ("global_lr", "local_lr")
+MACHINE: Final = ("device", "processor", "precision", "torch", "numpy", "system")
+"""Entries of the provenance on which the last digits of a run depend."""
 
 StoredCell = Mapping[str, Any]
 """The content of a cell's file."""
@@ -158,3 +160,10 @@ def differences(one: StoredCell, other: StoredCell) -> list[str]:
             if run[name] != again[name]
         ]
     return found
+
+
+def machine_differences(one: StoredCell, other: StoredCell) -> str:
+    """Return in words on which devices and with which versions two results were made; empty if they are the same."""
+    origins = one["provenance"], other["provenance"]
+    words = [[str(origin.get(name, "unknown")) for origin in origins] for name in MACHINE]
+    return ", ".join(f"{name}: {a}, here {b}" for name, (a, b) in zip(MACHINE, words, strict=True) if a != b)

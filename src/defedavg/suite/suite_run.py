@@ -263,10 +263,11 @@ def _rates(entry: Entry) -> dict[str, float]:
 
 def best_rates(points: Sequence[Entry]) -> dict[str, float]:
     """Return the rates that held the target soonest, or else had the highest accuracy; the first of equals."""
-    return _rates(min(points, key=lambda entry: score([_outcome(entry)])))
+    return _rates(min(points, key=lambda entry: score([outcome(entry)])))
 
 
-def _outcome(entry: Entry) -> PairOutcome:
+def outcome(entry: Entry) -> PairOutcome:
+    """Return what the choice of rates depends on."""
     return PairOutcome(
         status=entry["status"],
         hit_seconds=held_seconds(entry),

@@ -1,0 +1,184 @@
+"""The tables and sentences of docs/findings.md have the figures of results/suite and results/findings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from defedavg.report.seed_figures import SeedFigure, over_seeds
+from defedavg.suite.cell_files import stored_cells
+from defedavg.suite.findings import (
+    STUDIES,
+    n_figures,
+    n_summary,
+    read_studies,
+    slow_figures,
+    tables,
+    tuning_figures,
+    with_tables,
+)
+from defedavg.suite.leaderboard import boards, records, row
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+TEXT = re.sub(r"\s+", " ", PAGE)
+CELLS = stored_cells(ROOT / "results" / "suite")[0]
+FOUND = read_studies(ROOT / "results" / "findings")
+BOARDS = {board.fleet.name: board for board in boards(CELLS) if board.task.name == "digits-pairs"}
+
+
+def test_the_tables_are_those_of_the_stored_results() -> None:
+    made = tables(CELLS, FOUND)
+    assert set(made) == {"order", "tuning", *STUDIES}
+    for name, table in made.items():
+        assert f"<!-- table: {name} -->\n\n{table}\n<!-- end of the table -->" in PAGE, "run `defedavg suite page`"
+    assert with_tables(PAGE, made) == PAGE
+
+
+def test_the_commands_of_the_studies_are_those_of_the_page() -> None:
+    for name in STUDIES:
+        assert f"`{FOUND[name]['provenance']['command']}`" in TEXT
+
+
+def test_the_text_beside_the_tables_is_short() -> None:
+    """Two pages with the tables."""
+    text = "\n".join(line for line in PAGE.splitlines() if not line.startswith(("|", "<!--")))
+    assert len(text.split()) <= 900
+
+
+def test_the_leaders_on_the_papers_fleet_are_the_last_on_phones() -> None:
+    paper, phones = ({cell["algorithm"]: row(cell) for cell in BOARDS[name].cells} for name in ("paper", "phones"))
+    assert list(paper)[:2] == ["asofed", "area"]
+    assert f"({paper['asofed'][1]} and {paper['area'][1]}; FedAvg: {paper['fedavg'][1]})" in TEXT
+    best = {
+        cell["algorithm"]: over_seeds(records(cell), "best_accuracy").mean or 0.0 for cell in BOARDS["phones"].cells
+    }
+    assert len(best) == 17
+    assert sorted(best, key=lambda name: best[name])[:2] == ["asofed", "area"]
+    assert f"({phones['asofed'][4]} and {phones['area'][4]})" in TEXT
+
+
+def test_the_first_eight_are_within_their_deviations() -> None:
+    times = [over_seeds(records(cell), "first_hit_seconds") for cell in BOARDS["paper"].cells[:9]]
+    means, deviations = [time.mean or 0.0 for time in times], [time.sd or 0.0 for time in times]
+    assert (
+        f"between {means[0]:.2f} s and {means[7]:.2f} s, with deviations of at least {min(deviations[:8]):.2f} s"
+        in TEXT
+    )
+    assert means[7] - means[0] < min(deviations[:8]) < means[8] - means[0]
+
+
+def test_one_algorithm_holds_the_target_on_phones_with_all_seeds() -> None:
+    held = [c for c in BOARDS["phones"].cells if over_seeds(records(c), "first_hit_seconds").count == 3]
+    assert [cell["algorithm"] for cell in held] == ["defedavg-iid"]
+    assert row(held[0])[1] in TEXT
+
+
+def listed(values: list[str]) -> str:
+    return f"{', '.join(values[:-1])} and {values[-1]}"
+
+
+def test_wrong_rates_miss_the_target_more_often_than_wrong_algorithms() -> None:
+    found = [tuning_figures(BOARDS[fleet]) for fleet in ("equal", "paper", "phones")]
+    assert {(each["pairs"], each["algorithms"]) for each in found} == {(102, 17)}
+    assert all(each["pairs_missed"] / 102 > each["algorithms_missed"] / 17 for each in found)
+    missed = [listed([str(each[name]) for each in found]) for name in ("pairs_missed", "algorithms_missed")]
+    assert f"{missed[0]} of 102 pairs (equal, paper, phones) against {missed[1]} of 17 algorithms" in TEXT
+    factors = [listed([f"{each[name]:.2f}" for each in found]) for name in ("pair_factor", "algorithm_factor")]
+    assert f"{factors[0]} for rates, and {factors[1]} for algorithms" in TEXT
+    slowest = listed([f"{each['slowest_factor']:.3g}" for each in found])
+    assert f"The slowest algorithm is {slowest} times as slow as the fastest" in TEXT
+
+
+# Slow clients.
+
+SLOW = {(row["data"], row["algorithm"]): slow_figures(row) for row in FOUND["slow-clients"]["rows"]}
+OWN = {algorithm: figures for (data, algorithm), figures in SLOW.items() if data == "own digit"}
+
+
+def gap(figures: Mapping[str, Any]) -> SeedFigure:
+    return over_seeds(figures["runs"], "gap", 100.0)
+
+
+def signed(figure: SeedFigure) -> str:
+    return figure.text().replace("-", "−")
+
+
+def test_slow_clients_are_not_behind_where_data_are_alike() -> None:
+    alike = {algorithm: figures for (data, algorithm), figures in SLOW.items() if data == "alike"}
+    assert len(alike) == len(OWN) == 8
+    assert all(len(figures["runs"]) == 20 for figures in SLOW.values())
+    largest = max(abs(gap(figures).mean or 0.0) for figures in alike.values())
+    assert f"at most {largest:.1f} points with all eight algorithms" in TEXT
+    shares = [f"{100 * figures['slow_updates']:.0f}" for figures in alike.values()]
+    assert shares.count("28") == 6
+    assert "six of them merge only 28 % of their updates from the slow half" in TEXT
+
+
+def test_slow_clients_are_behind_where_they_alone_have_their_data() -> None:
+    behind = {name: figures["slower_worse"] for name, figures in OWN.items()}
+    assert {name for name, seeds in behind.items() if seeds >= 16} == {
+        "fedasync", "delay-adaptive-sgd", "defedavg-iid", "fedbuff",
+    }  # fmt: skip
+    assert behind["delay-adaptive-sgd"] == behind["defedavg-iid"]
+    assert (
+        f"in {behind['fedasync']} of 20 seeds with FedAsync ({signed(gap(OWN['fedasync']))} points), in "
+        f"{behind['defedavg-iid']} with delay-adaptive SGD and DeFedAvg-IID, in {behind['fedbuff']} with FedBuff"
+        in TEXT
+    )
+    assert f"ahead by {gap(OWN['ca2fl']).text()} and {gap(OWN['ace']).text()} points" in TEXT
+    assert {f"{100 * OWN[name]['slow_updates']:.0f}" for name in ("ca2fl", "ace")} == {"28"}
+
+
+def test_the_worst_clients_are_those_of_the_page() -> None:
+    worst = {name: over_seeds(figures["runs"], "worst_accuracy", 100.0) for name, figures in OWN.items()}
+    ranked = sorted(worst, key=lambda name: worst[name].mean or 0.0)
+    assert (ranked[0], ranked[-1]) == ("fedavg", "ace")
+    assert (
+        f"({signed(gap(OWN['fedavg']))} points), but the lowest worst client of all, {worst['fedavg'].text()} %" in TEXT
+    )
+    assert abs(gap(OWN["fedavg"]).mean or 0.0) < (gap(OWN["fedavg"]).sd or 0.0) / 20**0.5
+    assert f"ACE has the highest, {worst['ace'].text()} %" in TEXT
+
+
+# The n of the theory.
+
+CASES = {(case["algorithm"], case["split"], case["fleet"]): case for case in FOUND["best-n"]["cases"]}
+FIGURES = {key: n_figures(case) for key, case in CASES.items()}
+
+
+def test_the_theorys_n_is_as_often_the_fastest_as_the_page_says() -> None:
+    found = n_summary(FOUND["best-n"])
+    assert found["cases"] == len(CASES)
+    assert found["missed"] == 0
+    assert f"The theory's n is the fastest in {found['best']} of {found['cases']} cases" in TEXT
+    assert f"at most {found['largest_factor']:.2f} times as slow as the fastest in all" in TEXT
+    assert FOUND["best-n"]["reference_n"] == 10
+    assert {tuple(row["n"] for row in case["n"]) for case in CASES.values()} == {(1, 4, 10, 40)}
+    assert {len(row["seconds"]) for case in CASES.values() for row in case["n"]} == {5}
+    assert {(algorithm, split) for algorithm, split, _ in CASES} == {
+        ("defedavg-iid", "iid"), ("defedavg-niid", "iid"), ("defedavg-niid", "classes"),
+    }  # fmt: skip
+
+
+def test_n_hardly_matters_with_defedavg_iid() -> None:
+    own = [figures for (algorithm, _, _), figures in FIGURES.items() if algorithm == "defedavg-iid"]
+    change = max(abs(figures["growth"] - 1) for figures in own)
+    assert f"stay within {100 * change:.0f} % between n = 1 and n = 40" in TEXT
+    assert f"at most {max(figures['gain'] for figures in own):.2f} times the time of the fastest" in TEXT
+
+
+def test_the_largest_n_gains_less_than_the_theory_says_with_defedavg_niid() -> None:
+    own = [figures for (algorithm, _, _), figures in FIGURES.items() if algorithm == "defedavg-niid"]
+    assert {figures["best"] for figures in own} == {40}
+    assert all(figures["gain"] < figures["planned_gain"] for figures in own)
+    planned, measured, growth = (
+        f"{min(figures[name] for figures in own):.2f} to {max(figures[name] for figures in own):.2f}"
+        for name in ("planned_gain", "gain", "growth")
+    )
+    assert f"a factor of {planned} between the slowest n and the fastest, training shows {measured}" in TEXT
+    assert f"n = 40 needs {growth} times the updates of n = 1" in TEXT
+    times = {row["n"]: sum(row["seconds"]) for row in CASES["defedavg-niid", "iid", "paper"]["n"]}
+    assert f"with IID data n = 10 is only {100 * (times[10] / times[40] - 1):.0f} % slower" in TEXT
