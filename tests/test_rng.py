@@ -140,3 +140,17 @@ def test_a_generator_depends_on_its_key_alone() -> None:
     first, again, other = (keyed.generator(k).random(8).tolist() for k in (5, 5, 6))
     assert first == again
     assert first != other
+
+
+@given(st.floats(1e-300, 1e300))
+def test_portable_values_are_close_and_the_same_for_scalars_and_arrays(value: float) -> None:
+    rounded = keyed.portable(value)
+    assert abs(rounded - value) <= 2.0**-30 * value
+    assert keyed.portable_all(np.array([value, -value])).tolist() == [rounded, -rounded]
+    assert keyed.portable(rounded) == rounded
+
+
+def test_portable_values_rarely_depend_on_the_last_bits() -> None:
+    values = np.exp(5.0 * keyed.uniform_all(MANY))
+    for other in (np.nextafter(values, 0.0), np.nextafter(values, np.inf)):
+        assert (keyed.portable_all(values) == keyed.portable_all(other)).all()

@@ -82,6 +82,18 @@ def normal_all(keys: Keys) -> NDArray[np.float64]:
     return np.asarray(np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * v))
 
 
+def portable(value: float) -> float:
+    """Round to 30 significant bits: the last bits of exp, log or cos depend on the processor and on versions."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(mantissa * 2.0**30), exponent - 30)
+
+
+def portable_all(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``portable`` of every value."""
+    mantissas, exponents = np.frexp(values)
+    return np.asarray(np.ldexp(np.rint(mantissas * 2.0**30), exponents - 30))
+
+
 def permutation(k: int, size: int) -> NDArray[np.intp]:
     """Return a uniform permutation of ``range(size)`` from a key."""
     return np.argsort(extend_all(k, np.arange(size)), kind="stable")

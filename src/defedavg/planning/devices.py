@@ -17,7 +17,7 @@ import numpy as np
 
 from ..algorithms.protocol import UPLOADS
 from ..errors import UserError
-from ..rng import extend, extend_all, key, normal, uniform, uniform_all
+from ..rng import extend, extend_all, key, normal, portable, uniform, uniform_all
 from . import phones
 from .intervals import Availability, Floats, Intervals, Ints
 from .slowness import PAPER_SLOWNESS, Slowness
@@ -221,7 +221,7 @@ class Fleet:
         if self.jitter == 0.0:
             return 1.0
         z = normal(extend(extend(self._keys["jitter"], client), job))
-        return math.exp(self.jitter * z - 0.5 * self.jitter**2)
+        return portable(math.exp(self.jitter * z - 0.5 * self.jitter**2))
 
     def dies_after(self, client: int, job: int) -> float | None:
         """Return the share of this job's duration after which its client fails, or None."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..rng import extend_all, key, normal_all
+from ..rng import extend_all, key, normal_all, portable_all
 from .devices import Fleet
 from .intervals import Floats, Ints
 
@@ -104,10 +104,11 @@ class LazyClients:
         return self._fleet.step_times[clients] * self._steps
 
     def _jittered_lengths(self, clients: Ints, jobs: Ints) -> Floats:
-        """Return job lengths with the keys of ``Simulator`` (NumPy's cosine may differ from C's in the last bit)."""
+        """Return the job lengths of ``Simulator``."""
         sigma = self._fleet.jitter
         z = normal_all(extend_all(extend_all(self._jitter, clients), jobs))
-        return np.asarray(self._fleet.step_times[clients] * np.exp(sigma * z - 0.5 * sigma**2) * self._steps)
+        pace = portable_all(np.exp(sigma * z - 0.5 * sigma**2))
+        return np.asarray(self._fleet.step_times[clients] * pace * self._steps)
 
     def _arrival(self, version: Ints, links: Floats) -> Floats:
         return self._times[version] + links

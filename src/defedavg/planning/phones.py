@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..rng import Keys, extend_all, key, uniform_all
+from ..rng import Keys, extend_all, key, portable_all, uniform_all
 from .intervals import Floats, Ints
 
 DAY = 86400.0
@@ -42,7 +42,7 @@ class Quantiles:
 
     def __call__(self, u: Floats) -> Floats:
         """Return the values at shares u in [0, 1)."""
-        return np.asarray(np.exp(np.interp(u, self.shares, np.log(self.values))))
+        return portable_all(np.exp(np.interp(u, self.shares, np.log(self.values))))
 
 
 _SHARES = (0.0, 0.05, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.0)

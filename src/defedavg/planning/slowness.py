@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError, unknown
-from ..rng import normal_all, uniform_all
+from ..rng import normal_all, portable_all, uniform_all
 from . import phones
 from .intervals import Floats
 
@@ -41,10 +41,13 @@ SLOWNESS: dict[str, _Distribution] = {
         lambda keys, low, high: high / (low + (high - low) * uniform_all(keys)),
     ),
     "lognormal": _Distribution(
-        ("sigma",), (0.5,), lambda sigma: sigma >= 0, lambda keys, sigma: np.exp(sigma * normal_all(keys))
+        ("sigma",), (0.5,), lambda sigma: sigma >= 0, lambda keys, sigma: portable_all(np.exp(sigma * normal_all(keys)))
     ),
     "exponential": _Distribution(
-        ("mean",), (1.0,), lambda mean: mean >= 0, lambda keys, mean: 1.0 - mean * np.log1p(-uniform_all(keys))
+        ("mean",),
+        (1.0,),
+        lambda mean: mean >= 0,
+        lambda keys, mean: portable_all(1.0 - mean * np.log1p(-uniform_all(keys))),
     ),
     "two-speed": _Distribution(
         ("share", "factor"),
