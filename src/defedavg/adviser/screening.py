@@ -44,6 +44,7 @@ class PlannedShape:
     merged: NDArray[np.int64]
     seconds: float  # planned
     steps: int  # of the merged updates
+    first_round: float  # the simulated time of the first merge; infinite without one
 
     @property
     def updates_per_second(self) -> float:
@@ -59,6 +60,12 @@ class PlannedShape:
     def steps_per_update(self) -> float:
         """The mean local steps of an update; interrupted jobs have fewer than K."""
         return self.steps / max(1, self.stats.jobs_trained)
+
+    def steps_until(self, seconds: float) -> float:
+        """Return about how many local steps are merged until a simulated time: none before the first round."""
+        if seconds < self.first_round:
+            return 0.0
+        return self.steps_per_second * (seconds - self.first_round) + self.steps / max(1, self.stats.rounds)
 
     @property
     def bytes_per_second(self) -> float:
@@ -123,11 +130,12 @@ def plan_shape(grid: AlgorithmGrid, shape: PlanShape, horizon: float, seed: int)
     collector = PlanStatsCollector(simulator.header, simulator.fleet)
     updates = max(LEAST_UPDATES, UPDATES_PER_CLIENT * simulator.fleet.num_clients)
     rounds = math.ceil(updates / simulator.header.updates_per_round)
-    steps = 0
+    steps, first_round = 0, math.inf
     with without_gc():
         for record in records(simulator, rounds, horizon):
             collector.add(record)
             if isinstance(record, Round):
+                first_round = min(first_round, record.time)
                 steps += sum(update.steps for update, _ in record.merge.updates)
     stats = collector.stats()
     return PlannedShape(
@@ -137,6 +145,7 @@ def plan_shape(grid: AlgorithmGrid, shape: PlanShape, horizon: float, seed: int)
         collector.clients.merged,
         stats.seconds if stats.rounds >= rounds else horizon,
         steps,
+        first_round,
     )
 
 
