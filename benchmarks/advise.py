@@ -1,6 +1,7 @@
 """Regret and cost of the adviser on fleets and tasks drawn by key, against the best cell of an exhaustive grid.
 
     python benchmarks/advise.py [--scenarios 20] [--only 3,7] [--family held-out] [--out results/advise] [--jobs 16]
+        [--docs docs/advise.md]
 
 ``advise_scenarios.py`` draws the scenarios. The grid has 17 algorithms, two values of n, two of K, two of concurrency
 for FedBuff, three local and two global rates. Every cell is trained on two seeds until all seeds reached the target or
@@ -13,7 +14,8 @@ means over the seeds of the grid. The best of a few hundred noisy cells is too g
 adviser. ``--budgets`` also runs the adviser with other shares of the budget and several seeds.
 
 Every process computes one scenario at a time with one thread. Finished grids and advice are read from the folder, so
-the benchmark can be interrupted and continued, and a command with all files there only prints the table.
+the benchmark can be interrupted and continued, and a command with all files there only prints the table. ``--docs``
+writes the table between the marks of a page.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ GRID_SEEDS = (100, 101)
 BEYOND = 1.5
 SHARE = 0.045
 BUDGET_SEEDS = 3
+MOST_RATIO = 10.0  # in the mean over budgets; a choice that misses the target has an infinite one
+MARKS = "<!-- held-out scenarios: begin -->", "<!-- held-out scenarios: end -->"
 HEADER = (
     "| | task and fleet | best cell | s | advice | s | regret | rank | cost |\n|---|---|---|---|---|---|---|---|---|"
 )
@@ -264,23 +268,34 @@ def main() -> None:
     parser.add_argument(
         "--budgets", default="", help=f"further shares of the budget, such as 0.25,0.5: {BUDGET_SEEDS} seeds each"
     )
+    parser.add_argument("--docs", type=Path, help="the page between whose marks the table is written")
     given = parser.parse_args()
     numbers = [int(n) for n in given.only.split(",")] if given.only else range(given.scenarios)
     budgets = tuple(filter(None, given.budgets.split(",")))
     jobs = [Job(given.family, number, given.out, given.again, given.grids_only, budgets) for number in numbers]
+    table = [HEADER]
     print(HEADER, flush=True)
     found: list[dict[str, Any]] = []
     by_budget: dict[str, list[float]] = {}
     for row in rows(jobs, given.jobs):
+        table.append(row.text())
         print(row.text(), flush=True)
         found += [] if row.found is None else [row.found]
         for share, values in row.by_budget.items():
             by_budget.setdefault(share, []).extend(values)
     if found:
         print(f"\n{figures(found)}")
+        if given.docs:
+            publish(given.docs, f"{figures(found)}.\n\n" + "\n".join(table))
     for share, values in by_budget.items():
-        logs = fmean(map(math.log1p, values))
+        logs = fmean(math.log(min(1 + value, MOST_RATIO)) for value in values)
         print(f"budget × {share}: median regret {100 * median(values):.1f} %, mean log of the ratio {logs:.3f}")
+
+
+def publish(page: Path, text: str) -> None:
+    """Write the figures and the table between the marks of a page."""
+    before, rest = page.read_text().split(MARKS[0])
+    page.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,10 @@ def race_of(found: dict[str, AlgorithmGrid], budget: Budget, plans: Screening) -
     )
 
 
-SMALL = {"task": {"model": "softmax"}, "stop": {"target_accuracy": 0.99, "eval_every_seconds": 0.01}}
+SMALL: dict[str, dict[str, object]] = {
+    "task": {"model": "softmax"},
+    "stop": {"target_accuracy": 0.99, "eval_every_seconds": 0.01},
+}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff"])

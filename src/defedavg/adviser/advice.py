@@ -308,6 +308,7 @@ class _Adviser:
         ranked = tuple(self._ranked(search, each, started[0], holders) for each in started)
         dropped = [*self.refused, *((screening.labels[shape], text) for shape, text in screening.dropped.items())]
         dropped += [(self._label(each), text) for each, text in excluded.items()]
+        dropped += [(self._label(each), self._not_merged(search, each)) for each in order if each not in started]
         rates = {name: len(grid.rate_positions()) for name, grid in self.grids.items()}
         grid_steps = sum(p.steps_per_second * self.horizon * rates[p.shape.algorithm] for p in screening.kept.values())
         return Advice(
@@ -327,6 +328,12 @@ class _Adviser:
             theory=covered(self.grids[started[0].algorithm], started[0], search.planned(started[0]), constants),
             seconds=time.monotonic() - began,
         )
+
+    def _not_merged(self, search: AdviceSearch, candidate: GridCell) -> str:
+        """Return why a candidate that started has merged no round."""
+        first, best = search.planned(candidate).first_round, search.best_time
+        planned = f"its first round is planned at {first:.3g} s"
+        return f"{planned}, and the target was reached at {best:.3g} s" if first > best else f"was dropped: {planned}"
 
     def _label(self, candidate: GridCell) -> str:
         return self.grids[candidate.algorithm].label(candidate.position)

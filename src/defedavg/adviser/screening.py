@@ -44,7 +44,8 @@ class PlannedShape:
     merged: NDArray[np.int64]
     seconds: float  # planned
     steps: int  # of the merged updates
-    first_round: float  # the simulated time of the first merge; infinite without one
+    times: NDArray[np.float64]  # of the planned rounds
+    steps_by_round: NDArray[np.int64]  # merged until then
 
     @property
     def updates_per_second(self) -> float:
@@ -61,11 +62,16 @@ class PlannedShape:
         """The mean local steps of an update; interrupted jobs have fewer than K."""
         return self.steps / max(1, self.stats.jobs_trained)
 
+    @property
+    def first_round(self) -> float:
+        """The simulated time of the first merge; infinite without one."""
+        return float(self.times[0]) if len(self.times) else math.inf
+
     def steps_until(self, seconds: float) -> float:
-        """Return about how many local steps are merged until a simulated time: none before the first round."""
-        if seconds < self.first_round:
-            return 0.0
-        return self.steps_per_second * (seconds - self.first_round) + self.steps / max(1, self.stats.rounds)
+        """Return how many local steps are merged until a simulated time; after the planned time, at the mean speed."""
+        rounds = int(np.searchsorted(self.times, seconds, side="right"))
+        merged = float(self.steps_by_round[rounds - 1]) if rounds else 0.0
+        return merged + self.steps_per_second * max(0.0, seconds - self.seconds)
 
     @property
     def bytes_per_second(self) -> float:
@@ -130,13 +136,14 @@ def plan_shape(grid: AlgorithmGrid, shape: PlanShape, horizon: float, seed: int)
     collector = PlanStatsCollector(simulator.header, simulator.fleet)
     updates = max(LEAST_UPDATES, UPDATES_PER_CLIENT * simulator.fleet.num_clients)
     rounds = math.ceil(updates / simulator.header.updates_per_round)
-    steps, first_round = 0, math.inf
+    times: list[float] = []
+    steps: list[int] = []
     with without_gc():
         for record in records(simulator, rounds, horizon):
             collector.add(record)
             if isinstance(record, Round):
-                first_round = min(first_round, record.time)
-                steps += sum(update.steps for update, _ in record.merge.updates)
+                times.append(record.time)
+                steps.append(sum(update.steps for update, _ in record.merge.updates))
     stats = collector.stats()
     return PlannedShape(
         shape,
@@ -144,8 +151,9 @@ def plan_shape(grid: AlgorithmGrid, shape: PlanShape, horizon: float, seed: int)
         stats,
         collector.clients.merged,
         stats.seconds if stats.rounds >= rounds else horizon,
-        steps,
-        first_round,
+        sum(steps),
+        np.asarray(times, np.float64),
+        np.cumsum(steps, dtype=np.int64),
     )
 
 

@@ -8,13 +8,15 @@
    dropped when the leader had the same loss much earlier.
 4. *Confirm.* The best candidates are run on further seeds. It ends when the leader's interval excludes the others, when
    all seeds are used, or when the budget is spent.
+5. *Compare.* What is left of the budget trains the best of the others to the target. They cannot win any more, but show
+   what the leader's time costs in bytes and in accuracy of the worst-served clients.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .candidates import AlgorithmGrid, GridCell, PlanShape
@@ -25,8 +27,8 @@ from .start_order import start_order
 
 FIRST_ROUNDS, GROWTH = 2, 1.2
 """The first comparison is when the median shape has merged this many rounds; the factor from one time to the next."""
-START, MOST_START = 0.2, 0.6
-"""Shares of the budget until the first comparison: further rates start below the first, no shape above the second."""
+START = 0.2
+"""The share of the budget until the first comparison."""
 TIMED_TURNS = 4
 """Rates that every shape starts with where the budget is real time, whose steps are not known yet."""
 KEPT, LEAST_KEPT = 0.7, 6
@@ -35,12 +37,12 @@ LEAST_ROUNDS = 2
 """No candidate is dropped before its second round."""
 EXPLORE, REFINE = 0.8, 0.9
 """Shares of the budget after which exploring and refining end."""
-RUNG = 0.3
+RUNG = 0.7
 """The share of the rest of the budget for exploring that may be spent until the next comparison."""
 MARGIN = 1.1
 """Candidates are trained up to this multiple of the best time to the target: another seed may change the order."""
-CENTRES, FURTHER = 2, 6
-"""Leaders around which the search refines, and candidates that start together after their neighbours."""
+CENTRES, FURTHER = 2, 0.02
+"""Leaders around which the search refines, and the share of the rest of the budget for a group of others."""
 CHECKS = (1 / 8, 1 / 4, 1 / 2)
 """When candidates are compared with the leader while refining, as shares of its time to the target."""
 LAG = 1.3
@@ -53,6 +55,8 @@ SEEDS = 5
 """Seeds of a finalist, at most."""
 PATIENCE = 1.3
 """On further seeds, a finalist may take this multiple of the longest time of the leader."""
+COMPARED = 2.0
+"""At the end, others may take this multiple of the leader's time to the target."""
 TIE = 1.02
 """Two candidates whose ratio of times is surely below this are equally good."""
 
@@ -130,6 +134,7 @@ class AdviceSearch:
             self._confirm(self.seeds[1:2])
             self._refine()
             self._confirm(self.seeds[1:])
+            self._compare()
         except BudgetSpentError:
             self.ended = "the budget is spent"
         except KeyboardInterrupt:
@@ -148,8 +153,13 @@ class AdviceSearch:
         return min(self.race.horizon, MARGIN * self.best_time)
 
     def _first_time(self) -> float:
-        seconds = sorted(each.stats.seconds_per_round for each in self.screening.kept.values())
-        return FIRST_ROUNDS * seconds[len(seconds) // 2]
+        """Return when candidates are first compared: after some rounds, or before if these cost too much."""
+        plans = self.screening.kept.values()
+        seconds = sorted(each.stats.seconds_per_round for each in plans)
+        until, earliest = FIRST_ROUNDS * seconds[len(seconds) // 2], min(each.first_round for each in plans)
+        while until > earliest and sum(each.steps_until(until) for each in plans) > START * self.race.budget.steps:
+            until /= GROWTH
+        return max(until, earliest)
 
     def _next_arms(self, number: int) -> list[GridCell]:
         """Return the next candidates in the order in which they start."""
@@ -168,21 +178,17 @@ class AdviceSearch:
         """Return every shape with its usual rates, and candidates with further rates as far as the budget allows."""
         shapes = len(self.screening.kept)
         until, arms = self._first_time(), self._next_arms(shapes)
-        spent = itertools.accumulate(self.planned(each).steps_until(until) for each in arms)
-        affordable = sum(steps <= MOST_START * self.race.budget.steps for steps in spent)
-        if affordable < shapes:
-            return arms[: max(LEAST_KEPT, affordable)]
         if math.isinf(self.race.budget.steps):
             return arms + self._next_arms((TIMED_TURNS - 1) * shapes)
-        left = START * self.race.budget.steps - sum(self._cost(each, 0.0, until) for each in arms)
+        left = START * self.race.budget.steps - sum(self._cost(each, until) for each in arms)
         while left > 0 and (more := self._next_arms(1)):
             arms += more
-            left -= self._cost(more[0], 0.0, until)
+            left -= self._cost(more[0], until)
         return arms
 
-    def _cost(self, candidate: GridCell, before: float, until: float) -> float:
-        """Return the local steps that a candidate is planned to train in a period."""
-        return self.planned(candidate).steps_per_second * (until - before)
+    def _cost(self, candidate: GridCell, seconds: float) -> float:
+        """Return the local steps that a candidate trains in a time, at its mean speed."""
+        return self.planned(candidate).steps_per_second * seconds
 
     def _start(self, candidates: Iterable[GridCell]) -> list[GridCell]:
         started = list(dict.fromkeys(candidates))
@@ -207,13 +213,18 @@ class AdviceSearch:
         left = RUNG * self.race.steps_left(EXPLORE)
         continuing: dict[GridCell, None] = {}
         for each in self._running(kept):
-            left -= self._cost(each, until, after)
+            plan = self.planned(each)
+            left -= plan.steps_until(after) - plan.steps_until(until)
             if left < 0 and len(continuing) >= LEAST_KEPT:
                 break
             continuing[each] = None
         for each in ordered:
-            if each not in continuing:
+            if each not in continuing and self._rounds(each):
                 self._drop(each, ordered[0], until)
+        postponed = [each for each in ordered if each not in continuing and not self._rounds(each)]
+        for each in postponed:  # nothing of it was trained
+            del self.tried[each]
+        self._queue = postponed + self._queue
         return list(continuing)
 
     def _running(self, candidates: Iterable[GridCell]) -> list[GridCell]:
@@ -256,7 +267,7 @@ class AdviceSearch:
                 return
             centre = next((each for each in self.ranking()[:CENTRES] if each not in done), None)
             if centre is None:
-                new = self._next_arms(FURTHER)
+                new = self._further(leader)
                 if not new:
                     return
             else:
@@ -267,6 +278,15 @@ class AdviceSearch:
                 what = "further candidates" if centre is None else f"neighbours of {self.label(centre)}"
                 self.phase(f"refining: {len(new)} {what} against {self.label(leader)}")
                 self._race_against(leader, self._start(new))
+
+    def _further(self, leader: GridCell) -> list[GridCell]:
+        """Return the next candidates, as many as a small share of the budget trains until they are first compared."""
+        until = CHECKS[0] * self.times(leader)[self.first]
+        new, left = self._next_arms(LEAST_KEPT), FURTHER * self.race.steps_left(1.0)
+        while left > 0 and len(new) < len(self.screening.kept) and (more := self._next_arms(1)):
+            new += more
+            left -= self._cost(more[0], until)
+        return new
 
     def _may_start(self, candidate: GridCell) -> bool:
         return candidate not in self.excluded and self._shape(candidate) in self.screening.kept
@@ -321,6 +341,17 @@ class AdviceSearch:
             if seed not in self.times(each):
                 self.missed.add(each)
                 self.lost[each] = f"missed the target on seed {seed} within {until:.3g} s"
+
+    def _compare(self) -> None:
+        """Train the best of the others to the target with the rest of the budget, for the Pareto front."""
+        leader = self.ranking()[0]
+        if not self.reached(leader):
+            return
+        until = min(COMPARED * max(self.times(leader).values()), self.race.horizon)
+        others = sorted(self._running(self.tried), key=lambda each: self._score(each, until))[:FINALISTS]
+        self.phase(f"comparing: {len(others)} candidates to {until:.3g} s")
+        with suppress(BudgetSpentError):
+            self.race.advance([(each, self.first) for each in others], until)
 
     def separated(self, candidate: GridCell, leader: GridCell) -> bool:
         """Return whether a candidate is slower than the leader at the level of the intervals, or as good for sure."""
