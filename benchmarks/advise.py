@@ -1,18 +1,21 @@
 """Regret and cost of the adviser on fleets and tasks drawn by key, against the best cell of an exhaustive grid.
 
-    python benchmarks/advise.py [--scenarios 20] [--only 3,7] [--family published] [--out results/advise]
+    python benchmarks/advise.py [--scenarios 20] [--only 3,7] [--family held-out] [--out results/advise] [--jobs 16]
+        [--docs docs/advise.md]
 
-A scenario is a task (softmax regression or an MLP on scikit-learn's digits, or least squares), a split, a fleet and a
-target, all drawn by key. The grid has 17 algorithms, two values of n, two of K, two of concurrency for FedBuff, three
-local and two global rates. Every cell is trained on two seeds until all seeds reached the target or 1.5 times the best
-cell's time has passed: a slower cell cannot be the best, and its shorter training only makes the grid look cheaper.
+``advise_scenarios.py`` draws the scenarios. The grid has 17 algorithms, two values of n, two of K, two of concurrency
+for FedBuff, three local and two global rates. Every cell is trained on two seeds until all seeds reached the target or
+1.5 times the best cell's time has passed: a slower cell cannot be the best, and its shorter training only makes the
+grid look cheaper.
 
 The adviser chooses from the same cells with other seeds and a budget of at most 4.5 % of the local steps that the grid
 trained. Its regret is the time to the target of its choice over that of the best cell, minus one, both as geometric
 means over the seeds of the grid. The best of a few hundred noisy cells is too good by chance, which counts against the
 adviser. ``--budgets`` also runs the adviser with other shares of the budget and several seeds.
 
-Finished grids and advice are read from the folder, so the benchmark can be interrupted and continued.
+Every process computes one scenario at a time with one thread. Finished grids and advice are read from the folder, so
+the benchmark can be interrupted and continued, and a command with all files there only prints the table. ``--docs``
+writes the table between the marks of a page.
 """
 
 from __future__ import annotations
@@ -20,19 +23,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
-from defedavg import UserError, make_task
+from advise_scenarios import draw
+from defedavg import UserError
 from defedavg.adviser.advice import Advice, advise
 from defedavg.adviser.candidates import AlgorithmGrid, GridCell, grids_of
 from defedavg.adviser.racing import Budget, Race
@@ -40,146 +46,19 @@ from defedavg.adviser.screening import Holders, screen
 from defedavg.algorithms import ALGORITHMS
 from defedavg.config import study as config
 from defedavg.experiments.compute import ComputeConfig
-from defedavg.rng import below, extend, generator, key, permutation
+from defedavg.fileio import write_whole
 from defedavg.runstore.provenance import provenance
 from defedavg.tasks import Task
-from defedavg.tasks.least_squares_task import least_squares
 
 GRID_SEEDS = (100, 101)
 BEYOND = 1.5
 SHARE = 0.045
-STEPS = 6000  # local steps of the whole fleet within the horizon
-EVALUATIONS = 150
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A task, a fleet as lines of a trace, and a study that names them."""
-
-    name: str
-    summary: str
-    task: Task
-    trace: str
-    tables: dict[str, Any]
-
-    def study(self, folder: Path) -> config.Study:
-        """Return the study; the trace is written to the folder."""
-        path = folder / f"{self.name}.csv"
-        path.write_text(self.trace)
-        clients = {"trace": str(path), "model_megabytes": 1.0, "num_clients": self.task.num_clients}
-        return config.study({**self.tables, "clients": clients})
-
-
-def pick(k: int, values: tuple[Any, ...]) -> Any:
-    """Return one of the values."""
-    return values[below(k, len(values))]
-
-
-def digits_task(k: int, clients: int, kind: str, split: str) -> Task:
-    """Return a task of digits; the split depends on the key alone."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
-    inputs, labels = load_digits(return_X_y=True)
-    order = permutation(extend(k, 1), len(inputs))
-    x, y = (inputs[order] / 16).astype(np.float32), labels[order]
-    train = np.arange(1400)
-    draws = generator(extend(k, 2))
-    if split == "iid":
-        parts = np.array_split(train, clients)
-    elif split == "classes":
-        by_class = train[np.argsort(y[:1400], kind="stable")]
-        shards = np.array_split(by_class, 2 * clients)
-        dealt = permutation(extend(k, 3), 2 * clients).tolist()
-        parts = [np.concatenate([shards[dealt[2 * i]], shards[dealt[2 * i + 1]]]) for i in range(clients)]
-    else:
-        owner = np.empty(1400, np.int64)
-        for c in range(10):
-            mine = train[y[:1400] == c]
-            owner[mine] = draws.choice(clients, len(mine), p=draws.dirichlet(np.full(clients, 0.3)))
-        owner[np.arange(2 * clients)] = np.arange(2 * clients) % clients  # none is empty
-        parts = [np.flatnonzero(owner == i) for i in range(clients)]
-    model = (
-        partial(nn.Linear, 64, 10)
-        if kind == "softmax"
-        else lambda: nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
-    )
-    return make_task(model=model, train=(x[:1400], y[:1400]), test=(x[1400:], y[1400:]), clients=parts, classes=10)
-
-
-def least_squares_task(k: int, clients: int, heterogeneity: float) -> Task:
-    """Return least squares whose metric is the share of the initial excess loss that is gone."""
-    problem = least_squares(
-        clients, dimension=16, heterogeneity=heterogeneity, curvature=(0.02, 1.0), seed=k % 2**31, start=4.0
-    )
-    start, least = problem.value(np.full(16, 4.0)), problem.minimum
-
-    def excess_gone(outputs: Tensor, targets: Tensor) -> Tensor:
-        loss = 0.5 * (outputs - targets).square().sum(1).mean()
-        return ((start - loss) / (start - least)).clamp(0.0, 1.0)
-
-    from dataclasses import replace
-
-    return replace(problem.task, metric=excess_gone)
-
-
-def draw(family: str, number: int) -> Scenario:
-    """Draw a scenario."""
-    k = key(number, f"benchmarks.advise.{family}")
-    kind = pick(extend(k, 10), ("softmax", "softmax", "mlp", "least-squares"))
-    clients = pick(extend(k, 11), (10, 16, 24))
-    split = pick(extend(k, 12), ("iid", "dirichlet", "classes"))
-    speeds = pick(extend(k, 13), ("equal", "uniform(1, 5)", "lognormal(0.8)", "two-speed"))
-    link = pick(extend(k, 14), (0.5, 5.0, 20.0))  # transfer of a model, in steps of the fastest client
-    windows = pick(extend(k, 15), (False, False, True))
-    draws = generator(extend(k, 16))
-    slow = {
-        "equal": np.ones(clients),
-        "uniform(1, 5)": draws.uniform(1, 5, clients),
-        "lognormal(0.8)": draws.lognormal(0.0, 0.8, clients),
-        "two-speed": np.where(draws.random(clients) < 0.3, 8.0, 1.0),
-    }[speeds]
-    if kind == "least-squares":
-        spread = {"iid": 0.0, "dirichlet": 0.5, "classes": 1.5}[split]
-        task, target = least_squares_task(extend(k, 17), clients, spread), 0.98
-    else:
-        task = digits_task(extend(k, 17), clients, kind, split)
-        target = {"iid": 0.9, "dirichlet": 0.88, "classes": 0.85}[split]
-    step = 0.01 * slow
-    megabits = 8.0 / (0.01 * link)  # a message has one megabyte
-    horizon = STEPS / float((10 / (10 * step + 0.02 * link)).sum())
-    lines = ["client,step_seconds,up_mbps,down_mbps" + (",available_from,available_to,repeat_every" if windows else "")]
-    for i in range(clients):
-        row = f"{i},{step[i]:.6g},{megabits:.6g},{megabits:.6g}"
-        if windows:
-            period, begin = horizon / 4, float(draws.random()) * horizon / 4
-            row += f",{begin:.6g},{begin + 0.7 * period:.6g},{period:.6g}"
-        lines.append(row)
-    tables: dict[str, Any] = {
-        "name": f"{family}-{number}",
-        "training": {
-            "updates_per_round": [max(1, clients // 8), clients // 2],
-            "local_steps": [5, 20],
-            "local_lr": [0.02, 0.1, 0.5],
-            "global_lr": [0.3, 1.0],
-            "timeout_seconds": [0.0],
-        },
-        "stop": {
-            "target_accuracy": target,
-            "max_seconds": horizon / (0.7 if windows else 1.0),
-            "eval_every_seconds": horizon / EVALUATIONS,
-        },
-        "asysg": {"global_lr": [0.02, 0.1, 0.5]},
-        "fadas": {"global_lr": [0.003, 0.03]},
-        "fedbuff": {"concurrency": [clients // 2, 0]},
-        **{name: {"wait_seconds": [float(f"{np.median(10 * step) / 2:.2g}")]} for name in ("favano", "quafl")},
-    }
-    for name, algorithm in ALGORITHMS.items():
-        if name != "fedbuff" and "concurrency" in algorithm.settings_type.__dataclass_fields__:
-            tables.setdefault(name, {})["concurrency"] = [0]
-    summary = f"{kind}, {split}, {clients} clients, {speeds}, transfer {link:g} steps" + (
-        ", windows" if windows else ""
-    )
-    return Scenario(f"{family}-{number}", summary, task, "\n".join(lines) + "\n", tables)
+BUDGET_SEEDS = 3
+MOST_RATIO = 10.0  # in the mean over budgets; a choice that misses the target has an infinite one
+MARKS = "<!-- held-out scenarios: begin -->", "<!-- held-out scenarios: end -->"
+HEADER = (
+    "| | task and fleet | best cell | s | advice | s | regret | rank | cost |\n|---|---|---|---|---|---|---|---|---|"
+)
 
 
 def run_grid(study: config.Study, task: Task) -> dict[str, Any]:
@@ -269,23 +148,110 @@ def advised(study: config.Study, task: Task, grid: dict[str, Any], share: float,
     }
 
 
-def stored(path: Path, make: Any) -> dict[str, Any]:
+def stored(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what a file holds, or make and store it with its provenance."""
-    if path.exists():
-        return dict(json.loads(path.read_text()))
-    made = {**make(), "provenance": {k: v for k, v in provenance().items() if k not in ("folder", "host", "pid")}}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(made, indent=1) + "\n")
-    return made
+    if not path.exists():
+        made = {**make(), "provenance": {k: v for k, v in provenance().items() if k not in ("folder", "host", "pid")}}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, (json.dumps(made, indent=1) + "\n").encode())
+    return dict(json.loads(path.read_text()))
 
 
-def line(name: str, summary: str, grid: dict[str, Any], found: dict[str, Any]) -> str:
-    """Return one row of the table."""
-    cells = grid["cells"]
-    best = min(cells, key=lambda label: mean_time(cells[label]))
+@dataclass(frozen=True)
+class Row:
+    """The results of one scenario; ``found`` is None if no cell reaches the target or advice is not asked for."""
+
+    number: int
+    summary: str
+    grid: dict[str, Any]
+    found: dict[str, Any] | None
+    by_budget: dict[str, list[float]]
+
+    def text(self) -> str:
+        """Return the row of the table."""
+        cells = self.grid["cells"]
+        best = min(cells, key=lambda label: mean_time(cells[label]))
+        start = f"| {self.number} | {self.summary} |"
+        if not math.isfinite(mean_time(cells[best])):
+            return f"{start} no cell reaches the target | | | | | | |"
+        start += f" {shown(best)} | {mean_time(cells[best]):.3g} |"
+        if self.found is None:
+            return f"{start} | | | | |"
+        if "error" in self.found:
+            return f"{start} {self.found['error']} | | | | |"
+        start += f" {shown(self.found['advice'])} | {self.found['seconds']:.3g} |"
+        return (
+            f"{start} {100 * self.found['regret']:.0f} % | {self.found['rank']} of {len(cells)} | "
+            f"{100 * self.found['cost']:.1f} % |"
+        )
+
+
+def shown(label: str) -> str:
+    """Return a label without the settings that all cells have."""
+    return label.replace(" timeout=auto", "").replace(" concurrency=all", "")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process computes: a scenario of a family."""
+
+    family: str
+    number: int
+    out: Path
+    again: bool
+    grids_only: bool
+    budgets: tuple[str, ...]
+
+    def run(self) -> Row:
+        """Compute or read the results."""
+        torch.set_num_threads(1)
+        scenario = draw(self.family, self.number)
+        with tempfile.TemporaryDirectory() as folder:
+            study = scenario.study(Path(folder))
+            grid = stored(self.out / f"grid-{scenario.name}.json", partial(run_grid, study, scenario.task))
+            if self.grids_only or not math.isfinite(min(map(mean_time, grid["cells"].values()))):
+                return Row(self.number, scenario.summary, grid, None, {})
+
+            def advice(name: str, share: float, seed: int) -> dict[str, Any]:
+                path = self.out / f"advice-{name}.json"
+                if self.again:
+                    path.unlink(missing_ok=True)
+                return stored(path, partial(advised, study, scenario.task, grid, share, seed))
+
+            found = advice(scenario.name, SHARE, 0)
+            by_budget = {
+                share: [
+                    advice(f"{scenario.name}-{share}-{seed}", SHARE * float(share), seed)["regret"]
+                    for seed in range(BUDGET_SEEDS)
+                ]
+                for share in self.budgets
+            }
+        return Row(self.number, scenario.summary, grid, found, by_budget)
+
+
+def rows(jobs: Sequence[Job], processes: int) -> Iterator[Row]:
+    """Yield the rows in the order of the scenarios; report finished ones on standard error."""
+    if processes == 1:
+        yield from (job.run() for job in jobs)
+        return
+    began = time.monotonic()
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(job.run): job for job in jobs}
+        for done, future in enumerate(as_completed(running), 1):
+            seconds = time.monotonic() - began
+            text = f"scenario {running[future].number}: {done} of {len(jobs)} done after {seconds:.0f} s"
+            print(text, file=sys.stderr, flush=True)
+        yield from (future.result() for future in running)
+
+
+def figures(found: Sequence[dict[str, Any]]) -> str:
+    """Return the figures over all scenarios in a sentence."""
+    regrets = [each["regret"] for each in found]
+    within = ", ".join(f"{sum(r <= limit / 100 for r in regrets)} within {limit} %" for limit in (10, 25, 100))
+    cost = 100 * max(each.get("cost", 0.0) for each in found)
     return (
-        f"| {name} | {summary} | {best} | {mean_time(cells[best]):.3g} | {found.get('advice', found.get('error'))} | "
-        f"{found.get('seconds', math.inf):.3g} | {100 * found['regret']:.0f} % | {100 * found.get('cost', 0):.1f} % |"
+        f"{len(found)} scenarios: median regret {100 * median(regrets):.1f} %, largest {100 * max(regrets):.0f} %; "
+        f"{within}; largest cost {cost:.1f} %"
     )
 
 
@@ -294,50 +260,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenarios", type=int, default=20)
     parser.add_argument("--only", default="", help="numbers of scenarios, separated by commas")
-    parser.add_argument("--family", default="published", help="the key of the scenarios")
+    parser.add_argument("--family", default="held-out", help="the key of the scenarios")
     parser.add_argument("--out", type=Path, default=Path("results/advise"))
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--again", action="store_true", help="advise again, with the stored grids")
     parser.add_argument("--grids-only", action="store_true", help="train the grids alone")
     parser.add_argument(
-        "--budgets", default="", help="further shares of the budget, such as 0.25,0.5: three seeds each"
+        "--budgets", default="", help=f"further shares of the budget, such as 0.25,0.5: {BUDGET_SEEDS} seeds each"
     )
+    parser.add_argument("--docs", type=Path, help="the page between whose marks the table is written")
     given = parser.parse_args()
-    torch.set_num_threads(1)
     numbers = [int(n) for n in given.only.split(",")] if given.only else range(given.scenarios)
-    regrets, costs = [], []
+    budgets = tuple(filter(None, given.budgets.split(",")))
+    jobs = [Job(given.family, number, given.out, given.again, given.grids_only, budgets) for number in numbers]
+    table = [HEADER]
+    print(HEADER, flush=True)
+    found: list[dict[str, Any]] = []
     by_budget: dict[str, list[float]] = {}
-    print(
-        "| scenario | task and fleet | best cell | s | advice | s | regret | cost |\n|---|---|---|---|---|---|---|---|"
-    )
-    for number in numbers:
-        scenario = draw(given.family, number)
-        with tempfile.TemporaryDirectory() as folder:
-            study = scenario.study(Path(folder))
-            grid = stored(given.out / f"grid-{scenario.name}.json", partial(run_grid, study, scenario.task))
-            if not math.isfinite(min(map(mean_time, grid["cells"].values()))):
-                print(f"| {scenario.name} | {scenario.summary} | no cell reaches the target |", flush=True)
-                continue
-            if given.grids_only:
-                print(f"| {scenario.name} | {scenario.summary} | {grid['steps']:.0f} steps |", flush=True)
-                continue
-            path = given.out / f"advice-{scenario.name}.json"
-            if given.again:
-                path.unlink(missing_ok=True)
-            found = stored(path, partial(advised, study, scenario.task, grid, SHARE, 0))
-            print(line(scenario.name, scenario.summary, grid, found), flush=True)
-            for share in filter(None, given.budgets.split(",")):
-                for seed in range(3):
-                    path = given.out / f"advice-{scenario.name}-{share}-{seed}.json"
-                    part = stored(path, partial(advised, study, scenario.task, grid, SHARE * float(share), seed))
-                    by_budget.setdefault(share, []).append(part["regret"])
-        regrets.append(found["regret"])
-        costs.append(found.get("cost", 0.0))
-    if regrets:
-        figures = f"median regret {100 * median(regrets):.1f} %, largest {100 * max(regrets):.0f} %"
-        print(f"\n{len(regrets)} scenarios: {figures}; largest cost {100 * max(costs):.1f} %")
+    for row in rows(jobs, given.jobs):
+        table.append(row.text())
+        print(row.text(), flush=True)
+        found += [] if row.found is None else [row.found]
+        for share, values in row.by_budget.items():
+            by_budget.setdefault(share, []).extend(values)
+    if found:
+        print(f"\n{figures(found)}")
+        if given.docs:
+            publish(given.docs, f"{figures(found)}.\n\n" + "\n".join(table))
     for share, values in by_budget.items():
-        logs = fmean(map(math.log1p, values))
+        logs = fmean(math.log(min(1 + value, MOST_RATIO)) for value in values)
         print(f"budget × {share}: median regret {100 * median(values):.1f} %, mean log of the ratio {logs:.3f}")
+
+
+def publish(page: Path, text: str) -> None:
+    """Write the figures and the table between the marks of a page."""
+    before, rest = page.read_text().split(MARKS[0])
+    page.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
 
 
 if __name__ == "__main__":

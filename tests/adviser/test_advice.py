@@ -77,6 +77,24 @@ def test_the_advice_has_the_useful_rate_and_its_interval() -> None:
     assert math.isfinite(advice.steps / advice.grid_steps)
 
 
+def test_others_reach_the_target_too_so_that_the_page_can_show_a_front() -> None:
+    advice = usual()
+    others = [each for each in advice.ranking[1:] if each.reached]
+    assert others
+    assert advice.best.time is not None
+    assert all(each.time is not None and each.time.seeds <= advice.best.time.seeds for each in others)
+    assert pareto_front(advice.ranking)
+
+
+def test_a_candidate_whose_first_round_is_too_late_is_not_raced_and_the_page_says_why() -> None:
+    study = {**STUDY, "training": {**STUDY["training"], "local_steps": [2, 150]}}
+    advice = advise(study, algorithms=ALGORITHMS, budget_updates=2000, task=task())
+    late = {label: reason for label, reason in advice.dropped if "first round is planned at" in reason}
+    assert late
+    assert all("K=150" in label and "the target was reached at" in reason for label, reason in late.items())
+    assert not late.keys() & {each.label for each in advice.ranking}
+
+
 def test_the_advised_setting_reaches_the_target_when_it_is_run() -> None:
     advice = usual()
     (point,) = advice.advised_study().points()

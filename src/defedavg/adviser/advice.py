@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -307,7 +307,7 @@ class _Adviser:
             )
         ranked = tuple(self._ranked(search, each, started[0], holders) for each in started)
         dropped = [*self.refused, *((screening.labels[shape], text) for shape, text in screening.dropped.items())]
-        dropped += [(self._label(each), text) for each, text in excluded.items()]
+        dropped += self._not_trained(search, excluded, [each for each in order if each not in started])
         rates = {name: len(grid.rate_positions()) for name, grid in self.grids.items()}
         grid_steps = sum(p.steps_per_second * self.horizon * rates[p.shape.algorithm] for p in screening.kept.values())
         return Advice(
@@ -327,6 +327,16 @@ class _Adviser:
             theory=covered(self.grids[started[0].algorithm], started[0], search.planned(started[0]), constants),
             seconds=time.monotonic() - began,
         )
+
+    def _not_trained(
+        self, search: AdviceSearch, excluded: Mapping[GridCell, str], paused: Sequence[GridCell]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the candidates that were not trained, and why: their rates, or a first round that is too late."""
+        yield from ((self._label(each), text) for each, text in excluded.items())
+        for each in paused:
+            first, best = search.planned(each).first_round, search.best_time
+            late = f", and the target was reached at {best:.3g} s" if first > best else ", and the search did not wait"
+            yield self._label(each), f"its first round is planned at {first:.3g} s{late}"
 
     def _label(self, candidate: GridCell) -> str:
         return self.grids[candidate.algorithm].label(candidate.position)

@@ -13,8 +13,8 @@ from .screening import PlannedShape
 
 UNSTABLE = 10.0
 """Local rates above UNSTABLE/L are not tried: gradient descent on a quadratic of curvature L diverges above 2/L."""
-USUAL = 1.0
-"""The search starts at the local rate nearest to USUAL/L."""
+USUAL = 2.0
+"""The search starts at the local rate nearest to USUAL/L, the largest that is stable on such a quadratic."""
 
 
 @dataclass(frozen=True, slots=True)

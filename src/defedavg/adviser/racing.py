@@ -1,4 +1,7 @@
-"""Races candidates: runs advance in shared batches to equal simulated times, then continue or are dropped."""
+"""Races candidates: runs advance in shared batches to equal simulated times, then continue or are dropped.
+
+A run pauses before the first round after the time, so that rounds which are not compared are not trained.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +79,25 @@ class RacedRun:
         """The round at which the run diverged, if it did."""
         return self.simulation.progress.diverged_at
 
+    @property
+    def rounds(self) -> int:
+        """The rounds that were merged."""
+        return self.simulation.progress.rounds
+
+    @property
+    def evaluations(self) -> Sequence[Evaluation]:
+        """The evaluations so far."""
+        return self.simulation.progress.evaluations
+
+    def loss(self, seconds: float = math.inf) -> float:
+        """Return the test loss at a simulated time; infinite if the run diverged or was not evaluated."""
+        found = [e.loss for e in self.evaluations if e.seconds <= seconds]
+        return found[-1] if found and self.diverged_at is None and math.isfinite(found[-1]) else math.inf
+
+    def seconds_to_loss(self, loss: float) -> float:
+        """Return the simulated time at which the test loss was first as low; infinite if it never was."""
+        return next((e.seconds for e in self.evaluations if e.loss <= loss), math.inf)
+
     def value(self, seconds: float = math.inf) -> float:
         """Return the metric at a simulated time, the mean of the last evaluations until then."""
         found = [e.accuracy or 0.0 for e in self.simulation.progress.evaluations if e.seconds <= seconds]
@@ -112,6 +134,12 @@ class Race:
     def spent_share(self) -> float:
         """The share of the budget that is spent."""
         return max(self.steps / self.budget.steps, (time.monotonic() - self.began) / self.budget.seconds)
+
+    def steps_left(self, share: float) -> float:
+        """Return the local steps until a share of the budget is spent; of real time, at the speed so far."""
+        elapsed = time.monotonic() - self.began
+        by_time = (share * self.budget.seconds - elapsed) * self.steps / elapsed if self.steps else math.inf
+        return min(share * self.budget.steps - self.steps, by_time)
 
     def settings(self, candidate: GridCell) -> Settings:
         """Return the settings of a candidate's runs: they end at the target or at the horizon."""
@@ -176,12 +204,11 @@ class Race:
         by_batched: dict[BatchedRun, RacedRun] = {}
         for run in runs:
             run.batched = run.batched or run.simulation.batched_run()
-            run.batched.held, run.batched.read_until = False, until
+            run.batched.read_until = until
             by_batched[run.batched] = run
-        for batched, evaluation in run_batched((), trainer, list(by_batched)):
-            run = by_batched[batched]
-            if evaluation is not None and evaluation.seconds >= until:
-                batched.held = True
+        for batched, _ in run_batched((), trainer, list(by_batched)):
+            self._count(by_batched[batched])
+        for run in runs:
             self._count(run)
 
     def _one_by_one(self, runs: Sequence[RacedRun], until: float) -> None:

@@ -44,6 +44,8 @@ class PlannedShape:
     merged: NDArray[np.int64]
     seconds: float  # planned
     steps: int  # of the merged updates
+    times: NDArray[np.float64]  # of the planned rounds
+    steps_by_round: NDArray[np.int64]  # merged until then
 
     @property
     def updates_per_second(self) -> float:
@@ -59,6 +61,17 @@ class PlannedShape:
     def steps_per_update(self) -> float:
         """The mean local steps of an update; interrupted jobs have fewer than K."""
         return self.steps / max(1, self.stats.jobs_trained)
+
+    @property
+    def first_round(self) -> float:
+        """The simulated time of the first merge; infinite without one."""
+        return float(self.times[0]) if len(self.times) else math.inf
+
+    def steps_until(self, seconds: float) -> float:
+        """Return how many local steps are merged until a simulated time; after the planned time, at the mean speed."""
+        rounds = int(np.searchsorted(self.times, seconds, side="right"))
+        merged = float(self.steps_by_round[rounds - 1]) if rounds else 0.0
+        return merged + self.steps_per_second * max(0.0, seconds - self.seconds)
 
     @property
     def bytes_per_second(self) -> float:
@@ -123,12 +136,14 @@ def plan_shape(grid: AlgorithmGrid, shape: PlanShape, horizon: float, seed: int)
     collector = PlanStatsCollector(simulator.header, simulator.fleet)
     updates = max(LEAST_UPDATES, UPDATES_PER_CLIENT * simulator.fleet.num_clients)
     rounds = math.ceil(updates / simulator.header.updates_per_round)
-    steps = 0
+    times: list[float] = []
+    steps: list[int] = []
     with without_gc():
         for record in records(simulator, rounds, horizon):
             collector.add(record)
             if isinstance(record, Round):
-                steps += sum(update.steps for update, _ in record.merge.updates)
+                times.append(record.time)
+                steps.append(sum(update.steps for update, _ in record.merge.updates))
     stats = collector.stats()
     return PlannedShape(
         shape,
@@ -136,7 +151,9 @@ def plan_shape(grid: AlgorithmGrid, shape: PlanShape, horizon: float, seed: int)
         stats,
         collector.clients.merged,
         stats.seconds if stats.rounds >= rounds else horizon,
-        steps,
+        sum(steps),
+        np.asarray(times, np.float64),
+        np.cumsum(steps, dtype=np.int64),
     )
 
 

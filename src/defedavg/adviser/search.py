@@ -1,57 +1,62 @@
-"""The search: explore with successive halving, refine around the leaders, confirm over seeds.
+"""The search: explore with successive halving, confirm the best on a second seed, refine around them, confirm further.
 
-1. *Explore.* Candidates of every algorithm start on one seed and are compared at doubling simulated times. The better
-   part continues, and for a while the best of each algorithm. After the first has reached the target, no candidate is
-   trained much beyond that time, because it could not win.
-2. *Refine.* The neighbours of the best candidates on the grid are raced against them, until none is better.
-3. *Confirm.* The best candidates are run on further seeds. It ends when the leader's interval excludes the others, when
+1. *Explore.* Every shape starts on one seed with its usual rates, and with others as far as the budget allows.
+   Candidates are compared at growing simulated times by their test loss, and the worse ones are dropped. After the
+   first has reached the target, no candidate is trained much beyond that time, because it could not win.
+2. *Confirm.* The best candidates are run on a second seed: the first to reach the target may only have been lucky.
+3. *Refine.* The neighbours of the best on the grid, and then further candidates, are raced against the leader. One is
+   dropped when the leader had the same loss much earlier.
+4. *Confirm.* The best candidates are run on further seeds. It ends when the leader's interval excludes the others, when
    all seeds are used, or when the budget is spent.
+5. *Compare.* What is left of the budget trains the best of the others to the target. They cannot win any more, but show
+   what the leader's time costs in bytes and in accuracy of the worst-served clients.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..rng import key, permutation
-from .candidates import RATES, AlgorithmGrid, GridCell, PlanShape
+from .candidates import AlgorithmGrid, GridCell, PlanShape
 from .confidence import TimeInterval, ratio
 from .racing import BudgetSpentError, Race, RacedRun
 from .screening import PlannedShape, Screening
+from .start_order import start_order
 
-FIRST_RUNG, GROWTH = 1 / 64, 2.0
-"""The first comparison, as a share of the horizon, and the factor from one to the next."""
-KEPT = 0.5
-"""The share of the candidates that continues after a comparison."""
-LEAST_PROGRESS, LEAST_ROUNDS = 0.1, 2
-"""No candidate is dropped before the best has covered this share of the way from the initial metric to the target, nor
-before its own second round."""
-PROTECTED = 1 / 32
-"""Up to this share of the horizon, the best candidate of every algorithm continues."""
-EXPLORE, REFINE = 0.35, 0.7
+FIRST_ROUNDS, GROWTH = 2, 1.2
+"""The first comparison is when the median shape has merged this many rounds; the factor from one time to the next."""
+START = 0.2
+"""The share of the budget until the first comparison."""
+TIMED_TURNS = 4
+"""Rates that every shape starts with where the budget is real time, whose steps are not known yet."""
+KEPT, LEAST_KEPT = 0.7, 6
+"""The share of the candidates that continues after a comparison, and their least number where the budget is short."""
+LEAST_ROUNDS = 2
+"""No candidate is dropped before its second round."""
+EXPLORE, REFINE = 0.8, 0.9
 """Shares of the budget after which exploring and refining end."""
+RUNG = 0.7
+"""The share of the rest of the budget for exploring that may be spent until the next comparison."""
 MARGIN = 1.1
 """Candidates are trained up to this multiple of the best time to the target: another seed may change the order."""
-HALVING_COST = 0.06
-"""Cost of exploring per candidate, in runs to the horizon: Σ KEPT^r · (share of the time up to the next rung)."""
-LEAST_ARMS = 2
-"""Of every algorithm; if the budget is small, most of them are dropped after the first comparison."""
-CENTRES = 4
-"""Leaders, of different algorithms, around which the search refines."""
-COMPARABLE = 1.6
-"""Only candidates within this multiple of the best time are such leaders, if two or more are."""
-FURTHER = 16
-"""Candidates that start together after the neighbours of the leaders."""
+CENTRES, FURTHER = 2, 0.02
+"""Leaders around which the search refines, and the share of the rest of the budget for a group of others."""
+CHECKS = (1 / 8, 1 / 4, 1 / 2)
+"""When candidates are compared with the leader while refining, as shares of its time to the target."""
+LAG = 1.3
+"""A candidate is dropped if the leader had its loss in less than 1/LAG of the time."""
 FINALISTS = 6
-NEAR = 1.6
-"""A candidate whose time is within this multiple of the leader's is a finalist."""
+NEAR = 1.3
+"""A candidate whose time on the first seed is within this multiple of the leader's is a finalist."""
 INTERRUPTED = "it was interrupted"
 SEEDS = 5
 """Seeds of a finalist, at most."""
-PATIENCE = 1.5
+PATIENCE = 1.3
 """On further seeds, a finalist may take this multiple of the longest time of the leader."""
+COMPARED = 2.0
+"""At the end, others may take this multiple of the leader's time to the target."""
 TIE = 1.02
 """Two candidates whose ratio of times is surely below this are equally good."""
 
@@ -74,6 +79,10 @@ class AdviceSearch:
     def __post_init__(self) -> None:
         self.first = self.seeds[0]
         self.tried: dict[GridCell, None] = {}
+        self.missed: set[GridCell] = set()  # reached the target on the first seed, and not in time on a further one
+        plans = self.screening.kept
+        self._turns = start_order(self.grids, plans, self.excluded, self.usual_rate, self.key_seed)
+        self._queue: list[GridCell] = []
 
     # Results.
 
@@ -99,15 +108,16 @@ class AdviceSearch:
         """Return a key by which candidates are sorted, the best first.
 
         Those that reached the target come first, those with more seeds before others, and then by the geometric mean
-        time. The others follow by their metric when they were last evaluated.
+        time; those that missed it on a further seed come after them. The others follow by their metric when they were
+        last evaluated.
         """
         run = self.run(candidate)
         if run is None or run.diverged_at is not None:
             return 2.0, 0.0
         if self.reached(candidate):
             times = self.times(candidate)
-            return 0.0, -len(times), TimeInterval.of(list(times.values())).mean
-        return 1.0, -run.value()
+            return float(candidate in self.missed), -len(times), TimeInterval.of(list(times.values())).mean
+        return 1.5, -run.value()
 
     def ranking(self) -> list[GridCell]:
         """Return every candidate that was raced, the best first."""
@@ -119,8 +129,12 @@ class AdviceSearch:
         """Run all phases until the leader is separated or the budget is spent."""
         try:
             self._explore(self._first_arms())
+            while self._no_hit() and (arms := self._next_arms(len(self.screening.kept))):
+                self._explore(arms)
+            self._confirm(self.seeds[1:2])
             self._refine()
-            self._confirm()
+            self._confirm(self.seeds[1:])
+            self._compare()
         except BudgetSpentError:
             self.ended = "the budget is spent"
         except KeyboardInterrupt:
@@ -132,53 +146,49 @@ class AdviceSearch:
         hits = (run.hit for each in self.tried if (run := self.run(each)) is not None and run.hit is not None)
         return min(hits, default=math.inf)
 
+    def _no_hit(self) -> bool:
+        return math.isinf(self.best_time) and self.race.spent_share < EXPLORE
+
     def _limit(self) -> float:
         return min(self.race.horizon, MARGIN * self.best_time)
 
-    def cost(self, shape: PlanShape) -> float:
-        """Return the local steps of a run to the horizon."""
-        return self.screening.kept[shape].steps_per_second * self.race.horizon
+    def _first_time(self) -> float:
+        """Return when candidates are first compared: after some rounds, or before if these cost too much."""
+        plans = self.screening.kept.values()
+        seconds = sorted(each.stats.seconds_per_round for each in plans)
+        until, earliest = FIRST_ROUNDS * seconds[len(seconds) // 2], min(each.first_round for each in plans)
+        while until > earliest and sum(each.steps_until(until) for each in plans) > START * self.race.budget.steps:
+            until /= GROWTH
+        return max(until, earliest)
+
+    def _next_arms(self, number: int) -> list[GridCell]:
+        """Return the next candidates in the order in which they start."""
+        arms: list[GridCell] = []
+        while len(arms) < number:
+            if not self._queue:
+                self._queue = next(self._turns, [])
+            if not self._queue:
+                break
+            candidate = self._queue.pop(0)
+            if candidate not in self.tried:
+                arms.append(candidate)
+        return arms
 
     def _first_arms(self) -> list[GridCell]:
-        """Return the candidates that start: as many as the budget allows, equally many of every algorithm."""
-        kept = list(self.screening.kept)
-        mean = sum(map(self.cost, kept)) / len(kept)
-        steps = self.race.budget.steps
-        most = 12 * len(self.grids) if math.isinf(steps) else int(EXPLORE * steps / (HALVING_COST * mean))
-        return list(itertools.islice(self._in_turn(), max(most, LEAST_ARMS * len(self.grids))))
+        """Return every shape with its usual rates, and candidates with further rates as far as the budget allows."""
+        shapes = len(self.screening.kept)
+        until, arms = self._first_time(), self._next_arms(shapes)
+        if math.isinf(self.race.budget.steps):
+            return arms + self._next_arms((TIMED_TURNS - 1) * shapes)
+        left = START * self.race.budget.steps - sum(self._cost(each, until) for each in arms)
+        while left > 0 and (more := self._next_arms(1)):
+            arms += more
+            left -= self._cost(more[0], until)
+        return arms
 
-    def _in_turn(self) -> Iterator[GridCell]:
-        """Yield all candidates, one of every algorithm in turn."""
-        for turn in itertools.zip_longest(*map(self._order, self.grids)):
-            yield from (each for each in turn if each is not None)
-
-    def _order(self, algorithm: str) -> list[GridCell]:
-        """Return the candidates of an algorithm in the order in which they start: usual rates with varied shapes."""
-        grid = self.grids[algorithm]
-        shapes = [shape for shape in self.screening.kept if shape.algorithm == algorithm]
-        if not shapes:
-            return []
-        shuffled = [shapes[i] for i in permutation(key(self.key_seed, "advise.order"), len(shapes)).tolist()]
-        rates = sorted(grid.rate_positions(), key=lambda position: self._distance(grid, position))
-        order: dict[GridCell, None] = {}
-        for offset in range(len(shuffled)):
-            for turn, rate in enumerate(rates):
-                shape = shuffled[(turn + offset) % len(shuffled)]
-                candidate = GridCell(algorithm, (*shape.position, *rate))
-                if candidate not in self.excluded:
-                    order[candidate] = None
-        return list(order)
-
-    def _distance(self, grid: AlgorithmGrid, position: tuple[int, ...]) -> float:
-        """Return how far rates are from the usual ones: a global rate of 1, and a local rate that suits L."""
-        axes = grid.axes[len(grid.shape_axes) :]
-        total = 0.0
-        for axis, i in zip(axes, position, strict=True):
-            usual = 1.0 if axis.name == RATES[0] and len(axes) == 2 else self.usual_rate
-            if usual is None or not axis.values[0] <= usual <= axis.values[-1]:
-                usual = axis.values[(len(axis.values) - 1) // 2]
-            total += abs(math.log(axis.values[i] / usual))
-        return total
+    def _cost(self, candidate: GridCell, seconds: float) -> float:
+        """Return the local steps that a candidate trains in a time, at its mean speed."""
+        return self.planned(candidate).steps_per_second * seconds
 
     def _start(self, candidates: Iterable[GridCell]) -> list[GridCell]:
         started = list(dict.fromkeys(candidates))
@@ -186,73 +196,50 @@ class AdviceSearch:
         return started
 
     def _explore(self, arms: Sequence[GridCell]) -> None:
-        alive, share, before = self._start(arms), FIRST_RUNG, 0.0
+        alive, until = self._start(arms), min(self._first_time(), self._limit())
         while alive:
-            until = min(share * self.race.horizon, self._limit())
-            alive = self._affordable(alive, before, until)
             self.phase(f"exploring: {len(alive)} candidates to {until:.3g} s")
             self.race.advance([(each, self.first) for each in alive], until)
             if until >= self._limit():
                 break
-            alive, before = self._halve(alive, until, protect=share <= PROTECTED), until
-            share *= GROWTH
+            after = min(GROWTH * until, self._limit())
+            alive, until = self._better(alive, until, after), after
 
-    def _affordable(self, alive: Sequence[GridCell], before: float, until: float) -> list[GridCell]:
-        """Return the best candidates that the rest of the budget for exploring can advance, at least two."""
-        left = EXPLORE * self.race.budget.steps - self.race.steps
-        ordered = sorted(alive, key=lambda each: -self._value(each, before)) if before else list(alive)
-        kept: list[GridCell] = []
-        for each in ordered:
-            left -= self.planned(each).steps_per_second * (until - before)
-            if left < 0 and len(kept) >= 2:
-                self._drop(each, ordered[0], before)
-                self.lost[each] = f"was not trained beyond {before:.3g} s: the budget is for better ones"
-            else:
-                kept.append(each)
-        return kept
-
-    def _halve(self, alive: Sequence[GridCell], until: float, *, protect: bool) -> list[GridCell]:
-        """Drop the worse candidates at a simulated time, and return those that continue."""
-        ordered = sorted(alive, key=lambda each: -self._value(each, until))
-        if self._progress(ordered[0], until) < LEAST_PROGRESS:
-            return self._running(alive)
+    def _better(self, alive: Sequence[GridCell], until: float, after: float) -> list[GridCell]:
+        """Drop the worse candidates at a simulated time, and return those that continue to a later one."""
+        ordered = sorted(alive, key=lambda each: self._score(each, until))
         kept = dict.fromkeys(ordered[: math.ceil(KEPT * len(ordered))])
         kept.update(dict.fromkeys(each for each in ordered if self._rounds(each) < LEAST_ROUNDS))
-        if protect:
-            best: dict[str, GridCell] = {}
-            for each in ordered:
-                best.setdefault(each.algorithm, each)
-            kept.update(dict.fromkeys(best.values()))
+        left = RUNG * self.race.steps_left(EXPLORE)
+        continuing: dict[GridCell, None] = {}
+        for each in self._running(kept):
+            plan = self.planned(each)
+            left -= plan.steps_until(after) - plan.steps_until(until)
+            if left < 0 and len(continuing) >= LEAST_KEPT:
+                break
+            continuing[each] = None
         for each in ordered:
-            run = self.run(each)
-            if run is not None and not run.running:
-                kept.pop(each, None)
-            if each not in kept:
+            if each not in continuing and self._rounds(each):
                 self._drop(each, ordered[0], until)
-        return list(kept)
+        postponed = [each for each in ordered if each not in continuing and not self._rounds(each)]
+        for each in postponed:  # nothing of it was trained
+            del self.tried[each]
+        self._queue = postponed + self._queue
+        return list(continuing)
 
-    def _running(self, alive: Sequence[GridCell]) -> list[GridCell]:
-        return [each for each in alive if (run := self.run(each)) is None or run.running]
+    def _running(self, candidates: Iterable[GridCell]) -> list[GridCell]:
+        return [each for each in candidates if (run := self.run(each)) is None or run.running]
 
     def _rounds(self, candidate: GridCell) -> int:
         run = self.run(candidate)
-        return 0 if run is None else run.simulation.progress.rounds
+        return 0 if run is None else run.rounds
 
-    def _progress(self, candidate: GridCell, until: float) -> float:
-        """Return the share of the way from the initial metric to the target; comparisons before say nothing."""
-        run = self.run(candidate)
-        if run is None or not run.simulation.progress.evaluations:
-            return 0.0
-        start = run.simulation.progress.evaluations[0].accuracy or 0.0
-        target = run.simulation.settings.stop.target_accuracy
-        return (self._value(candidate, until) - start) / max(target - start, 1e-9)
-
-    def _value(self, candidate: GridCell, until: float) -> float:
+    def _score(self, candidate: GridCell, until: float) -> tuple[float, float]:
+        """Return a key by which candidates are sorted at a simulated time: the time to the target, or the loss."""
         run = self.run(candidate)
         if run is None:
-            return -1.0
-        hit = run.hit is not None and run.hit <= until
-        return 2.0 - (run.hit or 0.0) / self.race.horizon if hit else run.value(until)
+            return 2.0, 0.0
+        return (0.0, run.hit) if run.hit is not None and run.hit <= until else (1.0, run.loss(until))
 
     def _drop(self, candidate: GridCell, best: GridCell, until: float) -> None:
         run, other = self.run(candidate), self.run(best)
@@ -260,10 +247,11 @@ class AdviceSearch:
             return
         if run.diverged_at is not None:
             self.lost[candidate] = f"diverged in round {run.diverged_at}"
+        elif other.hit is not None and other.hit <= until:
+            self.lost[candidate] = f"had not reached the target after {until:.3g} s, when {self.label(best)} had"
         else:
-            self.lost[candidate] = (
-                f"had {run.value(until):.3f} after {until:.3g} s, when {self.label(best)} had {other.value(until):.3f}"
-            )
+            had = f"when {self.label(best)} had {other.loss(until):.3g}"
+            self.lost[candidate] = f"had a test loss of {run.loss(until):.3g} after {until:.3g} s, {had}"
         self.race.drop(candidate, self.first)
 
     def label(self, candidate: GridCell) -> str:
@@ -273,32 +261,32 @@ class AdviceSearch:
     def _refine(self) -> None:
         """Race the neighbours of the leaders until none of them is better, and then further candidates."""
         done: set[GridCell] = set()
-        further = self._in_turn()
         while self.race.spent_share < REFINE:
-            centre = next((each for each in self._leaders() if each not in done), None)
+            leader = self.ranking()[0]
+            if not self.reached(leader):
+                return
+            centre = next((each for each in self.ranking()[:CENTRES] if each not in done), None)
             if centre is None:
-                leader = self.ranking()[0]
-                new = list(itertools.islice((each for each in further if each not in self.tried), FURTHER))
+                new = self._further(leader)
                 if not new:
                     return
-                self.phase(f"exploring: {len(new)} further candidates against {self.label(leader)}")
-                self._race_against(leader, self._start(new))
-                continue
-            done.add(centre)
-            near = [GridCell(centre.algorithm, p) for p in self.grids[centre.algorithm].neighbours(centre.position)]
-            new = [each for each in near if each not in self.tried and self._may_start(each)]
+            else:
+                done.add(centre)
+                near = (GridCell(centre.algorithm, p) for p in self.grids[centre.algorithm].neighbours(centre.position))
+                new = [each for each in near if each not in self.tried and self._may_start(each)]
             if new:
-                self.phase(f"refining: {len(new)} neighbours of {self.label(centre)}")
-                self._race_against(centre, self._start(new))
+                what = "further candidates" if centre is None else f"neighbours of {self.label(centre)}"
+                self.phase(f"refining: {len(new)} {what} against {self.label(leader)}")
+                self._race_against(leader, self._start(new))
 
-    def _leaders(self) -> list[GridCell]:
-        """Return the best candidates of the best algorithms."""
-        best: dict[str, GridCell] = {}
-        for each in self.ranking():
-            best.setdefault(each.algorithm, each)
-        leaders = list(best.values())[:CENTRES]
-        times = [self.times(each).get(self.first, math.inf) for each in leaders]
-        return [each for i, each in enumerate(leaders) if i < 2 or times[i] <= COMPARABLE * self.best_time]
+    def _further(self, leader: GridCell) -> list[GridCell]:
+        """Return the next candidates, as many as a small share of the budget trains until they are first compared."""
+        until = CHECKS[0] * self.times(leader)[self.first]
+        new, left = self._next_arms(LEAST_KEPT), FURTHER * self.race.steps_left(1.0)
+        while left > 0 and len(new) < len(self.screening.kept) and (more := self._next_arms(1)):
+            new += more
+            left -= self._cost(more[0], until)
+        return new
 
     def _may_start(self, candidate: GridCell) -> bool:
         return candidate not in self.excluded and self._shape(candidate) in self.screening.kept
@@ -306,39 +294,41 @@ class AdviceSearch:
     def _shape(self, candidate: GridCell) -> PlanShape:
         return self.grids[candidate.algorithm].shape_of(candidate)
 
-    def _race_against(self, centre: GridCell, new: Sequence[GridCell]) -> None:
-        alive = list(new)
-        for share in (1 / 4, 1 / 2, 1.0):
-            until = share * self._limit()
+    def _race_against(self, leader: GridCell, new: Sequence[GridCell]) -> None:
+        """Train candidates for as long as the leader took on the first seed, except those that fall behind it."""
+        alive, best, limit = list(new), self.run(leader), self.times(leader)[self.first]
+        assert best is not None
+        for until in (*(share * limit for share in CHECKS), limit):
             self.race.advance([(each, self.first) for each in alive], until)
-            if share < 1.0:
-                ordered = sorted(alive, key=lambda each: -self._value(each, until))
-                best = max((centre, ordered[0]), key=lambda each: self._value(each, until))
-                for each in ordered[math.ceil(len(ordered) / 2) :]:
-                    self._drop(each, best, until)
-                alive = ordered[: math.ceil(len(ordered) / 2)]
+            for each in self._running(alive):
+                run = self.run(each)
+                if run is not None and run.rounds >= LEAST_ROUNDS and until > LAG * best.seconds_to_loss(run.loss()):
+                    self._drop(each, leader, until)
+            alive = self._running(alive)
 
-    def _confirm(self) -> None:
+    def _confirm(self, seeds: Sequence[int]) -> None:
         """Run finalists on further seeds until the leader is separated."""
-        leader = self.ranking()[0]
-        if not self.reached(leader):
+        if not self.reached(self.ranking()[0]):
             self.ended = "no candidate reached the target"
             return
-        finalists = self._finalists(NEAR * self.times(leader)[self.first])
-        for seed in self.seeds[1:]:
+        for seed in seeds:
+            finalists, leader = self._finalists(), self.ranking()[0]
+            if len(self.times(leader)) > 1 and all(self.separated(each, leader) for each in finalists[1:]):
+                break
             self.phase(f"confirming: {len(finalists)} finalists on seed {seed}")
             self._run_seed(finalists, seed, PATIENCE * max(self.times(leader).values()))
-            finalists = [each for each in finalists if seed in self.times(each) and self.reached(each)] or [leader]
-            leader = min(finalists, key=self.rank)
-            finalists = [each for each in finalists if each == leader or not self.separated(each, leader)]
-            if len(finalists) == 1:
-                self.ended = f"the leader is separated after {len(self.times(leader))} seeds"
-                return
-        self.ended = f"all {len(self.seeds)} seeds are used, and {len(finalists)} candidates are not separated"
+        leader, seen = self.ranking()[0], len(self.times(self.ranking()[0]))
+        close = [each for each in self._finalists()[1:] if not self.separated(each, leader)]
+        self.ended = f"the leader is separated after {seen} seeds"
+        if close or seen < 2:
+            self.ended = f"all {len(self.seeds)} seeds are used, and {len(close) + 1} candidates are not separated"
 
-    def _finalists(self, limit: float) -> list[GridCell]:
-        """Return the best candidates that reached the target by a time on the first seed."""
-        reached = [each for each in self.ranking() if self.reached(each)]
+    def _finalists(self) -> list[GridCell]:
+        """Return the best candidates whose times on the first seed are near the leader's, the leader first."""
+        reached = [each for each in self.ranking() if self.reached(each) and each not in self.missed]
+        if not reached:
+            return self.ranking()[:1]
+        limit = NEAR * self.times(reached[0])[self.first]
         return [each for each in reached if self.times(each)[self.first] <= limit][:FINALISTS]
 
     def _run_seed(self, finalists: Sequence[GridCell], seed: int, until: float) -> None:
@@ -349,7 +339,19 @@ class AdviceSearch:
             self.race.advance(entries, self.race.horizon)
         for each in finalists:
             if seed not in self.times(each):
+                self.missed.add(each)
                 self.lost[each] = f"missed the target on seed {seed} within {until:.3g} s"
+
+    def _compare(self) -> None:
+        """Train the best of the others to the target with the rest of the budget, for the Pareto front."""
+        leader = self.ranking()[0]
+        if not self.reached(leader):
+            return
+        until = min(COMPARED * max(self.times(leader).values()), self.race.horizon)
+        others = sorted(self._running(self.tried), key=lambda each: self._score(each, until))[:FINALISTS]
+        self.phase(f"comparing: {len(others)} candidates to {until:.3g} s")
+        with suppress(BudgetSpentError):
+            self.race.advance([(each, self.first) for each in others], until)
 
     def separated(self, candidate: GridCell, leader: GridCell) -> bool:
         """Return whether a candidate is slower than the leader at the level of the intervals, or as good for sure."""

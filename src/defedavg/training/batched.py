@@ -49,7 +49,8 @@ class BatchedRun:
     final_record: Record | None = None  # ends the run before it reaches its number of rounds
     ended: bool = False
     held: bool = False  # the caller pauses a run by setting this
-    read_until: float = math.inf  # no round is read ahead of the first one after this simulated time
+    read_until: float = math.inf  # the caller pauses a run before the first round after this simulated time
+    later: Round | None = None  # the first round after that time
     defer_results: bool = False  # report no result while the run is held, even where it was computed before
     unreported: deque[tuple[PendingEval, EvalResult]] = field(default_factory=deque)
 
@@ -61,6 +62,11 @@ class BatchedRun:
     def running(self) -> bool:
         """Whether the run continues, according to the results known so far."""
         return self.schedule.running
+
+    @property
+    def paused(self) -> bool:
+        """Whether the caller holds the run, or its next round is after the time at which the caller pauses it."""
+        return self.held or (not self.rounds and self.later is not None and self.later.time > self.read_until)
 
     def ready(self, wanted: int, max_pending_updates: int) -> list[Update]:
         """Return up to ``wanted`` jobs that can be trained now, those needed soonest first.
@@ -130,18 +136,19 @@ class BatchedRun:
         return [update for update in updates if update not in self.deltas]
 
     def _read(self) -> bool:
-        """Read one more round, and return False where the run ends."""
-        if self.rounds and self.rounds[-1].time > self.read_until:
-            return False
+        """Read one more round, and return False where the run ends or pauses."""
         planned = self.rounds[-1].merge.version if self.rounds else self.newest
-        while self.final_record is None and planned < self.rule.max_rounds:
+        while self.later is None and self.final_record is None and planned < self.rule.max_rounds:
             record = next(self.records)
             if self.rule.ended_by(record):
                 self.final_record = record
             elif isinstance(record, Round):
-                self.rounds.append(record)
-                return True
-        return False
+                self.later = record
+        if self.later is None or self.later.time > self.read_until:
+            return False
+        self.rounds.append(self.later)
+        self.later = None
+        return True
 
 
 Batch = list[tuple[BatchedRun, Update]]
@@ -277,7 +284,7 @@ class _ActiveRuns:
     def _next(self, *, stuck: bool) -> BatchedRun | None:
         """Return the next queued run, unless it must wait for memory; ``stuck``: no run in progress has a job."""
         run = self._waiting.popleft() if self._waiting else next(self._queued, None)
-        stuck = stuck and all(other.held or other.ended for other in self.runs)
+        stuck = stuck and all(other.paused or other.ended for other in self.runs)
         if run is None or self._fits(run, stuck=stuck):
             return run
         self._waiting.appendleft(run)

@@ -1,0 +1,186 @@
+"""The phases of the search, on runs whose times to the target are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, cast
+
+import pytest
+
+from defedavg.adviser.candidates import GridCell, grids_of
+from defedavg.adviser.racing import Budget, BudgetSpentError, Race
+from defedavg.adviser.screening import Holders, screen
+from defedavg.adviser.search import INTERRUPTED, AdviceSearch
+from defedavg.config import study as config
+from defedavg.rng import generator, key
+
+HORIZON, SEEDS = 8.0, 4
+TRAINING = {"updates_per_round": [1, 5], "local_steps": [5], "local_lr": [0.03, 0.1, 0.3], "global_lr": [0.3, 1.0]}
+GRIDS = grids_of(
+    config.study({"clients": {"num_clients": 10}, "training": TRAINING}), ("fedavg", "fedbuff", "defedavg-iid"), 0
+)
+SCREENING = screen(GRIDS, HORIZON, 0, Holders(None), lambda *_: None)
+CELLS = [GridCell(s.algorithm, (*s.position, *r)) for s in SCREENING.kept for r in GRIDS[s.algorithm].rate_positions()]
+
+
+@dataclass
+class GivenRun:
+    """A run whose loss falls from 1 to 0 at a given time, where it reaches the target."""
+
+    ends: float
+    steps_per_second: float
+    seconds: float = 0.0
+    dropped: bool = False
+    diverged_at: int | None = None
+
+    @property
+    def hit(self) -> float | None:
+        return self.ends if self.seconds >= self.ends else None
+
+    @property
+    def complete(self) -> bool:
+        return self.hit is not None or self.seconds >= HORIZON
+
+    @property
+    def running(self) -> bool:
+        return not self.complete and not self.dropped
+
+    @property
+    def rounds(self) -> int:
+        return int(self.seconds * 100)
+
+    def loss(self, seconds: float = math.inf) -> float:
+        return max(0.0, 1.0 - min(seconds, self.seconds) / self.ends)
+
+    def seconds_to_loss(self, loss: float) -> float:
+        return self.ends * (1.0 - loss) if loss >= self.loss() else math.inf
+
+    def value(self, seconds: float = math.inf) -> float:
+        return 1.0 - self.loss(seconds)
+
+
+@dataclass
+class GivenRace:
+    """A race of given runs; the steps that they train count as in a real one."""
+
+    times: Mapping[tuple[GridCell, int], float]
+    budget: Budget
+    horizon: float = HORIZON
+    runs: dict[tuple[GridCell, int], GivenRun] = field(default_factory=dict)
+    steps: float = 0.0
+    interrupt_at: float = math.inf
+
+    @property
+    def spent_share(self) -> float:
+        return self.steps / self.budget.steps
+
+    def steps_left(self, share: float) -> float:
+        return share * self.budget.steps - self.steps
+
+    def advance(self, entries: Sequence[tuple[GridCell, int]], until: float) -> None:
+        for entry in entries:
+            plan = SCREENING.kept[GRIDS[entry[0].algorithm].shape_of(entry[0])]
+            run = self.runs.setdefault(entry, GivenRun(self.times[entry], plan.steps_per_second))
+            if run.running and run.seconds < until:
+                after = min(until, run.ends)
+                self.steps += (after - run.seconds) * run.steps_per_second
+                run.seconds = after
+            if self.steps > self.interrupt_at:
+                raise KeyboardInterrupt
+            if self.spent_share >= 1.0:
+                raise BudgetSpentError
+
+    def drop(self, candidate: GridCell, seed: int) -> None:
+        self.runs[candidate, seed].dropped = True
+
+
+def searched(times: Mapping[tuple[GridCell, int], float], steps: float, seed: int = 0, **race: Any) -> AdviceSearch:
+    given = cast(Race, GivenRace(times, Budget(steps), **race))
+    search = AdviceSearch(given, GRIDS, SCREENING, tuple(range(SEEDS)), seed, usual_rate=0.3)
+    search.search()
+    return search
+
+
+def drawn(number: int, noise: float) -> tuple[dict[tuple[GridCell, int], float], dict[GridCell, float]]:
+    """Return times on every seed, and their means, which the search does not see."""
+    draws = generator(key(number, "tests.adviser.times"))
+    means = {each: float(math.exp(draws.normal(0.5, 0.6))) for each in CELLS}
+    times = {
+        (each, seed): mean * math.exp(noise * draws.normal()) for each, mean in means.items() for seed in range(SEEDS)
+    }
+    return times, means
+
+
+WHOLE = sum(SCREENING.kept[GRIDS[c.algorithm].shape_of(c)].steps_per_second * HORIZON for c in CELLS)
+
+
+def test_without_noise_and_with_a_large_budget_the_best_candidate_is_found() -> None:
+    for number in range(5):
+        times, means = drawn(number, 0.0)
+        search = searched(times, WHOLE)
+        best = search.ranking()[0]
+        started = min(means[each] for each in search.tried)
+        assert means[best] == started
+        assert search.ended
+
+
+def test_more_budget_gives_no_worse_advice_in_expectation() -> None:
+    ratios: dict[float, list[float]] = {share: [] for share in (0.01, 0.03, 0.1, 0.4)}
+    for number in range(40):
+        times, means = drawn(number, 0.2)
+        least = min(means.values())
+        for share, found in ratios.items():
+            found.append(math.log(means[searched(times, share * WHOLE, number).ranking()[0]] / least))
+    found = [fmean(values) for values in ratios.values()]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.5 * found[0]
+
+
+def test_a_candidate_that_was_lucky_on_the_first_seed_is_not_advised() -> None:
+    times = {(each, seed): 4.0 for each in CELLS for seed in range(SEEDS)}
+    lucky, steady = CELLS[0], CELLS[-1]
+    first = AdviceSearch(cast(Race, GivenRace({}, Budget(1.0))), GRIDS, SCREENING, (0,), 0, usual_rate=0.3)
+    lucky, steady = first._next_arms(2)  # both start
+    times[lucky, 0], times[steady, 0] = 1.0, 1.05
+    for seed in range(1, SEEDS):
+        times[steady, seed] = 1.05
+    search = searched(times, 0.5 * WHOLE)
+    assert search.ranking()[0] == steady
+    assert "missed the target on seed 1" in search.lost[lucky]
+
+
+def test_a_dropped_candidate_is_not_trained_to_the_end_and_the_reason_says_why() -> None:
+    times, _ = drawn(1, 0.0)
+    search = searched(times, 0.1 * WHOLE)
+    assert search.lost
+    for each, reason in search.lost.items():
+        run = search.run(each)
+        assert run is not None
+        assert run.hit is None or each in search.missed
+        assert reason.startswith(("had a test loss of", "had not reached the target after", "missed the target"))
+    assert search.race.steps < 0.11 * WHOLE
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.1])
+def test_the_same_seed_gives_the_same_search_and_the_budget_limits_it(share: float) -> None:
+    times, _ = drawn(2, 0.2)
+    one, other = (searched(times, share * WHOLE, 7) for _ in range(2))
+    assert one.ranking() == other.ranking()
+    assert one.lost == other.lost
+    assert one.race.steps == other.race.steps
+    assert one.ended == "the budget is spent" or one.race.spent_share < 1.0
+
+
+def test_no_candidate_reaches_the_target_and_ctrl_c_ends_with_the_best_so_far() -> None:
+    never = {(each, seed): 2 * HORIZON for each in CELLS for seed in range(SEEDS)}
+    never[CELLS[3], 0] = 1.5 * HORIZON
+    search = searched(never, WHOLE)
+    assert search.ended == "no candidate reached the target"
+    assert not search.reached(search.ranking()[0])
+    times, _ = drawn(3, 0.0)
+    stopped = searched(times, WHOLE, interrupt_at=0.01 * WHOLE)
+    assert stopped.ended == INTERRUPTED
+    assert stopped.ranking()
