@@ -132,7 +132,8 @@ def write_flushed(path: Path, data: bytes) -> None:
                 os.fsync(file.fileno())
         except OSError:
             with suppress(OSError):
-                path.unlink()
+                if path.is_file():  # never a device
+                    path.unlink()
             raise
 
 

@@ -253,6 +253,7 @@ def test_a_crash_at_any_moment_of_writing_changes_no_bit(
         found, crashes = play(tmp_path / f"crash-{moment}", flat, script, disk, mode)
         assert crashes == 1
         assert_same(found, expected)
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("changes", STATEFUL, ids=named)
@@ -267,6 +268,7 @@ def test_a_server_that_crashes_again_and_again_changes_no_bit(
     expected, _ = play(tmp_path / "whole", flat, script, disk)
     disk.crashes = lambda count: count % every == 0
     found, crashes = play(tmp_path / "crashing", flat, script, disk, mode)
+    monkeypatch.undo()
     assert crashes >= 3
     assert_same(found, expected)
 
