@@ -296,6 +296,7 @@ def keys(
             help="A host name or address of the server, for its certificate. Repeatable. Default: this machine."
         ),
     ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="If the folder exists, keep its keys and do nothing.")] = False,
 ) -> None:
     """Create the files of a secure deployment: a private CA, a server certificate, and a certificate for every client.
 
@@ -306,6 +307,9 @@ def keys(
     check_installed("grpc")
     from ..deploy.tls_keys import make_keys
 
+    if keep and folder.is_dir():
+        print_line(f"kept the keys in {folder}")
+        return
     made = make_keys(folder, clients, tuple(host or ("127.0.0.1", "localhost")))
     print_line(f"wrote {len(made)} files to {folder}; give client N the folder client-N, and no other file")
 

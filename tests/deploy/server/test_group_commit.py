@@ -16,7 +16,7 @@ from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.event_log import EventLogWriter
 from defedavg.deploy.engine.events import Trained
 from defedavg.deploy.server.coordinator import Coordinator
-from defedavg.deploy.server.session import Session
+from defedavg.deploy.server.session import Session, save_bytes
 from defedavg.deploy.transport import Message
 from defedavg.errors import UserError
 from defedavg.runstore.layout import EVENT_LOG as LOG
@@ -62,7 +62,7 @@ def test_six_replies_cost_one_flush_of_the_updates_and_one_of_the_log(
     fsync, before = os.fsync, received(world)
 
     def counted(handle: int) -> None:
-        flushed.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        flushed.append(Path(f"/proc/self/fd/{handle}").readlink().name)
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", counted)
@@ -175,8 +175,9 @@ def test_merges_since_the_state_was_saved_are_computed_again(tmp_path: Path) -> 
 def test_the_state_is_saved_early_if_many_bytes_of_updates_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("defedavg.deploy.server.session.SAVE_BYTES", 12 * 40)  # twelve updates of ten values
+    assert [save_bytes(size) >> 20 for size in (40, 1 << 20, 1 << 30)] == [4, 16, 64]
     world = together(tmp_path / "run")
+    world.session._save_bytes = 12 * 40  # twelve updates of ten values
     saves: list[int] = []
     save = Session.save
 
@@ -218,7 +219,7 @@ def test_a_full_disk_leaves_no_part_of_an_update_and_sends_nothing(
     fsync = os.fsync
 
     def full(handle: int) -> None:
-        if "updates-" in os.readlink(f"/proc/self/fd/{handle}"):
+        if "updates-" in Path(f"/proc/self/fd/{handle}").readlink().name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(handle)
 

@@ -71,8 +71,11 @@ class Disk:
         return self.crashes(self.count)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._install_files(monkeypatch)
+        self._install_log(monkeypatch)
+
+    def _install_files(self, monkeypatch: pytest.MonkeyPatch) -> None:
         whole, flushed, unlink, append = fileio.write_whole, fileio.write_flushed, Path.unlink, writer.append_lines
-        log_write, log_flush = logs.EventLogWriter._write, logs.EventLogWriter._flush
 
         def write_whole(path: Path, data: bytes) -> None:
             if self._due():
@@ -85,24 +88,6 @@ class Disk:
                 path.write_bytes(data[: len(data) // 2])
                 raise CrashError
             flushed(path, data)
-
-        def write_log(log: logs.EventLogWriter, objects: list[dict[str, Any]]) -> None:
-            if self._due():
-                complete = "".join(json.dumps(item) + "\n" for item in objects[:-1])  # the last line is cut
-                log._file.write((complete + json.dumps(objects[-1])[:-3]).encode())
-                log.close()
-                raise CrashError
-            log_write(log, objects)
-
-        def flush_log(log: logs.EventLogWriter) -> None:
-            if self._due():
-                log.abandon()
-                os.truncate(log.path, self.flushed)
-                if not self.flushed:
-                    log.path.unlink()  # nothing had begun
-                raise CrashError
-            log_flush(log)
-            self.flushed = log.path.stat().st_size
 
         def delete(path: Path, missing_ok: bool = False) -> None:
             if path.suffix == ".safetensors" and self._due():
@@ -117,10 +102,32 @@ class Disk:
         monkeypatch.setattr(os, "fsync", lambda _: None)  # this disk decides what is lost
         monkeypatch.setattr(state_store, "write_whole", write_whole)
         monkeypatch.setattr(state_store, "write_flushed", write_flushed)
-        monkeypatch.setattr(logs.EventLogWriter, "_write", write_log)
-        monkeypatch.setattr(logs.EventLogWriter, "_flush", flush_log)
         monkeypatch.setattr(Path, "unlink", delete)
         monkeypatch.setattr(sessions, "append_lines", append_lines)
+
+    def _install_log(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log_write, log_flush = logs.EventLogWriter._write, logs.EventLogWriter._flush
+
+        def write_log(log: logs.EventLogWriter, objects: list[dict[str, Any]]) -> None:
+            if self._due():
+                complete = "".join(json.dumps(item) + "\n" for item in objects[:-1])  # the last line is cut
+                log._file.write((complete + json.dumps(objects[-1])[:-3]).encode())
+                log.abandon()
+                raise CrashError
+            log_write(log, objects)
+
+        def flush_log(log: logs.EventLogWriter) -> None:
+            if self._due():
+                log.abandon()
+                os.truncate(log.path, self.flushed)
+                if not self.flushed:
+                    log.path.unlink()  # nothing had begun
+                raise CrashError
+            log_flush(log)
+            self.flushed = log.path.stat().st_size
+
+        monkeypatch.setattr(logs.EventLogWriter, "_write", write_log)
+        monkeypatch.setattr(logs.EventLogWriter, "_flush", flush_log)
 
 
 Step = tuple[int, int, Any] | Event
@@ -209,18 +216,19 @@ def play(
 
 def _take(session: Session, script: list[Step], together: int) -> int:
     """Handle that many events of a script, or fewer if a version is evaluated; return the number of steps."""
-    for number, step in enumerate(script, start=1):
+    taken = 0
+    while taken < len(script) and together and not session.evaluation_due:
+        step = script[taken]
+        taken += 1
         if isinstance(step, tuple):
             session.add_update(*step)
-            continue
-        session.handle(step)
-        together -= 1
-        if session.evaluation_due or not together:
-            break
+        else:
+            session.handle(step)
+            together -= 1
     session.commit()
     session.evaluate()
     session.save_if_due()
-    return number
+    return taken
 
 
 def assert_same(found: Result, expected: Result) -> None:

@@ -1,8 +1,8 @@
 """A run on the server, independent of the transport: engine, executor, log, saved state and evaluations.
 
-Order of writing. ``handle`` lets the engine decide and computes merges, in memory. ``commit`` writes everything that was
-handled since the last call: first the updates, in one file with one flush, then their events, with one flush of the
-log. Only then may the server act on it, that is, send the messages that ``handle`` returned. ``save`` writes state
+Order of writing. ``handle`` lets the engine decide and computes merges, in memory. ``commit`` writes everything that
+was handled since the last call: first the updates, in one file with one flush, then their events, with one flush of
+the log. Only then may the server act on it, that is, send the messages that ``handle`` returned. ``save`` writes state
 vectors, versions and ``state.json``, in this order, and then deletes files that are no longer needed. It may be later:
 until then, the updates since the last ``save`` stay on disk.
 
@@ -42,11 +42,17 @@ from .state_store import StateStore, UpdateKey
 LogLine = Callable[[str], None]
 MAX_RECEIVED_BYTES = 256 << 20  # of updates that are kept in memory until they are merged
 SAVE_SECONDS = 0.5  # between two saves of the state; a resumed run computes the merges since the last one again
-SAVE_BYTES = 64 << 20  # of updates between two saves, which stay on disk until the second
+SAVE_MODELS, SAVE_BYTES_LEAST, SAVE_BYTES_MOST = 16, 4 << 20, 64 << 20
+"""Updates between two saves stay on disk until the second: this many, but their bytes are bounded."""
+
+
+def save_bytes(model: int) -> int:
+    """Return how many bytes of updates may wait on disk for a save, from the bytes of a model."""
+    return min(max(SAVE_MODELS * model, SAVE_BYTES_LEAST), SAVE_BYTES_MOST)
 
 
 class Session:
-    """One run: call ``handle`` for events, ``commit``, send the messages, then call ``save_if_due`` and ``evaluate``."""
+    """One run: call ``handle`` for events, ``commit``, send the messages, then ``evaluate`` and ``save_if_due``."""
 
     def __init__(
         self,
@@ -79,6 +85,7 @@ class Session:
         self._saved_versions = {0}
         self._changed = False  # whether there is anything to save
         self._save_seconds, self._saved_at, self._bytes_since = save_seconds, time.monotonic(), 0
+        self._save_bytes = save_bytes(self.executor.versions[0].nbytes)
         if log is None:
             self.seconds = 0.0
             first = self.executor.versions[0]
@@ -135,8 +142,8 @@ class Session:
         return self.executor.local_training.local_rate(version, self.executor.version_seconds[version])
 
     def add_update(self, client: int, index: int, values: Vector) -> None:
-        """Add an update, before its event is handled; the next ``commit`` writes it."""
-        update = torch.from_numpy(values.copy())
+        """Add an update, which belongs to the session now, before its event is handled; ``commit`` writes it."""
+        update = torch.from_numpy(values if values.flags.writeable else values.copy())  # PyTorch needs the former
         self._unwritten[client, index] = self._received[client, index] = update
 
     @property
@@ -145,7 +152,7 @@ class Session:
         return self.engine.finished or self.progress.status is not Status.RUNNING
 
     def handle(self, event: Event) -> list[Train | Exchange]:
-        """Let the engine handle an event, merge in memory, and return messages to clients, to be sent after ``commit``."""
+        """Let the engine handle an event, merge in memory, and return the messages to send after ``commit``."""
         commands = self.engine.handle(event)
         self.log.add(event, *notes_for(event.t, commands))
         self.seconds = event.t
@@ -205,7 +212,7 @@ class Session:
     def save_if_due(self) -> None:
         """Save the state if something has changed, and the last time is long ago or many bytes wait for it."""
         long_ago = time.monotonic() - self._saved_at >= self._save_seconds
-        if self._changed and (long_ago or self._bytes_since >= SAVE_BYTES):
+        if self._changed and (long_ago or self._bytes_since >= self._save_bytes):
             self.save()
 
     def save(self) -> None:

@@ -102,9 +102,7 @@ class StateStore:
             raise UserError(f"the saved state is damaged: {path} has other values than this model; restore the file")
         return value
 
-    def keep(
-        self, versions: Iterable[int], updates: Iterable[UpdateKey], vectors: Mapping[StateVector, int]
-    ) -> None:
+    def keep(self, versions: Iterable[int], updates: Iterable[UpdateKey], vectors: Mapping[StateVector, int]) -> None:
         """Delete all other versions and updates, and all other values of state vectors; also what a crash cut off."""
         kept = {self._version_path(version) for version in versions}
         kept |= {self._file_of.get(key) or self._file_of_one(key) for key in updates}
