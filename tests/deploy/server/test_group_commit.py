@@ -17,6 +17,7 @@ from defedavg.deploy.engine.event_log import EventLogWriter
 from defedavg.deploy.engine.events import Trained
 from defedavg.deploy.server.coordinator import Coordinator
 from defedavg.deploy.server.session import Session, save_bytes
+from defedavg.deploy.server.state_store import StateStore
 from defedavg.deploy.transport import Message
 from defedavg.errors import UserError
 from defedavg.runstore.layout import EVENT_LOG as LOG
@@ -148,6 +149,24 @@ def test_messages_are_sent_after_the_flush_of_the_events_that_they_follow_from(
     monkeypatch.setattr(EventLogWriter, "_write", written)
     step_with_replies(world)
     assert order == [f"{what} of {client}" for what in ("update", "job") for client in range(6)]
+
+
+def test_updates_that_would_take_much_memory_are_written_before_the_next_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = together(tmp_path / "run")
+    world.until(lambda: world.session.engine.server.version >= 2)
+    monkeypatch.setattr("defedavg.deploy.server.session.SAVE_BYTES_MOST", 2 * 40)  # two updates of ten values
+    written: list[int] = []
+    save = StateStore.save_updates
+
+    def saved(store: StateStore, number: int, updates: Any) -> None:
+        written.append(len(updates))
+        save(store, number, updates)
+
+    monkeypatch.setattr(StateStore, "save_updates", saved)
+    step_with_replies(world)
+    assert written == [2, 2, 2]
 
 
 def test_a_reply_after_the_last_merge_is_ignored_although_it_arrived_with_the_others(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def play(
 def _take(session: Session, script: list[Step], together: int) -> int:
     """Handle that many events of a script, or fewer if a version is evaluated; return the number of steps."""
     taken = 0
-    while taken < len(script) and together and not session.evaluation_due:
+    while taken < len(script) and together and not session.commit_due:
         step = script[taken]
         taken += 1
         if isinstance(step, tuple):

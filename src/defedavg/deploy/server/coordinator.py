@@ -210,8 +210,8 @@ class Coordinator:
                 self._greeted(self._hellos.pop(reply.to)[0], reply)
             elif reply.to in self._in_flight:
                 self._answered(self._in_flight.pop(reply.to), reply)
-                if self.session.evaluation_due:
-                    self._commit()  # the clients need not wait for the evaluation
+                if self.session.commit_due:
+                    self._commit()
                 self.session.evaluate()  # this reply may end the run before the next one
             else:
                 self.session.note("stale", message=reply.to)

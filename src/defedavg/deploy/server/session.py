@@ -237,9 +237,10 @@ class Session:
         self._changed, self._saved_at, self._bytes_since = False, time.monotonic(), 0
 
     @property
-    def evaluation_due(self) -> bool:
-        """Whether ``evaluate`` will take time: what was handled should be committed, and messages sent, before."""
-        return any(pending.evaluate for pending in self._pending_evals)
+    def commit_due(self) -> bool:
+        """Whether ``commit`` should not wait for more events: an evaluation is due, or updates take much memory."""
+        waiting = sum(update.nbytes for update in self._unwritten.values())
+        return any(pending.evaluate for pending in self._pending_evals) or waiting >= SAVE_BYTES_MOST
 
     def evaluate(self) -> None:
         """Evaluate the versions made since the last call; ``progress`` then says whether the run is over."""
