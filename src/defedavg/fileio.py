@@ -118,6 +118,25 @@ def write_whole(path: Path, data: bytes) -> None:
         scratch.write_bytes(data)
 
 
+def write_flushed(path: Path, data: bytes) -> None:
+    """Write a file that no other file refers to yet, and flush it; a crash may leave a part of it.
+
+    A failure raises ``UserError`` and removes the file. The name is on disk after ``sync`` of the folder.
+    """
+    with writing(path):
+        try:
+            with path.open("wb", buffering=0) as file:
+                rest = memoryview(data)
+                while rest:  # a disk that is almost full takes a part, and refuses the next
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                if path.is_file():  # never a device
+                    path.unlink()
+            raise
+
+
 class NotRegularError(OSError):
     """Something other than a regular file has the name of a file that is to be read."""
 

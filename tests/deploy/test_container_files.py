@@ -34,11 +34,13 @@ def test_every_client_sees_its_own_keys_alone() -> None:
 
 @pytest.mark.deploy
 def test_the_commands_of_the_containers_make_a_deployment(tmp_path: Path) -> None:
-    port = free_port()
+    port, study = free_port(), (DOCKER / "study.toml").read_text(encoding="utf-8")
+    assert "max_rounds = 40" in study
+    (tmp_path / "study.toml").write_text(study.replace("max_rounds = 40", "max_rounds = 6"), encoding="utf-8")
 
     def start(name: str, service: dict[str, Any]) -> subprocess.Popen[bytes]:
         places = {
-            "/keys/": f"{tmp_path}/", "/client": f"{tmp_path}/made/{name}", "/study.toml": str(DOCKER / "study.toml"),
+            "/keys/": f"{tmp_path}/", "/client": f"{tmp_path}/made/{name}", "/study.toml": f"{tmp_path}/study.toml",
             "/runs": str(tmp_path / "runs"), "server:9092": f"127.0.0.1:{port}", "0.0.0.0:9092": f"127.0.0.1:{port}",
         }  # fmt: skip
         words = [str(word) for word in service["command"]]

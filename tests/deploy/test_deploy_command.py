@@ -256,6 +256,29 @@ def test_keys_are_private_and_certify_the_server(tmp_path: Path) -> None:
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["superlink.example.org"]
     assert (tmp_path / "keys" / "client-1.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
+
+
+def test_keys_are_kept_on_request_and_an_interrupted_command_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["deploy", "keys", str(tmp_path / "keys"), "--clients", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr("defedavg.deploy.tls_keys._write_pair", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            make_keys(tmp_path / "keys", 1, ("127.0.0.1",))
+    assert not list(tmp_path.iterdir())
+    for expected in ("wrote 9 files", "kept the keys"):
+        result = CliRunner().invoke(app, [*words, "--keep"])
+        assert result.exit_code == 0
+        assert expected in result.output
+    before = (tmp_path / "keys" / "ca.key").read_bytes()
+    assert "already exists" in refused(*words)
+    assert (tmp_path / "keys" / "ca.key").read_bytes() == before
+
+
+def interrupted(*_given: Any) -> list[Path]:
+    raise KeyboardInterrupt
 
 
 def test_a_run_has_one_server_and_a_restarted_server_resumes_it(

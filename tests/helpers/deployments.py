@@ -141,14 +141,20 @@ FLAT: dict[str, Any] = {
 
 
 class World:
-    """A server, six clients of different speed, and a clock."""
+    """A server, six clients of different speed, and a clock. With ``save_seconds`` 0, it saves its state at once."""
 
     made: ClassVar[list[World]] = []
 
     def __init__(
-        self, folder: Path, *, connected: Collection[int] | None = None, task: MakeTask = tiny_task, **changes: Any
+        self,
+        folder: Path,
+        *,
+        connected: Collection[int] | None = None,
+        task: MakeTask = tiny_task,
+        save_seconds: float = 0.0,
+        **changes: Any,
     ) -> None:
-        self.task = task
+        self.task, self.save_seconds = task, save_seconds
         self.flat = {**FLAT, **{name.replace("__", "."): value for name, value in changes.items()}}
         self.folder = folder
         self.config = read_deploy_config(self.flat)
@@ -159,7 +165,7 @@ class World:
         for client in range(self.total) if connected is None else connected:
             self.connect(client)
         self.log_lines: list[str] = []
-        self.session = Session(self.config, self.flat, task(self.flat, None), folder)
+        self.session = Session(self.config, self.flat, task(self.flat, None), folder, save_seconds=save_seconds)
         self.coordinator = self._coordinator()
         World.made.append(self)
 
@@ -201,7 +207,7 @@ class World:
         self.session.log.close()
         self.transport.pending.clear()
         self.session = Session.resume(
-            self.config, self.flat, self.task(self.flat, None), self.folder, self.log_lines.append
+            self.config, self.flat, self.task(self.flat, None), self.folder, self.log_lines.append, self.save_seconds
         )
         self.coordinator = self._coordinator()
         self.session.resumed()

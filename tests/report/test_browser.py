@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -285,6 +286,17 @@ def test_results_without_evaluations_have_a_table_and_no_empty_charts(tmp_path: 
         assert tab.page.is_visible("#curves") is shown
         assert tab.page.is_visible("#chips") is shown
     assert tab.messages == []
+
+
+def test_pages_of_a_deployment_do_not_call_its_seconds_simulated(tmp_path: Path, open_page: Open) -> None:
+    folder = make_folder(tmp_path, "deployed", algorithms=("fedbuff",), seeds=(0,))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["provenance"]["executor"] = "deployment"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    write([folder], tmp_path / "p.html", "Deployed")
+    tab = open_page((tmp_path / "p.html").as_uri())
+    assert tab.axis("accuracy") == "seconds of the deployment"
+    assert tab.page.inner_text("#axis label:first-child") == "Seconds of the deployment"
 
 
 def test_hostile_names_are_text_in_tables_and_in_charts(tmp_path: Path, open_page: Open) -> None:

@@ -21,7 +21,7 @@ from ..report import tables
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
 from .advise_command import Budget, advise_from_log
-from .deploy_stream_command import Sets, join, print_results, serve
+from .deploy_stream_command import Clients, Sets, join, keys, print_results, serve
 from .options import (
     CommandWithOldNames,
     Force,
@@ -50,7 +50,6 @@ app = typer.Typer(
 )
 
 Algorithm = Annotated[str, typer.Option(help="The algorithm; `defedavg algorithms` lists them.")]
-Clients = Annotated[int, typer.Option(min=1, max=1000, help="The number of clients.")]
 NoWarmWorkers = Annotated[
     bool,
     typer.Option(
@@ -286,30 +285,7 @@ def _app_settings(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is not a Flower app with settings; create one with `defedavg deploy init`") from None
 
 
-@app.command()
-def keys(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to create.")],
-    clients: Clients = 6,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A host name or address of the server, for its certificate. Repeatable. Default: this machine."
-        ),
-    ] = None,
-) -> None:
-    """Create the files of a secure deployment: a private CA, a server certificate, and a certificate for every client.
-
-    Keep ca.key offline. The server needs ca.crt, server.crt and server.key, and client N needs the folder client-N. The
-    number in a certificate is the identity of its client. To revoke one while a server runs, write a line client-N, or
-    the SHA-256 fingerprint of one certificate, into revoked.txt in the server's folder.
-    """
-    check_installed("grpc")
-    from ..deploy.tls_keys import make_keys
-
-    made = make_keys(folder, clients, tuple(host or ("127.0.0.1", "localhost")))
-    print_line(f"wrote {len(made)} files to {folder}; give client N the folder client-N, and no other file")
-
-
+app.command()(keys)
 app.command()(serve)
 app.command()(join)
 

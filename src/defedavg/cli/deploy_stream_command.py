@@ -1,4 +1,4 @@
-"""``defedavg deploy serve`` and ``defedavg deploy join``: a deployment over gRPC, one process each."""
+"""``defedavg deploy keys``, ``serve`` and ``join``: a deployment over gRPC, with one process on every machine."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ..runstore.layout import RunFiles
 from .options import Force, Json, Out, Plugin, err, out, print_json, print_line, print_note
 from .stop_signals import stopped_by, stopped_code
 
+Clients = Annotated[int, typer.Option(min=1, max=1000, help="The number of clients.")]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Plain text without keys; only on loopback addresses, to try things out.")
 ]
@@ -34,6 +35,33 @@ Sets = Annotated[
         help="Change a setting of the study or of the table deploy, such as deploy.job_seconds=60. Repeatable.",
     ),
 ]
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to create.")],
+    clients: Clients = 6,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A host name or address of the server, for its certificate. Repeatable. Default: this machine."
+        ),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="If the folder exists, keep its keys and do nothing.")] = False,
+) -> None:
+    """Create the files of a secure deployment: a private CA, a server certificate, and a certificate for every client.
+
+    Keep ca.key offline. The server needs ca.crt, server.crt and server.key, and client N needs the folder client-N. The
+    number in a certificate is the identity of its client. To revoke one while a server runs, write a line client-N, or
+    the SHA-256 fingerprint of one certificate, into revoked.txt in the server's folder.
+    """
+    check_installed("grpc")
+    from ..deploy.tls_keys import make_keys
+
+    if keep and folder.is_dir():
+        print_line(f"kept the keys in {folder}")
+        return
+    made = make_keys(folder, clients, tuple(host or ("127.0.0.1", "localhost")))
+    print_line(f"wrote {len(made)} files to {folder}; give client N the folder client-N, and no other file")
 
 
 def _read_study(file: Path) -> dict[str, Any]:

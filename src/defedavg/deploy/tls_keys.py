@@ -9,6 +9,8 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 from cryptography import x509
@@ -27,12 +29,24 @@ Key = ec.EllipticCurvePrivateKey
 def make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
     """Write the keys of a CA and of a server, and a folder client-N with the files of each client.
 
-    client-N.key and client-N.pub are the same client's key for Flower. Only this user can read the private keys.
+    client-N.key and client-N.pub are the same client's key for Flower. Only this user can read the private keys. The
+    folder appears when it is complete.
     """
     if folder.exists():
         raise UserError(f"{folder} already exists; choose another name, or remove it")
     with writing(folder):
-        folder.mkdir(parents=True, mode=0o700)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))  # only this user can enter it
+        try:
+            made = _make_keys(scratch, clients, hosts)
+            scratch.rename(folder)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+    return [folder / path.relative_to(scratch) for path in made]
+
+
+def _make_keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> list[Path]:
     ca_key, server_key = _key(), _key()
     ca = _certificate("defedavg CA", ca_key, None, ca_key, ())
     server = _certificate("defedavg server", server_key, ca, ca_key, hosts)

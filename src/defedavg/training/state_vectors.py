@@ -132,6 +132,8 @@ def _sum_in_order(terms: Sequence[tuple[Tensor, float]], out: Tensor | None = No
 
 def all_finite(vector: Tensor) -> bool:
     """Return whether every value is finite: then, and only then, the norms of the parts are."""
+    if vector.device.type == "cpu" and math.isfinite(float(torch.dot(vector, vector))):
+        return True  # several times faster; a sum of squares that overflows proves nothing
     return bool(torch.stack(torch._foreach_norm(torch.split(vector, PART), math.inf)).isfinite().all())
 
 

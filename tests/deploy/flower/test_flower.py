@@ -143,7 +143,7 @@ def test_missing_clients_wrong_models_and_nodes_without_a_registered_key(tmp_pat
     keys = tmp_path / "keys"
     tls = TlsFiles(keys / "ca.crt", keys / "server.crt", keys / "server.key")
     with Deployment(
-        tmp_path, tls=tls, clients=5, deploy__min_clients=2, deploy__wait_seconds=600.0, stop__max_rounds=2,
+        tmp_path, tls=tls, clients=5, deploy__min_clients=2, deploy__wait_seconds=600.0, stop__max_rounds=1,
         training__updates_per_round=2,
     ) as run:  # fmt: skip
         text = (run.app / "app" / "task.py").read_text()

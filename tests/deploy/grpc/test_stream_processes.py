@@ -108,6 +108,8 @@ def test_a_local_run_learns_although_it_is_stopped_by_ctrl_c_and_its_command_is_
     until_a_merge(first, folder / EVENT_LOG)
     processes = psutil.Process(first.pid).children(recursive=True)
     assert len(processes) == 7
+    locked = [file.path for process in processes for file in process.open_files() if file.path.endswith(".lock")]
+    assert not locked  # only the command holds the locks of the folder, and they end with it
     first.send_signal(signal.SIGINT)
     _, stderr = first.communicate(timeout=SECONDS)
     assert first.returncode == 130, stderr

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from defedavg import make_task
-from defedavg.deploy.client.handler import Answer
+from defedavg.deploy.client.handler import Answer, ClientHandler
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.events import Failed, Left, Refused
 from defedavg.deploy.grpc import frames, stream_client, stream_server
 from defedavg.deploy.grpc.identities import client_credentials
+from defedavg.deploy.grpc.stream_client import StreamClient
 from defedavg.deploy.tls_keys import make_keys
 from defedavg.deploy.transport import Vector
 from defedavg.errors import UserError
@@ -310,6 +311,28 @@ def test_connections_that_do_not_follow_the_protocol_are_refused(tmp_path: Path,
         code, _ = in_loop(status_of(world.address, grpc.ssl_channel_credentials(*server), hello())).result(10.0)
         assert code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
         assert world.transport.nodes() == set()
+
+
+def test_a_client_whose_keys_do_not_match_those_of_the_server_ends_and_says_so(tmp_path: Path, keys: Path) -> None:
+    def refusal(address: str, own: Path) -> str:
+        def no_handler(_settings: Mapping[str, Any], _client: int) -> ClientHandler:
+            raise AssertionError("the client is connected")
+
+        client = StreamClient(address, client_credentials(own), no_handler, log_line=lambda _: None)
+        with pytest.raises(UserError) as raised:
+            in_loop(client.run()).result(10.0)
+        client._pool.shutdown()
+        return str(raised.value)
+
+    make_keys(tmp_path / "strangers", 1, ("127.0.0.1",))
+    make_keys(tmp_path / "far", 6, ("fl.example.org",))
+    with StreamWorld(tmp_path / "run", keys) as world:
+        line = refusal(world.address, tmp_path / "strangers" / "client-0")
+        assert line.startswith(f"no secure connection to {world.address}: the server's certificate is not valid for")
+    with StreamWorld(tmp_path / "other", tmp_path / "far") as world:
+        assert "certificate is for another host; name this one with --host" in refusal(
+            world.address, tmp_path / "far" / "client-0"
+        )
 
 
 def test_a_client_without_a_task_ends_with_its_reason_and_the_server_knows_it(tmp_path: Path, keys: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.replay import replay
 from defedavg.deploy.server.session import Session
+from defedavg.deploy.server.state_store import StateStore
 from defedavg.errors import UserError
 from defedavg.runstore.layout import EVENT_LOG as LOG
 from defedavg.training import Status
@@ -25,35 +27,33 @@ class CrashError(Exception):
 
 
 @pytest.mark.parametrize("changes", PLAIN[:4] + PLAIN[5:] + ARRIVALS, ids=lambda c: "-".join(map(str, c.values())))
-@pytest.mark.parametrize("every", [23, 30, 41])
+@pytest.mark.parametrize(("every", "save_seconds"), [(17, 0.0), (23, math.inf), (29, 0.0)])
 def test_a_server_that_crashes_while_writing_is_resumed(
-    changes: dict[str, Any], every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], every: int, save_seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server crashes at regular counts of writes, alternately before and after the file is written."""
-    count = 0
-    real: dict[str, Any] = {
-        "write": logs.EventLogWriter._write,
-        "version": Session._save,
-        "update": Session.save_update,
-    }
+    """The server crashes at regular counts of writes, alternately before and after the file is written.
 
-    def failing(name: str) -> Any:
+    Without limit of ``save_seconds``, it computes all merges since it was resumed again.
+    """
+    count = 0
+
+    def failing(real: Any) -> Any:
         def call(self: Any, *args: Any, **words: Any) -> None:
             nonlocal count
             count += 1
             if count % (2 * every) == 0:
                 raise CrashError
-            real[name](self, *args, **words)
+            real(self, *args, **words)
             if count % (2 * every) == every:
                 raise CrashError
 
         return call
 
     rounds = 8 if ALGORITHMS[changes["algorithm"]].uses_updates_per_round else 24
-    world = World(tmp_path / "run", stop__max_rounds=rounds, **changes)
-    monkeypatch.setattr(logs.EventLogWriter, "_write", failing("write"))
-    monkeypatch.setattr(Session, "_save", failing("version"))
-    monkeypatch.setattr(Session, "save_update", failing("update"))
+    world = World(tmp_path / "run", stop__max_rounds=rounds, save_seconds=save_seconds, **changes)
+    monkeypatch.setattr(logs.EventLogWriter, "_write", failing(logs.EventLogWriter._write))
+    for name in ("save_updates", "save_version", "save_state"):
+        monkeypatch.setattr(StateStore, name, failing(getattr(StateStore, name)))
     crashes = 0
     crashed = False
     while world.session.progress.status is Status.RUNNING:
@@ -165,5 +165,6 @@ def test_a_finished_run_and_other_settings_are_not_resumed(tmp_path: Path) -> No
         Session.resume(other.config, other.flat, tiny_task(FLAT, None), tmp_path / "run")
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
     world.session.note("done", status="max_rounds")
+    world.session.log.write()
     with pytest.raises(UserError, match="is finished"):
         world.crash()

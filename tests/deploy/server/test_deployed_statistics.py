@@ -14,6 +14,7 @@ from defedavg.deploy.engine.events import Refused
 from defedavg.deploy.server.session import Session
 from defedavg.deploy.transport import Message, Reply, Vector, model_signature
 from defedavg.errors import UserError
+from defedavg.planning.records import Round
 from defedavg.tasks import Task
 from defedavg.training import Status
 from helpers.deployments import PLAIN, World, agrees, checked
@@ -34,29 +35,28 @@ def test_the_server_averages_the_statistics_that_clients_send(
 ) -> None:
     sent: dict[tuple[int, int], Vector] = {}
     versions: dict[int, Vector] = {}
-    save_update, save = Session.save_update, Session._save
+    add_update, merge = Session.add_update, Session._merge
 
     def recorded_update(self: Session, client: int, index: int, values: Vector) -> None:
         sent[client, index] = values.copy()
-        save_update(self, client, index, values)
+        add_update(self, client, index, values)
 
-    def recorded_version(self: Session, version: int, weights: Any) -> None:
-        versions[version] = weights.numpy().copy()
-        save(self, version, weights)
+    def recorded_merge(self: Session, record: Round) -> None:
+        merge(self, record)
+        versions[record.merge.version] = self.executor.versions[record.merge.version].numpy().copy()
 
-    monkeypatch.setattr(Session, "save_update", recorded_update)
-    monkeypatch.setattr(Session, "_save", recorded_version)
+    monkeypatch.setattr(Session, "add_update", recorded_update)
+    monkeypatch.setattr(Session, "_merge", recorded_merge)
     world = World(tmp_path / "run", task=double_task, **changes)
     world.until(lambda: world.session.progress.status is not Status.RUNNING)
     assert world.session.progress.status is Status.ROUNDS
     _, found = checked(world)
     for record in found.plan.rounds:
-        merge = record.merge
-        weights = {(u.client, u.index): abs(b) for u, b in merge.updates}
+        weights = {(u.client, u.index): abs(b) for u, b in record.merge.updates}
         if not any(weights.values()):  # all updates enter through state vectors: they have equal weights
             weights = dict.fromkeys(weights, 1.0)
         expected = np.sum([b * sent[key][-STATISTICS:] for key, b in weights.items()], axis=0) / sum(weights.values())
-        np.testing.assert_allclose(versions[merge.version][-STATISTICS:], expected, rtol=1e-10)
+        np.testing.assert_allclose(versions[record.merge.version][-STATISTICS:], expected, rtol=1e-10)
     agrees(world, found)
     assert not found.refused
 

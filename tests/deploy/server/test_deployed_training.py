@@ -45,13 +45,13 @@ def test_a_job_yields_the_same_update_as_in_the_simulation(
 ) -> None:
     """Also after a crash of the server, with every bit; the merges are those of the executor, too."""
     sent: dict[tuple[int, int], Vector] = {}
-    save_update = Session.save_update
+    add_update = Session.add_update
 
     def recorded(self: Session, client: int, index: int, values: Vector) -> None:
         sent[client, index] = values.copy()
-        save_update(self, client, index, values)
+        add_update(self, client, index, values)
 
-    monkeypatch.setattr(Session, "save_update", recorded)
+    monkeypatch.setattr(Session, "add_update", recorded)
     given = {f"training__{name}": value for name, value in {"local_lr": 0.1, **OPTIONS[option]}.items()}
     world = World(tmp_path / "run", task=image_task, stop__max_rounds=10, **algorithm, **given)
     world.until(lambda: world.session.engine.server.version >= 5)

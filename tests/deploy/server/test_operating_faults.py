@@ -45,10 +45,12 @@ def test_a_full_disk_is_one_line_that_names_the_file_and_the_log_stays_readable(
     path = tmp_path / "events.jsonl"
     log = EventLogWriter(path, {"settings": {}})
     log.add(LogNote("first", 0.0, {}))
+    log.write()
     opened = log._file
     log._file = FullDisk(opened, 12)  # type: ignore[assignment]
+    log.add(LogNote("second", 1.0, {}))
     with pytest.raises(UserError, match=r"events\.jsonl cannot be written: No space left on device; free some space"):
-        log.add(LogNote("second", 1.0, {}))
+        log.write()
     opened.close()
     assert [line.name for line in logs.read(path).lines if isinstance(line, LogNote)] == ["first"]
     with pytest.raises(UserError, match="/dev/full cannot be written: No space left on device; free some space"):

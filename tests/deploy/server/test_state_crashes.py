@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,18 +57,25 @@ class CrashError(Exception):
 
 @dataclass
 class Disk:
-    """Counts everything that a server writes or deletes; a write that crashes leaves a part of its content."""
+    """Counts everything that a server writes, flushes or deletes; a write that crashes leaves a part of its content.
+
+    A crash before the log is flushed loses what was written to it since the last flush, as a loss of power may.
+    """
 
     crashes: Callable[[int], bool]
     count: int = 0
+    flushed: int = 0
 
     def _due(self) -> bool:
         self.count += 1
         return self.crashes(self.count)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        whole, unlink, append = fileio.write_whole, Path.unlink, writer.append_lines
-        log_write = logs.EventLogWriter._write
+        self._install_files(monkeypatch)
+        self._install_log(monkeypatch)
+
+    def _install_files(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        whole, flushed, unlink, append = fileio.write_whole, fileio.write_flushed, Path.unlink, writer.append_lines
 
         def write_whole(path: Path, data: bytes) -> None:
             if self._due():
@@ -74,13 +83,11 @@ class Disk:
                 raise CrashError
             whole(path, data)
 
-        def write_log(log: logs.EventLogWriter, objects: list[dict[str, Any]]) -> None:
+        def write_flushed(path: Path, data: bytes) -> None:
             if self._due():
-                complete = "".join(json.dumps(item) + "\n" for item in objects[:-1])  # the last line is cut
-                log._file.write((complete + json.dumps(objects[-1])[:-3]).encode())
-                log.close()
+                path.write_bytes(data[: len(data) // 2])
                 raise CrashError
-            log_write(log, objects)
+            flushed(path, data)
 
         def delete(path: Path, missing_ok: bool = False) -> None:
             if path.suffix == ".safetensors" and self._due():
@@ -92,31 +99,59 @@ class Disk:
                 raise CrashError
             append(*given)
 
+        monkeypatch.setattr(os, "fsync", lambda _: None)  # this disk decides what is lost
         monkeypatch.setattr(state_store, "write_whole", write_whole)
-        monkeypatch.setattr(logs.EventLogWriter, "_write", write_log)
+        monkeypatch.setattr(state_store, "write_flushed", write_flushed)
         monkeypatch.setattr(Path, "unlink", delete)
         monkeypatch.setattr(sessions, "append_lines", append_lines)
 
+    def _install_log(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log_write, log_flush = logs.EventLogWriter._write, logs.EventLogWriter._flush
+
+        def write_log(log: logs.EventLogWriter, objects: list[dict[str, Any]]) -> None:
+            if self._due():
+                complete = "".join(json.dumps(item) + "\n" for item in objects[:-1])  # the last line is cut
+                log._file.write((complete + json.dumps(objects[-1])[:-3]).encode())
+                log.abandon()
+                raise CrashError
+            log_write(log, objects)
+
+        def flush_log(log: logs.EventLogWriter) -> None:
+            if self._due():
+                log.abandon()
+                os.truncate(log.path, self.flushed)
+                if not self.flushed:
+                    log.path.unlink()  # nothing had begun
+                raise CrashError
+            log_flush(log)
+            self.flushed = log.path.stat().st_size
+
+        monkeypatch.setattr(logs.EventLogWriter, "_write", write_log)
+        monkeypatch.setattr(logs.EventLogWriter, "_flush", flush_log)
+
 
 Step = tuple[int, int, Any] | Event
-"""An update that is saved (client, index, values), or an event that is handled."""
+"""An update that is added (client, index, values), or an event that is handled."""
+
+AT_ONCE, TOGETHER = (1, 0.0), (4, math.inf)
+"""Events that are committed together, and ``save_seconds``: everything at once, or as late as possible."""
 
 
 def recorded_script(folder: Path, changes: dict[str, Any]) -> tuple[dict[str, Any], list[Step]]:
     """Return the settings of a short run in memory, and everything that its session was given."""
     script: list[Step] = []
-    save, handle = Session.save_update, Session.handle
+    add, handle = Session.add_update, Session.handle
 
-    def save_update(self: Session, client: int, index: int, values: Any) -> None:
+    def add_update(self: Session, client: int, index: int, values: Any) -> None:
         script.append((client, index, values.copy()))
-        save(self, client, index, values)
+        add(self, client, index, values)
 
     def handled(self: Session, event: Event) -> Any:
         script.append(event)
         return handle(self, event)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "save_update", save_update)
+        patch.setattr(Session, "add_update", add_update)
         patch.setattr(Session, "handle", handled)
         short: dict[str, Any] = {**changes, "clients__num_clients": 4, "stop__max_rounds": 5}
         if changes["algorithm"] == "quafl":  # its clients train in threads
@@ -135,45 +170,65 @@ class Result:
     versions: dict[int, Tensor]
     state: dict[StateVector, Tensor]
     files: dict[str, bytes]
+    updates: dict[tuple[int, int], Tensor]  # not merged yet
 
 
-def play(folder: Path, flat: dict[str, Any], script: list[Step], disk: Disk) -> tuple[Result, int]:
+def play(
+    folder: Path, flat: dict[str, Any], script: list[Step], disk: Disk, mode: tuple[int, float] = AT_ONCE
+) -> tuple[Result, int]:
     """Give a session a script; after every crash resume it and continue after the last event in its log."""
+    together, save_seconds = mode
     config, versions, crashes, position = read_deploy_config(flat), dict[int, Tensor](), 0, 0
     ends = [0, *(number for number, step in enumerate(script, start=1) if not isinstance(step, tuple))]
     task = tiny_task(flat, None)
+    disk.flushed = 0
     session: Session | None = None
-    while position < len(script) or session is None:
+    saved = False
+    while not saved:
         try:
             if session is None:
                 if (folder / LOG).exists():
-                    session = Session.resume(config, flat, task, folder)
+                    session = Session.resume(config, flat, task, folder, save_seconds=save_seconds)
                     position = ends[sum(1 for _ in logs.read(folder / LOG).events)]
                 else:
-                    session = Session(config, flat, task, folder)
+                    session = Session(config, flat, task, folder, save_seconds=save_seconds)
+            elif position < len(script):
+                position += _take(session, script[position:], together)
             else:
-                _take(session, script[position])
-                position += 1
+                session.save()
+                saved = True
             versions |= {version: weights.clone() for version, weights in session.executor.versions.items()}
         except CrashError:
             crashes += 1
             assert crashes < 100
             if session is not None:
-                session.log.close()
+                session.log.abandon()
             session = None
             if (folder / LOG).exists() and b"\n" not in (folder / LOG).read_bytes():
                 (folder / LOG).unlink()  # nothing had begun
-    session.log.close()
+    assert session is not None
+    session.log.abandon()
     files = {path.name: path.read_bytes() for path in (folder / "state").glob("*.safetensors*")}
-    return Result(versions, session.executor.state.assigned(), files), crashes
+    files = {name: data for name, data in files.items() if not name.startswith("updates-")}  # numbered by lines
+    updates = {key: session.store.update(update) for key, update in session.engine.received.items()}
+    return Result(versions, session.executor.state.assigned(), files, updates), crashes
 
 
-def _take(session: Session, step: Step) -> None:
-    if isinstance(step, tuple):
-        session.save_update(*step)
-        return
-    session.handle(step)
+def _take(session: Session, script: list[Step], together: int) -> int:
+    """Handle that many events of a script, or fewer if a version is evaluated; return the number of steps."""
+    taken = 0
+    while taken < len(script) and together and not session.commit_due:
+        step = script[taken]
+        taken += 1
+        if isinstance(step, tuple):
+            session.add_update(*step)
+        else:
+            session.handle(step)
+            together -= 1
+    session.commit()
     session.evaluate()
+    session.save_if_due()
+    return taken
 
 
 def assert_same(found: Result, expected: Result) -> None:
@@ -183,11 +238,14 @@ def assert_same(found: Result, expected: Result) -> None:
     assert found.state.keys() == expected.state.keys()
     assert all(torch.equal(found.state[vector], expected.state[vector]) for vector in expected.state)
     assert found.files == expected.files
+    assert found.updates.keys() == expected.updates.keys()
+    assert all(torch.equal(found.updates[key], expected.updates[key]) for key in expected.updates)
 
 
 @pytest.mark.parametrize("changes", STATEFUL, ids=named)
+@pytest.mark.parametrize("mode", [AT_ONCE, TOGETHER], ids=["at once", "together"])
 def test_a_crash_at_any_moment_of_writing_changes_no_bit(
-    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], mode: tuple[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flat, script = recorded_script(tmp_path / "recorded", changes)
     disk = Disk(lambda count: False)
@@ -195,18 +253,21 @@ def test_a_crash_at_any_moment_of_writing_changes_no_bit(
     expected, _ = play(tmp_path / "whole", flat, script, disk)
     assert max(expected.versions) == 5
     assert expected.state
-    assert disk.count > 50
+    disk.count = 0
+    assert_same(play(tmp_path / "mode", flat, script, disk, mode)[0], expected)
+    assert disk.count > 25
     for moment in range(1, disk.count + 1):
         disk.count, disk.crashes = 0, lambda count, moment=moment: count == moment  # type: ignore[misc]
-        found, crashes = play(tmp_path / f"crash-{moment}", flat, script, disk)
+        found, crashes = play(tmp_path / f"crash-{moment}", flat, script, disk, mode)
         assert crashes == 1
         assert_same(found, expected)
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("changes", STATEFUL, ids=named)
-@pytest.mark.parametrize("every", [11, 13, 17])
+@pytest.mark.parametrize(("every", "mode"), [(13, AT_ONCE), (17, AT_ONCE), (11, TOGETHER)])
 def test_a_server_that_crashes_again_and_again_changes_no_bit(
-    changes: dict[str, Any], every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], every: int, mode: tuple[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while it resumes."""
     flat, script = recorded_script(tmp_path / "recorded", changes)
@@ -214,8 +275,9 @@ def test_a_server_that_crashes_again_and_again_changes_no_bit(
     disk.install(monkeypatch)
     expected, _ = play(tmp_path / "whole", flat, script, disk)
     disk.crashes = lambda count: count % every == 0
-    found, crashes = play(tmp_path / "crashing", flat, script, disk)
-    assert crashes > 3
+    found, crashes = play(tmp_path / "crashing", flat, script, disk, mode)
+    monkeypatch.undo()
+    assert crashes >= 3
     assert_same(found, expected)
 
 

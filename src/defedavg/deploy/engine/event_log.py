@@ -150,21 +150,33 @@ def notes_for(t: float, commands: list[Command]) -> list[LogNote]:
 
 
 class EventLogWriter:
-    """Appends to a log. With ``head``, create a new one.
+    """Appends to a log that has that many lines. With ``head``, create a new one.
 
-    An event is on disk when ``add`` returns. Notes alone are on disk with the next event: no decision depends on them.
+    Events that were added are on disk when ``write`` returns: it flushes all of them together. Notes alone are on disk
+    with the next event: no decision depends on them.
     """
 
-    def __init__(self, path: Path, head: dict[str, Any] | None = None) -> None:
-        self.path, self.lines = path, 0  # the head does not count
+    def __init__(self, path: Path, head: dict[str, Any] | None = None, *, lines: int = 0) -> None:
+        self.path = path
+        self.lines = self.flushed_lines = lines  # written, and known to be on disk; the head does not count
+        self._added: list[Line] = []
         with writing(path):
             self._file = path.open("xb" if head is not None else "ab", buffering=0)
-        if head is not None:
-            self._write([{"format": FORMAT, "format_version": VERSION, **head}])
+        try:
+            if head is not None:
+                self._write([{"format": FORMAT, "format_version": VERSION, **head}])
             self._flush()
+        except BaseException:
+            self.abandon()
+            raise
 
     def add(self, *lines: Line) -> None:
-        """Append lines."""
+        """Add lines, which ``write`` appends to the file in this order."""
+        self._added.extend(lines)
+
+    def write(self) -> None:
+        """Append the lines that were added, and flush them to disk if there is an event among them."""
+        lines, self._added = self._added, []
         if lines:
             self._write([encode(line) for line in lines])
             self.lines += len(lines)
@@ -181,12 +193,17 @@ class EventLogWriter:
     def _flush(self) -> None:
         with writing(self.path):
             os.fsync(self._file.fileno())
+        self.flushed_lines = self.lines
 
     def close(self) -> None:
-        """Flush the file to disk and close it."""
+        """Flush the file to disk and close it. Lines that were added and not written are lost, as in a crash."""
         if not self._file.closed:
             self._flush()
             self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file without another flush, after an error."""
+        self._file.close()
 
 
 @dataclass(frozen=True)

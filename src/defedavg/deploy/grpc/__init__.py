@@ -4,3 +4,7 @@
 and ``link`` are the server's side, and ``stream_transport`` connects them to the coordinator. ``stream_client`` is the
 client's side. ``local_clients`` starts the clients of ``deploy local``.
 """
+
+import os
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # failed attempts are reported in this program's own words

@@ -1,18 +1,22 @@
-"""The clients of ``deploy local``: one process per client, started from a process that has loaded PyTorch once.
+"""The clients of ``deploy local``: one process per client, forked from a process that has loaded PyTorch once.
 
-``python -m defedavg.deploy.grpc.local_clients`` loads PyTorch, while the command that started it does so as well. It
-reads two lines of JSON from standard input: what to run, and the server's address. Then it forks. On macOS, a process
-that has loaded PyTorch must not fork: there it starts ``python -m defedavg.deploy.grpc.local_clients NUMBER`` for every
-client, which reads the same two lines. All processes end when standard input is closed: the command has ended.
+The command forks this process, the starter, when it has loaded PyTorch and before it uses gRPC, which does not survive
+a fork. If the command has threads already, the starter is ``python -m defedavg.deploy.grpc.local_clients`` instead,
+which loads PyTorch itself. The starter reads two lines of JSON from standard input: what to run, and the server's
+address. Then it forks. On macOS, a process that has loaded PyTorch must not fork: there the starter runs
+``python -m defedavg.deploy.grpc.local_clients NUMBER`` for every client, which reads the same two lines. All processes
+end when standard input is closed: the command has ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,10 +28,68 @@ from ...errors import UserError
 END_SECONDS = 5.0
 
 
+class ForkedStarter:
+    """A starter that is a fork of this process, with the methods of ``subprocess.Popen`` that are needed here."""
+
+    def __init__(self) -> None:
+        # Loaded once, here, for the starter and for all clients.
+        from ..client import handler as _handler  # noqa: F401
+        from .join import run_client as _run_client  # noqa: F401
+
+        read_end, write_end = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()  # the child must not write it again
+        self.pid = os.fork()
+        if not self.pid:
+            _be_starter(read_end)
+        os.close(read_end)
+        self.stdin = os.fdopen(write_end, "wb")
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the process and return its exit code."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            pid, status = os.waitpid(self.pid, 0 if deadline is None else os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            assert timeout is not None
+            assert deadline is not None
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("the starter of the clients", timeout)
+            time.sleep(0.005)
+
+    def kill(self) -> None:
+        """Kill the process."""
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def _be_starter(read_end: int) -> NoReturn:
+    """Detach from the command that was forked: its terminal, its signals, and its open files, locks among them."""
+    status = 1
+    try:
+        os.setsid()  # Ctrl-C reaches the command alone
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard, source in enumerate((read_end, null, null)):
+            os.dup2(source, standard)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        main()
+        status = 0
+    except SystemExit:
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
 class LocalClients:
     """The process that starts the clients."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | ForkedStarter) -> None:
         self._process = process
 
     def prepare(self, launch: Mapping[str, Any]) -> None:
@@ -61,8 +123,18 @@ class LocalClients:
 @contextmanager
 def local_clients() -> Iterator[LocalClients]:
     """Start the process, and end it and the clients with the block."""
+    # A fork has only the thread that forked: locks that other threads hold would stay locked in it.
+    forked = sys.platform != "darwin" and threading.active_count() == 1
+    clients = LocalClients(ForkedStarter() if forked else _fresh_starter())
+    try:
+        yield clients
+    finally:
+        clients.end()
+
+
+def _fresh_starter() -> subprocess.Popen[bytes]:
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "defedavg.deploy.grpc.local_clients"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -70,11 +142,6 @@ def local_clients() -> Iterator[LocalClients]:
         env=environment,
         start_new_session=True,  # Ctrl-C reaches the command alone
     )
-    clients = LocalClients(process)
-    try:
-        yield clients
-    finally:
-        clients.end()
 
 
 def _read_line() -> Any:

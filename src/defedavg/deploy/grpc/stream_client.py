@@ -46,6 +46,14 @@ CLIENT_OPTIONS = (
     ("grpc.http2.lookahead_bytes", 1 << 20),
 )
 
+TLS_FAULTS = {
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not valid for the ca.crt of this client; use the folder "
+    "that `defedavg deploy keys` made for it together with the server's keys",
+    "Hostname Verification Check failed": "the server's certificate is for another host; name this one with --host "
+    "of `defedavg deploy keys`",
+}
+"""What gRPC says when the keys do not match, in words for users. Another attempt would not help."""
+
 MakeHandler = Callable[[Mapping[str, Any], int], "ClientHandler"]
 """(settings of the run, number of the client) -> the handler of its messages."""
 
@@ -145,6 +153,9 @@ class StreamClient:
         )
         if error.code() in final:
             raise UserError(f"the server at {self._address} refuses this client: {reason}") from None
+        for sign, meaning in TLS_FAULTS.items():
+            if sign in reason:
+                raise UserError(f"no secure connection to {self._address}: {meaning}") from None
         return str(reason)
 
     async def _connect(self) -> None:

@@ -1,4 +1,8 @@
-"""The server's event loop: it turns replies into events, and commands of the engine into messages."""
+"""The server's event loop: it turns replies into events, and commands of the engine into messages.
+
+Replies that have arrived together are handled in memory, one after the other. Then they are committed to disk together,
+and only then the messages that follow from them are sent.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +72,7 @@ class Coordinator:
         self._claims: dict[int, int] = {}  # node -> the client that it claims to be, while another node is that client
         self._ignored: set[int] = set()  # nodes of quarantined clients
         self._in_flight: dict[str, MessageInFlight] = {}
+        self._outbox: list[tuple[Train | Exchange, Message]] = []  # sent after the next commit
         self._clocks = ClockSync()
         self._listed_at = -NODES_SECONDS
         self._alone_since: float | None = None
@@ -88,6 +93,7 @@ class Coordinator:
         while self.session.progress.status is Status.RUNNING:
             if not self.step():
                 self._pause()
+        self.session.save()
 
     def wait_for_clients(self) -> None:
         """Wait until enough clients are connected, then start the run; raise ``UserError`` if they do not connect."""
@@ -103,10 +109,13 @@ class Coordinator:
                     "deploy.min_clients"
                 )
             self._update_nodes()
-            if not self._handle_replies():
+            arrived = self._handle_replies()
+            self._commit()
+            if not arrived:
                 self._pause()
         self._zero = self._clock()
         self._handle(events.Began(0.0))
+        self._commit()
 
     def _pause(self) -> None:
         """Wait until something may have happened: a transport that can wait reports it, another one is polled."""
@@ -125,7 +134,9 @@ class Coordinator:
             self._handle(events.InstantEnded(self.now))
         for token in session.engine.expired_timers(self.now, early=not self._hellos):
             self._handle(events.TimerExpired(self.now, token))
+        self._commit()
         session.evaluate()
+        session.save_if_due()
         if session.progress.status is Status.RUNNING:
             self._check_end()
         return busy
@@ -143,19 +154,24 @@ class Coordinator:
             self.session.stall()
 
     def _handle(self, event: Event) -> None:
-        """Handle an event and send the messages that follow from it; ignore events after the end of the run."""
+        """Handle an event in memory; ignore events after the end of the run. ``_commit`` has the rest."""
         if self.session.finished:
             return
         links = self.session.engine.links
         commands = [command for command in self.session.handle(event) if links[command.client].node is not None]
-        if not commands:
+        nodes = {client: node for node, client in self._client_of.items()} if commands else {}
+        self._outbox += [(command, self._message(nodes[command.client], command)) for command in commands]
+
+    def _commit(self) -> None:
+        """Write what was handled to disk, then send the messages that follow from it."""
+        self.session.commit()
+        outbox, self._outbox = self._outbox, []
+        if not outbox:
             return
-        nodes = {client: node for node, client in self._client_of.items()}
-        messages = [self._message(nodes[command.client], command) for command in commands]
-        ids = self.transport.push(messages)
+        ids = self.transport.push([message for _, message in outbox])
         now = self.now
         unreachable = []
-        for command, message, name in zip(commands, messages, ids, strict=True):
+        for (command, message), name in zip(outbox, ids, strict=True):
             sent = MessageInFlight(command, message.node, now, now + message.seconds + GRACE_SECONDS)
             if not name:
                 unreachable.append(sent)
@@ -165,6 +181,7 @@ class Coordinator:
             self.session.note("sent", kind=message.kind, **fields, bytes=size_of(message.weights))
         for sent in unreachable:
             self._unanswered(sent, "its node had disconnected when a message was sent")
+        self._commit()
 
     def _message(self, node: int, command: Train | Exchange) -> Message:
         session, deploy = self.session, self.deploy
@@ -193,6 +210,8 @@ class Coordinator:
                 self._greeted(self._hellos.pop(reply.to)[0], reply)
             elif reply.to in self._in_flight:
                 self._answered(self._in_flight.pop(reply.to), reply)
+                if self.session.commit_due:
+                    self._commit()
                 self.session.evaluate()  # this reply may end the run before the next one
             else:
                 self.session.note("stale", message=reply.to)
@@ -252,7 +271,7 @@ class Coordinator:
         if update is not None and update.steps:
             start, variances = session.start(client, update.version), session.executor.layout.variances
             values = checks.update_values(reply, start, self.deploy.norm_bound, variances)
-            session.save_update(client, update.index, values)
+            session.add_update(client, update.index, values)
         if isinstance(event, Exchanged) and isinstance(command, Exchange):
             translated = self._clocks.to_server_time((client, command.epoch), event.reports, clock, event.t)
             event = replace(event, reports=translated)

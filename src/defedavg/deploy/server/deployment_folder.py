@@ -143,3 +143,4 @@ def finish(session: Session, wall_seconds: float, log_line: LogLine = print) -> 
         log_line(f"there is no page: {error}")  # the results themselves are saved
     _write_summary(files, config.name, [entry], finished=True)
     session.note("done", status=str(session.progress.status))
+    session.log.write()

@@ -76,4 +76,8 @@ def update_values(reply: Reply, weights: Vector, norm_bound: float, variances: M
 
 def _norm(values: Vector) -> float:
     with np.errstate(over="ignore", invalid="ignore"):  # the caller finds the values that are not finite
-        return math.sqrt(float(np.einsum("i,i->", values, values, dtype=np.float64)))
+        # The sum in the model's own number type is several times faster; it may overflow, above all in float16.
+        squares = float(np.dot(values, values)) if values.dtype.itemsize >= 4 else math.inf
+        if not math.isfinite(squares):
+            squares = float(np.einsum("i,i->", values, values, dtype=np.float64))
+    return math.sqrt(squares)

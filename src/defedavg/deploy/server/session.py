@@ -1,14 +1,19 @@
 """A run on the server, independent of the transport: engine, executor, log, saved state and evaluations.
 
-Order of writing: the update is saved, then its event is logged, then the server acts on it. After a merge the state
-vectors that it assigned are saved, then the new version, then ``state.json``; then files that are no longer needed are
-deleted. A crash at any moment therefore leaves a log and files from which ``Session.resume`` continues: no update is
-merged twice, and no logged update is lost. A merge whose version is not saved is computed again, from the state before.
+Order of writing. ``handle`` lets the engine decide and computes merges, in memory. ``commit`` writes everything that
+was handled since the last call: first the updates, in one file with one flush, then their events, with one flush of
+the log. Only then may the server act on it, that is, send the messages that ``handle`` returned. ``save`` writes state
+vectors, versions and ``state.json``, in this order, and then deletes files that are no longer needed. It may be later:
+until then, the updates since the last ``save`` stay on disk.
+
+A crash at any moment therefore leaves a log and files from which ``Session.resume`` continues: no update is merged
+twice, and no logged update is lost. Merges since the last ``save`` are computed again, from the state then.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,14 +37,22 @@ from ..engine import event_log as logs
 from ..engine.event_log import EventLog, EventLogWriter, LogNote, notes_for
 from ..engine.events import Event, Exchange, Resumed, Train
 from ..transport import Vector
-from .state_store import StateStore
+from .state_store import StateStore, UpdateKey
 
 LogLine = Callable[[str], None]
 MAX_RECEIVED_BYTES = 256 << 20  # of updates that are kept in memory until they are merged
+SAVE_SECONDS = 0.5  # between two saves of the state; a resumed run computes the merges since the last one again
+SAVE_MODELS, SAVE_BYTES_LEAST, SAVE_BYTES_MOST = 16, 4 << 20, 64 << 20
+"""Updates between two saves stay on disk until the second: this many, but their bytes are bounded."""
+
+
+def save_bytes(model: int) -> int:
+    """Return how many bytes of updates may wait on disk for a save, from the bytes of a model."""
+    return min(max(SAVE_MODELS * model, SAVE_BYTES_LEAST), SAVE_BYTES_MOST)
 
 
 class Session:
-    """One run: call ``handle`` for every event, send the messages it returns, then call ``evaluate``."""
+    """One run: call ``handle`` for events, ``commit``, send the messages, then ``evaluate`` and ``save_if_due``."""
 
     def __init__(
         self,
@@ -50,6 +63,7 @@ class Session:
         log: EventLog | None = None,
         run: str = "",
         log_line: LogLine = print,
+        save_seconds: float = SAVE_SECONDS,
     ) -> None:
         self.config = config
         self.files = RunFiles(folder)
@@ -64,12 +78,19 @@ class Session:
         self._schedule = EvalSchedule(task, self.stopping_rule, self.progress)
         self._pending_evals: list[PendingEval] = [self._schedule.start(self.executor.versions[0])]
         self._vectors: dict[int, Vector] = {}
-        self._received: dict[tuple[int, int], Tensor] = {}  # updates that are in memory, besides on disk
+        self._received: dict[UpdateKey, Tensor] = {}  # updates that are in memory, besides on disk
+        self._unwritten: dict[UpdateKey, Tensor] = {}  # updates that the next commit writes
         self._assigned_by: dict[StateVector, int] = {}  # state vector -> the version whose merge assigned it last
+        self._unsaved_vectors: set[StateVector] = set()
+        self._saved_versions = {0}
+        self._changed = False  # whether there is anything to save
+        self._save_seconds, self._saved_at, self._bytes_since = save_seconds, time.monotonic(), 0
+        self._save_bytes = save_bytes(self.executor.versions[0].nbytes)
         if log is None:
             self.seconds = 0.0
             first = self.executor.versions[0]
             self.store.save_version(0, first)
+            self.store.sync()
             head = {"settings": flat, "model_bytes": first.numel() * first.element_size(), "run": run}
             head |= {} if shares is None else {"shares": list(shares)}
             self.log = EventLogWriter(self.files.event_log, head)
@@ -78,12 +99,22 @@ class Session:
             self._restore(log)
             with writing(self.files.event_log):
                 os.truncate(self.files.event_log, log.size)
-            self.log = EventLogWriter(self.files.event_log)
-            self.log.lines = len(log.lines)
+            self.log = EventLogWriter(self.files.event_log, lines=len(log.lines))
+            try:
+                self.save()
+            except BaseException:
+                self.log.abandon()
+                raise
 
     @classmethod
     def resume(
-        cls, config: DeployConfig, flat: dict[str, Any], task: Task, folder: Path, log_line: LogLine = print
+        cls,
+        config: DeployConfig,
+        flat: dict[str, Any],
+        task: Task,
+        folder: Path,
+        log_line: LogLine = print,
+        save_seconds: float = SAVE_SECONDS,
     ) -> Session:
         """Continue the run in a folder."""
         log = logs.read(RunFiles(folder).event_log)
@@ -92,7 +123,7 @@ class Session:
             raise UserError(f"the run in {folder} has other settings; resume it with the same, or start another run")
         if any(note.fields.get("status") != str(Status.STALLED) for note in log.notes("done")):
             raise UserError(f"the run in {folder} is finished; start another run")
-        return cls(config, flat, task, folder, log, log_line=log_line)
+        return cls(config, flat, task, folder, log, log_line=log_line, save_seconds=save_seconds)
 
     def vector(self, version: int) -> Vector:
         """Return the weights of a version, always the same object, so that the transport uploads it once."""
@@ -110,13 +141,10 @@ class Session:
         """Return the local rate of jobs that start from a version."""
         return self.executor.local_training.local_rate(version, self.executor.version_seconds[version])
 
-    def save_update(self, client: int, index: int, values: Vector) -> None:
-        """Save an update before its event is handled."""
-        update = torch.from_numpy(values.copy())
-        self.store.save_update(client, index, update)
-        self._received[client, index] = update
-        if len(self._received) * update.nbytes > MAX_RECEIVED_BYTES:
-            self._received.pop(next(iter(self._received)))  # a merge reads it from disk
+    def add_update(self, client: int, index: int, values: Vector) -> None:
+        """Add an update, which belongs to the session now, before its event is handled; ``commit`` writes it."""
+        update = torch.from_numpy(values if values.flags.writeable else values.copy())  # PyTorch needs the former
+        self._unwritten[client, index] = self._received[client, index] = update
 
     @property
     def finished(self) -> bool:
@@ -124,7 +152,7 @@ class Session:
         return self.engine.finished or self.progress.status is not Status.RUNNING
 
     def handle(self, event: Event) -> list[Train | Exchange]:
-        """Log an event, carry out the commands that follow from it, and return those that are messages to clients."""
+        """Let the engine handle an event, merge in memory, and return the messages to send after ``commit``."""
         commands = self.engine.handle(event)
         self.log.add(event, *notes_for(event.t, commands))
         self.seconds = event.t
@@ -132,29 +160,41 @@ class Session:
             if isinstance(command, Round):
                 self._merge(command)
         if any(isinstance(command, Round | Discard) for command in commands):
-            self._delete_unneeded()
+            self._received = {key: value for key, value in self._received.items() if key in self.engine.received}
+            self._changed = True
         return [command for command in commands if isinstance(command, Train | Exchange)]
 
-    def _delete_unneeded(self) -> None:
-        self._received = {key: value for key, value in self._received.items() if key in self.engine.received}
-        self.store.keep(self.engine.versions, self.engine.received, self._assigned_by)
+    def commit(self) -> None:
+        """Write and flush everything that was handled: one flush for all updates, then one for all events."""
+        if self._unwritten:
+            self.store.save_updates(self.log.lines + 1, self._unwritten)
+            self._bytes_since += sum(update.nbytes for update in self._unwritten.values())
+            self._unwritten = {}
+        self.log.write()
+        kept = sum(update.nbytes for update in self._received.values())
+        while kept > MAX_RECEIVED_BYTES and len(self._received) > 1:  # a merge reads the others from disk
+            kept -= self._received.pop(next(iter(self._received))).nbytes
 
     def resumed(self) -> None:
         """Log that the server restarted and that all clients have to join again."""
         self.handle(Resumed(self.seconds))
+        self.commit()
 
     def note(self, name: str, **fields: Any) -> None:
-        """Log a note that no machine depends on."""
+        """Log a note that no machine depends on; it follows the events that were handled before."""
         self.log.add(LogNote(name, self.seconds, fields))
 
     def _merge(self, record: Round) -> None:
-        version = record.merge.version
-        weights = self.executor.merge(record, self._deltas(record))
-        self._save_vectors(record)
-        self._save(version, weights)
-        self._pending_evals.append(self._schedule.round(record, self.executor.versions[version]))
+        self.executor.merge(record, self._deltas(record))
+        self._assign(record)
+        self._pending_evals.append(self._schedule.round(record, self.executor.versions[record.merge.version]))
         for freed in record.freed:
             self._vectors.pop(freed, None)
+
+    def _assign(self, record: Round) -> None:
+        assigned = self._assigned(record)
+        self._assigned_by |= assigned
+        self._unsaved_vectors.update(assigned)
 
     def _deltas(self, record: Round) -> dict[Update, Tensor]:
         updates = (update for update, _ in record.merge.updates if update.steps)
@@ -169,18 +209,22 @@ class Session:
         targets = (assignment.target for assignment in record.merge.assignments)
         return dict.fromkeys((*targets, *self.executor.local_training.server.vectors), record.merge.version)
 
-    def _save_vectors(self, record: Round) -> None:
-        assigned = self._assigned(record)
-        for vector, version in assigned.items():
-            self.store.save_vector(vector, version, self.executor.state[vector])
-        self._assigned_by |= assigned
+    def save_if_due(self) -> None:
+        """Save the state if something has changed, and the last time is long ago or many bytes wait for it."""
+        long_ago = time.monotonic() - self._saved_at >= self._save_seconds
+        if self._changed and (long_ago or self._bytes_since >= self._save_bytes):
+            self.save()
 
-    def _save(self, version: int, weights: Tensor) -> None:
-        self.store.save_version(version, weights)
+    def save(self) -> None:
+        """Save what a resumed run needs beside the log, then delete the files that this replaces. Commit before."""
+        for vector in self._unsaved_vectors:
+            self.store.save_vector(vector, self._assigned_by[vector], self.executor.state[vector])
+        for version in sorted(self.engine.versions - self._saved_versions):
+            self.store.save_version(version, self.executor.versions[version])
         self.store.save_state(
             {
-                "version": version,
-                "lines": self.log.lines,
+                "version": max(self.engine.versions),
+                "lines": self.log.flushed_lines,  # it has all events, and some notes may follow
                 "seconds": self.seconds,
                 "server_state": self.engine.server.state(),
                 "in_flight": self.in_flight(),
@@ -188,6 +232,15 @@ class Session:
                 "versions": sorted(self.engine.versions),
             }
         )
+        self._unsaved_vectors, self._saved_versions = set(), set(self.engine.versions)
+        self.store.keep(self.engine.versions, self.engine.received, self._assigned_by)
+        self._changed, self._saved_at, self._bytes_since = False, time.monotonic(), 0
+
+    @property
+    def commit_due(self) -> bool:
+        """Whether ``commit`` should not wait for more events: an evaluation is due, or updates take much memory."""
+        waiting = sum(update.nbytes for update in self._unwritten.values())
+        return any(pending.evaluate for pending in self._pending_evals) or waiting >= SAVE_BYTES_MOST
 
     def evaluate(self) -> None:
         """Evaluate the versions made since the last call; ``progress`` then says whether the run is over."""
@@ -198,6 +251,7 @@ class Session:
             evaluation = self._schedule.record(pending, evaluate_version(self.executor, self._schedule, pending))
             if evaluation is not None:
                 self.note("measured", **metric_field(self.executor.task.metric_name), **asdict(evaluation))
+                self.log.write()
                 append_lines(self.files.metrics, self._metrics([evaluation]))
 
     def end(self, status: Status) -> None:
@@ -216,6 +270,7 @@ class Session:
         self.evaluate()
         if self.progress.status is Status.RUNNING:
             self.note("stalled")
+            self.log.write()
             self.progress.status, self.progress.seconds = Status.STALLED, self.seconds
 
     def _metrics(self, evaluations: list[Evaluation]) -> list[dict[str, Any]]:
@@ -224,17 +279,15 @@ class Session:
         return [{**shared, **asdict(evaluation)} for evaluation in evaluations]
 
     def _restore(self, log: EventLog) -> None:
-        """Replay the log and load the vectors from disk; compute again the merges that the crash interrupted."""
-        rounds = self._replay(log)
-        complete = len(rounds)  # an event may lead to several merges
-        while complete and not self.store.has_version(rounds[complete - 1].merge.version):
-            complete -= 1
+        """Replay the log and load the vectors from disk; compute again the merges since the state was saved."""
+        state = self.store.state()
+        rounds = self._replay(log, state)
+        saved = 0 if state is None else state["version"]
+        complete = sum(record.merge.version <= saved for record in rounds)
         self._load(rounds[:complete])
         for record in rounds[complete:]:
-            weights = self.executor.merge(record, self._deltas(record))
-            self._save_vectors(record)
-            self.store.save_version(record.merge.version, weights)
-        self._delete_unneeded()
+            self.executor.merge(record, self._deltas(record))
+            self._assign(record)
         self._restore_evaluations(log, rounds)
         write_lines(self.files.metrics, self._metrics(self.progress.evaluations))
 
@@ -246,14 +299,13 @@ class Session:
             for version in record.freed:
                 del times[version]
             self._assigned_by |= self._assigned(record)
-        self.executor.version_seconds = times
+        self.executor.version_seconds, self._saved_versions = times, set(times)
         self.executor.versions.replace({version: self.store.version(version) for version in times})
         values = {vector: self.store.vector(vector, version) for vector, version in self._assigned_by.items()}
         self.executor.state.restore({vector: value for vector, value in values.items() if value is not None})
 
-    def _replay(self, log: EventLog) -> list[Round]:
+    def _replay(self, log: EventLog, state: dict[str, Any] | None) -> list[Round]:
         """Let the engine handle the logged events, compare it with the saved state, and return the rounds."""
-        state = self.store.state()
         if state is not None and state["lines"] > len(log.lines):
             raise UserError(f"the log in {self.files.folder} is shorter than its state says; a part of it is missing")
         rounds: list[Round] = []

@@ -111,7 +111,7 @@
 
   function axes() {
     const has = (axis) => group().series.some((s) => s.runs.some((run) => run.x[axis]));
-    const labels = { seconds: "Simulated seconds", rounds: "Rounds", updates: "Updates", megabytes: "Megabytes" };
+    const labels = { seconds: capital(Charts.AXES.seconds), rounds: "Rounds", updates: "Updates", megabytes: "Megabytes" };
     const choose = (axis) => {
       state.axis = axis;
       state.log = Charts.wantsLog(shown(), axis);

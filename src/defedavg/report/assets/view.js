@@ -174,7 +174,7 @@
     Charts.curves($("loss"), shown, "loss", options);
   }
 
-  const choices = [["seconds", "Simulated seconds"], ["rounds", "Rounds"], ["updates", "Updates"]];
+  const choices = [["seconds", "Seconds"], ["rounds", "Rounds"], ["updates", "Updates"]];
   Charts.radios($("axis"), "axis", choices, axis, (value) => { axis = value; chosenLog = null; curves(); });
   $("log").addEventListener("change", () => { chosenLog = $("log").checked; curves(); });
   $("spread").addEventListener("change", curves);
