@@ -316,7 +316,7 @@ class Trainer:
 
     def _evaluate_in_threads(self, versions: Sequence[Tensor], data: Data) -> Tensor:
         """Evaluate parts of the data in threads; their size does not depend on the number of threads."""
-        contexts, parts = [StackedPass(self._contiguous(v)) for v in versions], list(data.chunks(EVAL_CHUNK))
+        contexts, parts = [StackedPass(self._parts(v)) for v in versions], list(data.chunks(EVAL_CHUNK))
         work = [partial(self._scores, context, part) for context in contexts for part in parts]
         concurrent = max(1, min(self._cores, self._samples_at_once // EVAL_CHUNK))
         scores = in_parallel(work, concurrent)
@@ -355,9 +355,11 @@ class Trainer:
         views = {name: part.view(len(vectors), *shape) for (name, shape), part in shaped}
         return views | {name: views[name].permute(CHANNELS_LAST) for name in self._stacked.channels_last}
 
-    def _contiguous(self, version: Tensor) -> dict[str, Tensor]:
-        """Return the parts of one version, which are copied only where their dimensions have another order."""
-        return {name: w.contiguous() for name, w in self.views(version.unsqueeze(0)).items()}
+    def _parts(self, version: Tensor) -> dict[str, Tensor]:
+        """Return the parts of one version; only those whose dimensions have another order are copied."""
+        views, moved = self.views(version.unsqueeze(0)), self._stacked.channels_last
+        # ``contiguous`` would keep the strides of dimensions of one, from which PyTorch takes the order in memory.
+        return views | {name: views[name].clone(memory_format=torch.contiguous_format) for name in moved}
 
     def split(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return contiguous copies of the parts of vectors."""
