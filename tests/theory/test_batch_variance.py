@@ -78,7 +78,7 @@ class _ReadsValues(nn.Sequential):
     """A model whose Python code reads values, which ``torch.func`` cannot map over samples."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = super().forward(x)
+        out: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         return out * (2.0 if float(x.detach().sum()) > 0 else 1.0)
 
 
