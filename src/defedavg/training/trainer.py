@@ -64,8 +64,6 @@ class Trainer:
         self._device = task.train.device
         dtype = next(module.parameters()).dtype
         self.asynchronous = self._device.type == "cuda"
-        if not self.asynchronous:
-            keep_freed_memory()
         self._kernels = _kernels(self._device, dtype, precision)
         self._stacked = stack(module, self._kernels, task.train[:3].inputs)
         self._layout = VersionLayout.of(module, self._stacked.statistics)
@@ -378,6 +376,7 @@ def _kernels(device: torch.device, dtype: torch.dtype, precision: str | None) ->
     precision = precision or DEFAULT[device.type]
     check_precision(precision, device.type)
     if device.type == "cpu":
+        keep_freed_memory()
         return CpuLayerKernels(half=precision == "bf16")
     if dtype == torch.float32:
         try:

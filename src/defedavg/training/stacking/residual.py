@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,31 +31,32 @@ def residual(module: Residual, site: LayerSite) -> StackedLayer:
         body, shortcut = (_run(branch, context, x) for branch in branches)
         return torch.relu(body + shortcut)
 
-    def passes(context: StackedPass) -> Passes:
-        bound = [[layer.passes(context) for layer in branch if layer.passes is not None] for branch in branches]
-
-        def forward(x: Tensor) -> tuple[Tensor, Any]:
-            (body, first), (shortcut, second) = (forward_pass(branch, x) for branch in bound)
-            out = (body + shortcut).relu_()
-            return out, (out, first, second)
-
-        def backward(grad: Tensor, saved: Any, needs_x: bool) -> Gradient:
-            out, *of_branches = saved
-            grad = aten.threshold_backward.default(grad, out, 0)
-            body, shortcut = (
-                backward_pass(branch, grad, kept, 0, needs_x) for branch, kept in zip(bound, of_branches, strict=True)
-            )
-            return None if body is None or shortcut is None else body + shortcut
-
-        return forward, backward
-
     return StackedLayer(
         run,
         tuple(name for layer in layers for name in layer.self_updating),
         tuple(name for layer in layers for name in layer.channels_last),
         batch_invariant=all(layer.batch_invariant for layer in layers),
-        passes=passes if is_direct(layers) else None,
+        passes=partial(_passes, branches) if is_direct(layers) else None,
     )
+
+
+def _passes(branches: Sequence[Sequence[StackedLayer]], context: StackedPass) -> Passes:
+    bound = [[layer.passes(context) for layer in branch if layer.passes is not None] for branch in branches]
+
+    def forward(x: Tensor) -> tuple[Tensor, Any]:
+        (body, first), (shortcut, second) = (forward_pass(branch, x) for branch in bound)
+        out = (body + shortcut).relu_()
+        return out, (out, first, second)
+
+    def backward(grad: Tensor, saved: Any, needs_x: bool) -> Gradient:
+        out, *of_branches = saved
+        grad = aten.threshold_backward.default(grad, out, 0)
+        body, shortcut = (
+            backward_pass(branch, grad, kept, 0, needs_x) for branch, kept in zip(bound, of_branches, strict=True)
+        )
+        return None if body is None or shortcut is None else body + shortcut
+
+    return forward, backward
 
 
 def _run(branch: Sequence[StackedLayer], context: StackedPass, x: Tensor) -> Tensor:
