@@ -280,6 +280,10 @@ def flgo(rounds: int) -> dict[str, Any]:
     import flgo
     import flgo.algorithm.fedavg as fedavg
     import torch
+    from flgo.benchmark.toolkits.cv.classification import FromDatasetPipe
+
+    # PyTorch 2.15, which its package installs, refuses the data set of FLGo 0.4.4 without this method.
+    FromDatasetPipe.TaskDataset.__getitems__ = lambda data, indices: [data[index] for index in indices]
 
     clock = Clock()
     folder = Path(tempfile.mkdtemp(dir=os.environ[WORK]))
@@ -287,6 +291,8 @@ def flgo(rounds: int) -> dict[str, Any]:
     sys.path.append(str(folder))
     (folder / "images_task.py").write_text(FLGO_TASK)
     made = flgo.gen_benchmark_from_file("images_benchmark", "images_task.py", ".", "cv", "classification")
+    benchmark: Any = importlib.import_module(made) if isinstance(made, str) else made
+    benchmark.visualize = lambda *_: None  # it draws every sample of every client, which takes minutes
     partition = {"name": "IIDPartitioner", "para": {"num_clients": CLIENTS}}
     flgo.gen_task({"benchmark": made, "partitioner": partition}, "task")
     options = {

@@ -340,3 +340,8 @@ def test_the_demo_ends_with_a_table_and_one_line_that_names_the_page(
     page = tmp_path / "demo" / "report.html"
     assert lines[-1] == f"open in a browser: {page}"
     assert page.read_text(encoding="utf-8").count("</html>") == 1
+    assert not list(tmp_path.rglob("*.png"))
+    cli.app(["demo", "--out", str(tmp_path), "--plots"], standalone_mode=False)
+    picture = tmp_path / "demo" / "accuracy.png"
+    assert capsys.readouterr().out.strip().splitlines()[-2:] == [f"curves: {picture}", lines[-1]]
+    assert picture.read_bytes().startswith(b"\x89PNG")

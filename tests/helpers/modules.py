@@ -215,7 +215,7 @@ def frozen() -> nn.Module:
 
 
 MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
-    "resnet": ("composed", lambda: build("resnet", (1, 8, 8), 3)),
+    "resnet": ("chain", lambda: build("resnet", (1, 8, 8), 3)),
     "transformer": ("composed", lambda: build("transformer", (1, 8, 8), 3)),
     "residual": ("composed", lambda: Residual(0.0)),
     "residual with dropout": ("composed", Residual),

@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from defedavg import make_task
-from defedavg.theory.estimates import EstimateOptions, batch_variance, estimate
+from defedavg.theory import estimates
+from defedavg.theory.estimates import EstimateOptions, Objective, batch_variance, estimate
 from defedavg.training.local_training import positions
 
 VALUES = np.array([3.0, -1.0, 0.5, 7.0])
@@ -71,3 +72,32 @@ def test_the_estimate_uses_the_sampling_of_the_study() -> None:
     assert shuffled.gradient == plain.gradient
     assert "without replacement" in shuffled.note
     assert "without replacement" not in plain.note
+
+
+class _ReadsValues(nn.Sequential):
+    """A model whose Python code reads values, which ``torch.func`` cannot map over samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        return out * (2.0 if float(x.detach().sum()) > 0 else 1.0)
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, _ReadsValues])
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_the_gradients_of_single_samples_are_those_computed_one_by_one(
+    kind: type[nn.Sequential], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(0)
+    inputs, targets = random.normal(size=(7, 4)), np.arange(7) % 3
+    frozen = nn.Linear(4, 5).requires_grad_(False)
+    task = make_task(
+        model=lambda: kind(frozen, nn.Tanh(), nn.Linear(5, 3)).double(),
+        train=(inputs, targets), test=(inputs, targets), clients=[np.arange(7)], keep_dtype=True,
+    )  # fmt: skip
+    objective, samples = Objective(task), task.clients[0]
+    monkeypatch.setattr(estimates, "CHUNK_VALUES", at_once * len(objective.initial))
+    mean = objective.gradient(objective.initial, samples).double()
+    each = [objective.gradient(objective.initial, samples[j : j + 1]) for j in range(7)]
+    found = objective.squared_deviations(objective.initial, samples, mean)
+    assert found == pytest.approx([float((gradient - mean).square().sum()) for gradient in each], rel=1e-10)
+    assert min(found) > 0

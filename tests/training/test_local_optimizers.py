@@ -20,8 +20,7 @@ from defedavg.planning.records import Round
 from defedavg.tasks import Task, make_task
 from defedavg.training import LocalTraining, Reference, Trainer, TrainingJob, run_batched
 from defedavg.training.memory import VECTORS
-from defedavg.training.stacked_optimizer import LocalMethod
-from defedavg.training.stacking.layer_registry import StackedModel
+from defedavg.training.stacked_optimizer import LocalMethod, StackedOptimizer
 from helpers.local_options import OPTIONS
 from helpers.modules import named
 from helpers.small_runs import CLIENTS, batched_run, final_versions, how, reference, task_of
@@ -345,14 +344,14 @@ def test_only_plain_sgd_takes_the_fused_path(
 ) -> None:
     run = batched_run(how("fedbuff", **options), task_of("mlp"), 3)
     trainer = Trainer(run.reference.task, run.reference.module)  # compares both paths with the module
-    stored: list[int] = []
-    gradients = StackedModel.gradients
+    steps: list[int] = []
+    step = StackedOptimizer.step
 
-    def counted(self: StackedModel, *args: Any) -> Any:
-        stored.append(1)
-        return gradients(self, *args)
+    def counted(self: StackedOptimizer, *args: Any) -> None:
+        steps.append(1)
+        step(self, *args)
 
-    monkeypatch.setattr(StackedModel, "gradients", counted)
+    monkeypatch.setattr(StackedOptimizer, "step", counted)
     for _ in run_batched([run], trainer):
         pass
-    assert (not stored) == fused
+    assert (not steps) == fused

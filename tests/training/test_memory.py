@@ -169,7 +169,7 @@ def test_other_errors_are_not_treated_as_a_lack_of_memory(monkeypatch: pytest.Mo
     def broken(*_: Any) -> None:
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(trainer, "step", broken)
+    monkeypatch.setattr(trainer, "_train_group", broken)
     with pytest.raises(RuntimeError, match="something else"):
         list(run_batched([run], trainer))
 

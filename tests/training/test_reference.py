@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from defedavg.algorithms import ALGORITHMS
+from defedavg.algorithms.protocol import Update
 from defedavg.config.build import make_executor, make_plan
 from defedavg.config.study import Settings
 from defedavg.errors import UserError
@@ -26,6 +27,7 @@ from defedavg.training import (
     StoppingRule,
     positions,
 )
+from defedavg.training.local_training import TrainingJob, host_minibatches
 from helpers.settings_tables import settings, small
 
 
@@ -232,6 +234,20 @@ def test_positions_are_keyed_and_within_range() -> None:
     big = positions(0, 0, 0, steps=1000, batch_size=10, size=5).reshape(-1)
     counts = np.bincount(big, minlength=5)
     assert ((counts - 2000) ** 2 / 2000).sum() < 25
+
+
+@pytest.mark.parametrize("sampling", ["replacement", "shuffle"])
+def test_the_minibatches_of_many_jobs_are_those_of_each(sampling: str) -> None:
+    task = least_squares(3, samples_per_client=5).task
+    training = [LocalTraining(seed, batch_size=2, sampling=sampling) for seed in (0, 7)]
+    updates = [Update(client, index, 0, steps) for client, index, steps in ((0, 0, 4), (2, 1, 4), (1, 5, 3), (2, 9, 1))]
+    jobs = [TrainingJob(training[update.index % 2], task, torch.zeros(8), update) for update in updates]
+    found = host_minibatches(jobs, 4)
+    assert found.shape == (4, 4, 2)
+    for job, samples in zip(jobs, found, strict=True):
+        own = job.local_training.samples(task, job.update)
+        assert np.array_equal(samples[: job.update.steps], own)
+        assert set(own.reshape(-1)) <= set(task.clients[job.update.client])
 
 
 def test_a_model_without_parameters_is_refused() -> None:

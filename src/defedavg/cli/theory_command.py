@@ -15,7 +15,7 @@ from ..config.study import Study, SweepPoint
 from ..errors import UserError
 from ..report.tables import make
 from ..theory.formulas import THEOREMS, Constants, probable_staleness, theorem, theorem_report
-from .options import Json, Set, out, print_json, print_note, print_notes, reported
+from .options import Json, Set, out, print_json, print_note, print_notes, reported, working
 from .stop_signals import stopped_code
 
 if TYPE_CHECKING:
@@ -142,8 +142,9 @@ def _constants(
     missing = [name for name in uses if name not in constants]
     if not missing:
         return constants, "All constants are given."
-    from ..config.build import build_task
-    from ..theory.estimates import EstimateOptions, estimate
+    with working("preparing …"):  # shown before PyTorch is loaded
+        from ..config.build import build_task
+        from ..theory.estimates import EstimateOptions, estimate
 
     settings = point.settings
     names = ("batch_size", "sampling", "local_steps")
@@ -213,10 +214,11 @@ def speedup(
 ) -> None:
     """Measure the rounds to a mean squared gradient norm of ε against n at the theorems' rates.
 
-    The slope has Student's 95 % interval from the spread of the seeds. It takes about two minutes on two cores, with
-    `--full` five.
+    The slope has Student's 95 % interval from the spread of the seeds. It takes under two minutes on two idle cores,
+    with `--full` up to five.
     """
-    from ..theory.speedup_study import SpeedupScope, run_speedup_study
+    with working("preparing …"):  # shown before PyTorch is loaded
+        from ..theory.speedup_study import SpeedupScope, run_speedup_study
 
     scope = SpeedupScope(
         _words("--task", tasks),
@@ -226,6 +228,7 @@ def speedup(
         epsilon,
         (FULL_TOLERANCE if full else TOLERANCE) if tolerance is None else tolerance,
     )
+    print_note(f"measuring {', '.join(scope.tasks)} with {', '.join(scope.algorithms)}; a line every few seconds")
     finished, results = run_speedup_study(scope, folder, print_note, force=force, jobs=jobs)
     _print(results, as_json, _speedup_table)
     if not finished:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
@@ -176,14 +177,16 @@ def slow_clients(study: Found) -> str:
     rows = []
     for name in names:
         own = [found[kind, name] for kind in kinds]
-        gaps = [_signed(over_seeds(each["runs"], "gap", 100.0).text()) for each in own]
-        counts = [f"{each['slower_worse']} of {len(each['runs'])}" for each in own]
-        worst = [over_seeds(each["runs"], "worst_accuracy", 100.0).text() for each in own]
         heard = f"{100 * fmean(each['slow_updates'] for each in own):.0f} %"
-        rows.append((name, heard, *(text for triple in zip(gaps, counts, worst, strict=True) for text in triple)))
+        rows.append((name, heard, *chain.from_iterable(map(_slow_texts, own))))
     figures = ("gap (points)", "seeds below", "worst client (%)")
     head = ("algorithm", "updates of the slow half", *(f"{kind}: {figure}" for kind in kinds for figure in figures))
     return markdown(head, rows)
+
+
+def _slow_texts(figures: Found) -> tuple[str, str, str]:
+    gap, worst = (over_seeds(figures["runs"], name, 100.0).text() for name in ("gap", "worst_accuracy"))
+    return _signed(gap), f"{figures['slower_worse']} of {len(figures['runs'])}", worst
 
 
 def slow_figures(row: Found) -> dict[str, Any]:

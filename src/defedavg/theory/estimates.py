@@ -22,6 +22,7 @@ from ..errors import UserError
 from ..rng import extend, extend_all, key, normal_all, permutation, uniform
 from ..tasks import LeastSquares, Task, build_model
 from ..tasks.model_calls import logits_of
+from ..tasks.samples import Inputs, each
 from ..training.scoring import sample_losses
 
 Notify = Callable[[str], None]
@@ -31,6 +32,7 @@ Norms = Callable[[Tensor], Tensor]
 """Maps versions of shape (V, parameters) to their ‖∇F‖² of shape (V,)."""
 
 CHUNK_VERSIONS = 16  # versions whose full gradients are computed together
+CHUNK_VALUES = 1 << 22  # of the gradients of single samples that are computed together
 
 STEPS: Final = 50  # of SGD between two evaluated points
 
@@ -39,7 +41,7 @@ class Objective:
     """The mean loss of a task over any of its samples."""
 
     def __init__(self, task: Task, seed: int = 0) -> None:
-        self.task = task
+        self.task, self._can_map = task, True
         self._module = build_model(task, key(seed, "init")).eval()
         with torch.no_grad():
             logits_of(self._module, task.train[:1].inputs)
@@ -52,9 +54,7 @@ class Objective:
     def losses(self, weights: Tensor, samples: Samples) -> Tensor:
         """Return the loss of every sample; buffers, which follow the parameters in a version, are ignored."""
         data = self.task.train[torch.from_numpy(samples)]
-        parts = torch.split(weights[: len(self.initial)], self._sizes)
-        values = {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
-        outputs = functional_call(self._module, values, (data.inputs,))
+        outputs = functional_call(self._module, self._named(weights), (data.inputs,))
         return sample_losses(self.task, outputs, data.targets)
 
     def value(self, weights: Tensor, samples: Samples) -> float:
@@ -67,6 +67,33 @@ class Objective:
         leaf = weights[: len(self.initial)].detach().requires_grad_()
         (gradient,) = torch.autograd.grad(self.losses(leaf, samples).mean(), leaf)
         return gradient * self.trainable
+
+    def squared_deviations(self, weights: Tensor, samples: Samples, mean: Tensor) -> list[float]:
+        """Return ‖gradient − mean‖² of the loss of every sample; ``mean`` is in float64."""
+        at_once, found = max(1, CHUNK_VALUES // len(self.initial)), list[float]()
+        for start in range(0, len(samples), at_once):
+            gradients = self._sample_gradients(weights[: len(self.initial)], samples[start : start + at_once])
+            found += (gradients.double() - mean).square().sum(1).tolist()
+        return found
+
+    def _sample_gradients(self, weights: Tensor, samples: Samples) -> Tensor:
+        """Return the gradients of the losses of single samples, (samples, parameters)."""
+        if self._can_map:
+            data = self.task.train[torch.from_numpy(samples)]
+            try:
+                found: Tensor = vmap(grad(self._sample_loss), (None, 0, 0))(weights, data.inputs, data.targets)
+                return found * self.trainable
+            except RuntimeError:  # torch.func cannot map this module over samples
+                self._can_map = False
+        return torch.stack([self.gradient(weights, samples[j : j + 1]) for j in range(len(samples))])
+
+    def _sample_loss(self, weights: Tensor, inputs: Inputs, target: Tensor) -> Tensor:
+        outputs = functional_call(self._module, self._named(weights), (each(lambda part: part[None], inputs),))
+        return sample_losses(self.task, outputs, target[None]).sum()
+
+    def _named(self, weights: Tensor) -> dict[str, Tensor]:
+        parts = torch.split(weights[: len(self.initial)], self._sizes)
+        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
     def hessian_product(self, weights: Tensor, direction: Tensor, samples: Samples) -> Tensor:
         """Return the product of the Hessian and a direction."""
@@ -242,13 +269,11 @@ def batch_variance(size: int, options: EstimateOptions) -> float:
 
 def _moments(objective: Objective, weights: Tensor, samples: Sequence[Samples], factors: Sequence[float]) -> Floats:
     """Return σ², ‖∇F_i‖² and ‖∇F_i − ∇F‖², one row each, of every client at one point."""
-    overall = sum((objective.gradient(weights, part) for part in samples), torch.zeros_like(weights)).double()
-    overall /= len(samples)
+    means = [objective.gradient(weights, part).double() for part in samples]
+    overall = sum(means, torch.zeros_like(means[0])) / len(samples)
     found = np.empty((3, len(samples)))
-    for i, part in enumerate(samples):
-        mean = objective.gradient(weights, part).double()
-        deviations = (objective.gradient(weights, part[j : j + 1]).double() - mean for j in range(len(part)))
-        found[0, i] = math.fsum(float(each.square().sum()) for each in deviations) / len(part) * factors[i]
+    for i, (part, mean) in enumerate(zip(samples, means, strict=True)):
+        found[0, i] = math.fsum(objective.squared_deviations(weights, part, mean)) / len(part) * factors[i]
         found[1, i] = float(mean.square().sum())
         found[2, i] = float((mean - overall).square().sum())
     return found

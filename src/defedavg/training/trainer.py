@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..tasks import Data, Task
 from .augmentation import augmentation_of
+from .job_group import JobGroup, groups_of, train_directly
 from .kernels.cpu_kernels import CpuLayerKernels
 from .kernels.cuda_graph import StepGraph
 from .kernels.plain import LayerKernels
@@ -27,13 +28,13 @@ from .stacking.layer_registry import CHANNELS_LAST, StackedPass, StackingError, 
 from .stacking.stacked_model import stack
 from .state_memory import NO_NEED, StateMemory, StateNeed
 from .tensor_rng import extend_all, signed
-from .threads import in_parallel
+from .threads import in_parallel, keep_freed_memory
 
 GRAPH_SLOTS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 DEFAULT_MAX_BATCH_JOBS = {"cpu": 64, "cuda": 192}
 GROUP_BYTES = 8 << 20  # of parameters in one thread's group of jobs: what its cache still holds (measured)
 GROUP_STEP_BYTES = 64 << 20  # of a step's tensors in one thread's group; more of them only leave the cache (measured)
-SMALL_GROUP = 4  # jobs; the jobs of larger groups are so short that an uneven end costs little
+MAX_GROUP_JOBS = 128  # of the smallest models, whose steps take hardly more time for many jobs than for one
 SAMPLES_AT_ONCE = 20_000  # when versions are evaluated on a device
 EVAL_CHUNK = 250  # samples that a thread evaluates at once
 
@@ -90,7 +91,7 @@ class Trainer:
 
     def _most_in_group(self) -> int:
         """Return the number of jobs that one thread of the CPU trains together."""
-        most = min(32, GROUP_BYTES // self._vector_bytes)
+        most = min(MAX_GROUP_JOBS, GROUP_BYTES // self._vector_bytes)
         if self._stacked.channels_last:  # convolutions are computed client by client: a larger group gains nothing
             most = min(most, GROUP_STEP_BYTES // self._step_bytes)
         return max(1, most)
@@ -192,7 +193,7 @@ class Trainer:
         most = self._limits_of(method).concurrent_jobs
         size = min(self._group_jobs, most)
         concurrent = max(1, most // size)
-        groups = _groups(jobs, size, concurrent)
+        groups = groups_of(jobs, size, concurrent)
         try:
             trained = in_parallel(
                 [partial(self._train_group, group, method) for group in groups], concurrent, self._stop
@@ -215,15 +216,14 @@ class Trainer:
         optimizer = self.optimizer(method, weights)
         if optimizer is not None:
             self._start(optimizer, jobs, torch.tensor(list(map(numbers_of, jobs)), dtype=torch.float64))
-        active = len(jobs)
-        for step in range(steps[0]):
-            if self._stopped:
-                break
-            while steps[active - 1] <= step:
-                active -= 1
-            remaining = {name: w[:active] for name, w in weights.items()} if active < len(jobs) else weights
-            step_keys = extend_all(keys[:active], torch.tensor(step))
-            self.step(remaining, samples[:active, step], rates[:active], step_keys, method, optimizer)
+        group = JobGroup(weights, steps, samples, rates, keys)
+        if self._stacked.direct:
+            train_directly(group, self._task, self._stacked.direct, method, optimizer, lambda: self._stopped)
+        else:
+            for step, active in group.active_steps(lambda: self._stopped):
+                remaining = {name: w[:active] for name, w in weights.items()}
+                step_keys = extend_all(keys[:active], torch.tensor(step))
+                self.step(remaining, samples[:active, step], rates[:active], step_keys, method, optimizer)
         return list(self._layout.update(starts, self.join(weights)).unbind())
 
     def optimizer(self, method: LocalMethod, weights: dict[str, Tensor]) -> StackedOptimizer | None:
@@ -314,7 +314,7 @@ class Trainer:
 
     def _evaluate_in_threads(self, versions: Sequence[Tensor], data: Data) -> Tensor:
         """Evaluate parts of the data in threads; their size does not depend on the number of threads."""
-        contexts, parts = [StackedPass(self.split(v.unsqueeze(0))) for v in versions], list(data.chunks(EVAL_CHUNK))
+        contexts, parts = [StackedPass(self._parts(v)) for v in versions], list(data.chunks(EVAL_CHUNK))
         work = [partial(self._scores, context, part) for context in contexts for part in parts]
         concurrent = max(1, min(self._cores, self._samples_at_once // EVAL_CHUNK))
         scores = in_parallel(work, concurrent)
@@ -353,6 +353,12 @@ class Trainer:
         views = {name: part.view(len(vectors), *shape) for (name, shape), part in shaped}
         return views | {name: views[name].permute(CHANNELS_LAST) for name in self._stacked.channels_last}
 
+    def _parts(self, version: Tensor) -> dict[str, Tensor]:
+        """Return the parts of one version; only those whose dimensions have another order are copied."""
+        views, moved = self.views(version.unsqueeze(0)), self._stacked.channels_last
+        # ``contiguous`` would keep the strides of dimensions of one, from which PyTorch takes the order in memory.
+        return views | {name: views[name].clone(memory_format=torch.contiguous_format) for name in moved}
+
     def split(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return contiguous copies of the parts of vectors."""
         return {name: w.clone(memory_format=torch.contiguous_format) for name, w in self.views(vectors).items()}
@@ -366,25 +372,11 @@ class Trainer:
         return vectors
 
 
-def _groups(jobs: Sequence[TrainingJob], largest: int, concurrent: int) -> list[Sequence[TrainingJob]]:
-    """Return groups of jobs, one for a thread at a time, such that all threads end at about the same time.
-
-    Few jobs are divided among all threads, and the last jobs of large models form groups of one.
-    """
-    size = min(largest, -(-len(jobs) // concurrent))
-    groups = []
-    while jobs:
-        fair = -(-len(jobs) // (2 * concurrent))
-        count = size if largest > SMALL_GROUP else min(size, fair)
-        groups.append(jobs[:count])
-        jobs = jobs[count:]
-    return groups
-
-
 def _kernels(device: torch.device, dtype: torch.dtype, precision: str | None) -> LayerKernels:
     precision = precision or DEFAULT[device.type]
     check_precision(precision, device.type)
     if device.type == "cpu":
+        keep_freed_memory()
         return CpuLayerKernels(half=precision == "bf16")
     if dtype == torch.float32:
         try:

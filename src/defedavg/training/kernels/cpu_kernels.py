@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .plain import Gradient, LayerKernels, LayerWeights, Saved, Window, aten, scaled, sizes
+from .plain import Gradient, LayerKernels, LayerWeights, Saved, Window, aten, sizes
 
 
 class CpuLayerKernels(LayerKernels):
@@ -43,9 +43,6 @@ class CpuLayerKernels(LayerKernels):
             weight.copy_(torch.baddbmm(_doubled(weight), _doubled(a), _doubled(b))[:1])
         else:
             super()._add_product(weight, a, b)
-
-    def _scaled(self, values: Tensor, rates: Tensor) -> Tensor:
-        return values * rates if bool(rates.all()) else scaled(values, rates)
 
     def _sum_patches(self, patches: Tensor, shape: torch.Size, window: Window) -> Tensor:
         if window.size != (1, 1) or window.padding != (0, 0):
@@ -94,14 +91,14 @@ class CpuLayerKernels(LayerKernels):
         wanted = (needs_x, params.trainable[0], False)
         grads_x, rates = [], params.rates.tolist()
         for grad_out, image, kernel, target, rate in zip(grads, images, kernels, targets, rates, strict=True):
-            grad_x, grad_kernel, _ = aten.convolution_backward(
+            grad_x, grad_kernel, _ = aten.convolution_backward.default(
                 grad_out, image, kernel, None, window.stride, window.padding, (1, 1), False, (0, 0), 1, wanted
             )
             if params.trainable[0] and rate:
                 target.sub_(grad_kernel, alpha=rate)
             grads_x.append(grad_x)
         if (bias := params.updated_bias) is not None and params.trainable[1]:  # ten times faster than oneDNN's
-            bias.sub_(self._scaled(grad.reshape(len(params), -1, grad.shape[-1]).sum(1), params.rates.unsqueeze(1)))
+            bias.sub_(params.scale(grad.reshape(len(params), -1, grad.shape[-1]).sum(1), params.rates.unsqueeze(1)))
         return _joined(grads_x).permute(0, 2, 3, 1).to(x.dtype) if needs_x else None
 
     def group_norm(self, x: Tensor, params: LayerWeights, groups: int, eps: float, relu: bool) -> tuple[Tensor, Saved]:
@@ -111,7 +108,7 @@ class CpuLayerKernels(LayerKernels):
         """
         biases = [None] * len(params) if params.bias is None else params.bias.unbind()
         parts = [
-            aten.native_group_norm(values, weight, bias, *sizes(values), groups, eps)
+            aten.native_group_norm.default(values, weight, bias, *sizes(values), groups, eps)
             for values, weight, bias in zip(x.chunk(len(params)), params.weight, biases, strict=True)
         ]
         out, means, deviations = (_joined(column) for column in zip(*parts, strict=True))
@@ -125,19 +122,19 @@ class CpuLayerKernels(LayerKernels):
         """Do what ``LayerKernels.group_norm_backward`` does."""
         x, means, deviations = saved[:3]
         if relu:
-            grad = aten.threshold_backward(grad, saved[3], 0)
+            grad = aten.threshold_backward.default(grad, saved[3], 0)
         assert params.rates is not None
         clients, wanted = len(params), (needs_x, *params.trainable)
         columns = (tensor.chunk(clients) for tensor in (grad, x, means, deviations))
         parts = [
-            aten.native_group_norm_backward(*tensors, weight, *sizes(tensors[1]), groups, wanted)
+            aten.native_group_norm_backward.default(*tensors, weight, *sizes(tensors[1]), groups, wanted)
             for *tensors, weight in zip(*columns, params.weight, strict=True)
         ]
         rates = params.rates.unsqueeze(1)
         targets = zip(params.trainable, (params.updated_weight, params.updated_bias), (1, 2), strict=True)
         for trainable, target, number in targets:
             if trainable and target is not None:
-                target.sub_(self._scaled(torch.stack([part[number] for part in parts]), rates))
+                target.sub_(params.scale(torch.stack([part[number] for part in parts]), rates))
         return _joined([part[0] for part in parts]) if needs_x else None
 
 
@@ -146,7 +143,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _is_single_vector_product(a: Tensor, b: Tensor) -> bool:
-    return len(a) == 1 and 1 in (*a.shape[1:], b.shape[2])
+    return a.shape[0] == 1 and 1 in (*a.shape[1:], b.shape[2])
 
 
 def _doubled(matrices: Tensor) -> Tensor:

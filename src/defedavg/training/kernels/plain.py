@@ -8,6 +8,7 @@ With separate targets the update is subtracted from these: zeros and rate −1 y
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -27,6 +28,7 @@ class LayerWeights:
     rates: Tensor | None  # (C,); None in an evaluation
     trainable: tuple[bool, bool] = (True, True)  # weight, bias
     targets: tuple[Tensor | None, Tensor | None] = (None, None)  # updated instead of weight and bias
+    all_train: bool = False  # whether it is known that no rate is zero
 
     @property
     def updated_weight(self) -> Tensor:
@@ -38,8 +40,13 @@ class LayerWeights:
         """The tensor that the backward pass updates, of the shape of the bias."""
         return self.bias if self.targets[1] is None else self.targets[1]
 
+    @property
+    def scale(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The function that multiplies gradients by rates."""
+        return torch.mul if self.all_train else scaled
+
     def __len__(self) -> int:
-        return len(self.weight)
+        return self.weight.shape[0]  # much faster than the length of a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ class LayerKernels:
         """Update the layer's parameters in place, and return the gradient of the inputs."""
         x = saved[0]
         if relu:
-            grad = aten.threshold_backward(grad, saved[1], 0)
+            grad = aten.threshold_backward.default(grad, saved[1], 0)
         grad_x = self.product(grad, params.weight) if needs_x else None
         self._update(params, grad, x)
         return grad_x
@@ -140,7 +147,7 @@ class LayerKernels:
         for trainable, target, values in zip(params.trainable, targets, (grad * normal, grad), strict=True):
             if trainable and target is not None:
                 by_client = values.reshape(len(params), -1, values.shape[1], values.shape[2:].numel())
-                target.sub_(self._scaled(by_client.sum((1, 3)), params.rates.unsqueeze(1)))
+                target.sub_(params.scale(by_client.sum((1, 3)), params.rates.unsqueeze(1)))
         return grad_x
 
     def operand(self, weights: Tensor) -> Tensor:
@@ -163,21 +170,18 @@ class LayerKernels:
     def _update(self, params: LayerWeights, grad: Tensor, x: Tensor) -> None:
         """Subtract rate · gradᵀ·x from the weight, and rate · the sum of grad from the bias."""
         assert params.rates is not None
-        rates = params.rates.view(-1, 1, 1)
-        if params.weight[0].numel() < grad[0].numel():  # scale the smaller of the two
+        rates, scale = params.rates.view(-1, 1, 1), params.scale
+        if params.weight.shape[1] * params.weight.shape[2] < grad.shape[1] * grad.shape[2]:  # scale the smaller of both
             if params.trainable[0]:
-                params.updated_weight.sub_(self._scaled(self.product(grad.transpose(1, 2), x), rates))
+                params.updated_weight.sub_(scale(self.product(grad.transpose(1, 2), x), rates))
             if (bias := params.updated_bias) is not None and params.trainable[1]:
-                bias.sub_(self._scaled(grad.sum(1), params.rates.view(-1, 1)))
+                bias.sub_(scale(grad.sum(1), params.rates.view(-1, 1)))
             return
-        step = self._scaled(grad, -rates)
+        step = scale(grad, -rates)
         if params.trainable[0]:
             self._add_product(params.updated_weight, step.transpose(1, 2), x)
         if (bias := params.updated_bias) is not None and params.trainable[1]:
             bias.add_(step.sum(1))
-
-    def _scaled(self, values: Tensor, rates: Tensor) -> Tensor:
-        return scaled(values, rates)
 
     def _columns(self, x: Tensor, clients: int, window: Window) -> Tensor:
         """Return the patches of all samples, (C, B·H'·W', kh·kw·I)."""
@@ -210,7 +214,7 @@ class LayerKernels:
     def _activate(self, out: Tensor, window: Window, bias: Tensor | None = None) -> tuple[Tensor, Saved]:
         if not window.pool:
             return (out.relu_(), (out,)) if window.relu else (out, ())
-        pooled, which = aten.max_pool2d_with_indices(out.permute(0, 3, 1, 2), (2, 2), (2, 2))
+        pooled, which = aten.max_pool2d_with_indices.default(out.permute(0, 3, 1, 2), (2, 2), (2, 2))
         pooled = pooled.permute(0, 2, 3, 1)
         if bias is not None:
             pooled.view(len(bias), -1, bias.shape[-1]).add_(bias.unsqueeze(1))
@@ -221,11 +225,11 @@ class LayerKernels:
 
     def _activation_backward(self, grad: Tensor, saved: Saved, window: Window) -> Tensor:
         if not window.pool:
-            return aten.threshold_backward(grad, saved[0], 0) if window.relu else grad
+            return aten.threshold_backward.default(grad, saved[0], 0) if window.relu else grad
         pooled, which, out = saved
         if window.relu:  # where the maximum is not positive, the gradient is zero
-            grad = aten.threshold_backward(grad.contiguous(), pooled, 0)
-        grad_out: Tensor = aten.max_pool2d_with_indices_backward(
+            grad = aten.threshold_backward.default(grad.contiguous(), pooled, 0)
+        grad_out: Tensor = aten.max_pool2d_with_indices_backward.default(
             grad.permute(0, 3, 1, 2), out.permute(0, 3, 1, 2), (2, 2), (2, 2), (0, 0), (1, 1), False, which
         )
         return grad_out.permute(0, 2, 3, 1)

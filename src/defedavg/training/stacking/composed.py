@@ -8,11 +8,9 @@ between its layers. The equivalence check (``equivalence_check.py``) tests wheth
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -22,56 +20,27 @@ from torch.overrides import TorchFunctionMode
 
 from ...tasks.samples import Inputs, each, tensors_of
 from ..kernels.plain import LayerKernels
-from . import attention, dropout, recurrent  # noqa: F401  these modules register layers
-from .layer_registry import LayerSite, StackedLayer, StackedModel, StackedPass, StackingError, build_layer
+from . import attention, dropout, recurrent, residual  # noqa: F401  these modules register layers
+from .direct import is_direct
+from .layer_registry import LayerSite, StackedLayer, StackedModel, StackedPass, StackingError
 from .layers import embedding
+from .sequences import NamedLayer, is_sequence, stack_first, stack_sequence
 
 UNARY = {"exp", "log", "sigmoid", "tanh", "relu", "softplus", "neg", "abs", "sqrt", "rsqrt", "square", "clamp", "to"}
 BINARY = {"add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "maximum", "minimum"}
 ELEMENTWISE = UNARY | BINARY
 
-NamedLayer = tuple[nn.Module, str]
-"""A layer and the prefix of its parameters' names."""
-
-
-def _is_sequence(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not _hooked(module)
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
-def _leaves(module: nn.Module, name: str) -> Iterator[NamedLayer]:
-    if not _is_sequence(module):
-        yield module, name
-        return
-    for child, inner in module._modules.items():  # a layer that occurs twice counts twice
-        assert inner is not None
-        yield from _leaves(inner, f"{name}{child}.")
-
-
-def _stack_first(leaves: Sequence[NamedLayer], kernels: LayerKernels) -> StackedLayer:
-    (first, name), *rest = leaves
-    if _hooked(first):
-        raise StackingError(f"{name}: a layer with hooks")
-    following = tuple(takewhile(lambda inner: not _hooked(inner), (inner for inner, _ in rest)))
-    return build_layer(first, LayerSite(name, kernels, following))
-
 
 def chain(module: nn.Module, kernels: LayerKernels) -> StackedModel:
     """Stack a sequence of registered layers."""
-    leaves, stacked = list(_leaves(module, "")), list[StackedLayer]()
-    while leaves:
-        stacked.append(_stack_first(leaves, kernels))
-        leaves = leaves[1 + stacked[-1].absorbs :]
+    stacked = stack_sequence(module, "", kernels)
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
         for layer in stacked:
             x = layer.run(context, x)
         return x
 
-    return StackedModel.of(run, stacked)
+    return replace(StackedModel.of(run, stacked), direct=tuple(stacked) if is_direct(stacked) else ())
 
 
 class _Reshaping(TorchFunctionMode):
@@ -183,7 +152,7 @@ class _Composition:
                 setattr(module, child, self.done[id(inner)])
             else:
                 try:
-                    stacked = self._stack(named[i:] if _is_sequence(module) else named[i : i + 1])
+                    stacked = self._stack(named[i:] if is_sequence(module) else named[i : i + 1])
                 except StackingError:
                     self.replace(inner, f"{name}{child}.")
                     continue
@@ -199,7 +168,7 @@ class _Composition:
             if inner.padding_idx is not None:
                 raise StackingError(f"{name}: an embedding of positions with padding")
             return StackedLayer(lambda context, x: _for_samples(context.weights[f"{name}weight"][:, x], self.rows))
-        return _stack_first(group, self.kernels)
+        return stack_first(group, self.kernels)
 
 
 def composed(module: nn.Module, kernels: LayerKernels, shared: frozenset[str], reshape: bool) -> StackedModel:

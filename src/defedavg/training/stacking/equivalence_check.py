@@ -21,6 +21,7 @@ from ...rng import generator, key
 from ...tasks.samples import Inputs, each, tensors_of
 from ..kernels.plain import LayerKernels
 from ..module_state import keyed_copy
+from .direct import DirectStep
 from .layer_registry import CHANNELS_FIRST, CHANNELS_LAST, StackedModel, StackedPass, StackingError
 
 CLIENTS, SAMPLES = 3, 2
@@ -200,6 +201,9 @@ class EquivalenceCheck:
         slopes = self._slopes.flatten(0, 1)
         given = self._trainable, self._rates, self._keys, each(Tensor.clone, inputs)
         outputs = model.sgd_step(after, *given, lambda out: (out * slopes).sum())
+        if model.direct and isinstance(inputs, Tensor):  # the step that the CPU uses
+            after = {name: weights.clone() for name, weights in before.items()}
+            outputs = DirectStep(model.direct, StackedPass(after, self._rates))(inputs, lambda _: slopes.clone())
         changes = {name: before[name] - weights for name, weights in after.items()}
         changes.update((name, changes[name].permute(CHANNELS_FIRST)) for name in model.channels_last)
         return outputs.detach(), evaluated, changes

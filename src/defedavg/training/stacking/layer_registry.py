@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...registry import note_registration
-from ..kernels.plain import LayerKernels, scaled
+from ..kernels.plain import Gradient, LayerKernels, scaled
 
 CHANNELS_LAST = (0, 1, 3, 4, 2)
 CHANNELS_FIRST = (0, 1, 4, 2, 3)
@@ -54,16 +54,24 @@ class StackedPass:
     keys: Tensor | None = None  # (C,): random layers draw from them
     anchor: Tensor | None = None  # a leaf that needs a gradient, so that the backward pass visits every layer
     targets: Mapping[str, Tensor] = field(default_factory=dict)  # name -> updated instead of the parameter, (C, …)
+    all_train: bool = False  # whether it is known that no rate is zero
 
     @property
     def clients(self) -> int:
         """The number of clients, C."""
-        return len(next(iter(self.weights.values())))
+        return next(iter(self.weights.values())).shape[0]
 
     @property
     def training(self) -> bool:
         """Whether the pass is part of an SGD step."""
         return self.rates is not None
+
+
+Passes = tuple[Callable[[Tensor], tuple[Tensor, Any]], Callable[[Tensor, Any, bool], Gradient]]
+"""The forward pass of a layer, x -> its outputs and what the backward pass needs, and the backward pass.
+
+The latter maps the gradient of the outputs, what was saved, and whether it is needed, to the gradient of x.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,8 @@ class StackedLayer:
     ``run(context, x)`` computes the layer; ``self_updating`` names the parameters whose SGD update is fused into its
     backward pass; ``channels_last`` those that it expects as (C, O, kh, kw, I). ``absorbs`` counts the layers that
     follow in the sequence and that ``run`` computes, too. If ``batch_invariant`` is False, the rounding of one client's
-    results depends on the number of clients, even on the CPU.
+    results depends on the number of clients, even on the CPU. ``passes(context)`` returns the same layer as two
+    functions for the weights and rates of this context, for steps without autograd (``direct.py``); it needs no anchor.
     """
 
     run: Callable[..., Any]  # attention has three inputs and two outputs
@@ -81,6 +90,7 @@ class StackedLayer:
     channels_last: tuple[str, ...] = ()
     absorbs: int = 0
     batch_invariant: bool = True
+    passes: Callable[[StackedPass], Passes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,8 @@ class StackedModel:
 
     ``statistics`` are the buffers that a training step updates. If ``batch_invariant`` is False, the rounding of one
     client's results depends on the other clients, even on the CPU. If ``yields_gradients`` is False, a registered
-    layer ignores ``targets``: only plain SGD can train the model.
+    layer ignores ``targets``: only plain SGD can train the model. ``direct`` are the layers of a chain whose steps need
+    no autograd, and otherwise empty.
     """
 
     run: Callable[[StackedPass, Any], Tensor]  # the inputs of the task
@@ -98,6 +109,7 @@ class StackedModel:
     statistics: frozenset[str] = frozenset()
     batch_invariant: bool = True
     yields_gradients: bool = True
+    direct: tuple[StackedLayer, ...] = ()
 
     @classmethod
     def of(cls, run: Callable[[StackedPass, Any], Tensor], layers: Iterable[StackedLayer]) -> StackedModel:
@@ -149,7 +161,9 @@ class StackedModel:
         assert rates is not None
         anchor = rates.new_zeros((), requires_grad=True)
         leaves = {name: weights[name].detach().requires_grad_() for name in trainable if name not in self.self_updating}
-        context = replace(context, weights={**weights, **leaves} if leaves else weights, anchor=anchor)
+        all_train = rates.device.type == "cpu" and bool(rates.all())  # a device would have to wait
+        with_leaves = {**weights, **leaves} if leaves else weights
+        context = replace(context, weights=with_leaves, anchor=anchor, all_train=all_train)
         statistics = {name: weights[name].clone() for name in self.statistics}
         outputs = self.run(context, inputs)
         gradients = torch.autograd.grad(loss(outputs), [*leaves.values(), anchor], allow_unused=True)
@@ -197,7 +211,20 @@ def samplewise(module: nn.Module, site: LayerSite) -> StackedLayer:
         raise StackingError(f"{site.name}: {type(module).__name__} with parameters")
     if getattr(module, "running_mean", None) is not None:
         raise StackingError(f"{site.name}: {type(module).__name__} with running statistics")
-    return StackedLayer(lambda _, x: module(x))
+    return StackedLayer(lambda _, x: module(x), passes=lambda _: (partial(_tracked, module), _tracked_backward))
+
+
+def _tracked(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Compute a layer without parameters with autograd, which a step without autograd uses for this layer alone."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_(x.is_floating_point())
+        out = module(leaf.clone() if getattr(module, "inplace", False) else leaf)
+    return out.detach(), (leaf, out)
+
+
+def _tracked_backward(grad: Tensor, saved: tuple[Tensor, Tensor], _: bool) -> Gradient:
+    leaf, out = saved
+    return torch.autograd.grad(out, leaf, grad)[0]
 
 
 def build_layer(module: nn.Module, site: LayerSite) -> StackedLayer:

@@ -6,21 +6,45 @@ Activations have the shape (C·B, …), B samples for each of C clients. ``layer
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.plain import LayerWeights, Window
-from .layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, samplewise, stacked_layer
+from ..kernels.plain import Gradient, LayerWeights, Saved, Window
+from .layer_registry import LayerSite, Passes, StackedLayer, StackedPass, StackingError, samplewise, stacked_layer
 
 stacked_layer(
-    nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.ReLU6, nn.SELU, nn.Mish, nn.Hardswish,
-    nn.Softplus, nn.Softmax, nn.LogSoftmax, nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d,
+    nn.ReLU, nn.GELU, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.ReLU6, nn.SELU, nn.Mish, nn.Hardswish,
+    nn.Softplus, nn.Softmax, nn.LogSoftmax, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d,
     nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d,
     nn.InstanceNorm1d, nn.InstanceNorm2d,
 )(samplewise)  # fmt: skip
+
+
+@stacked_layer(nn.Flatten)
+def flatten(module: nn.Flatten, site: LayerSite) -> StackedLayer:
+    """Stack a layer that joins dimensions of every sample."""
+    passes: Passes = (lambda x: (module(x), x.shape)), (lambda grad, shape, _: grad.reshape(shape))
+    return replace(samplewise(module, site), passes=lambda _: passes)
+
+
+@stacked_layer(nn.Identity)
+def identity(module: nn.Identity, site: LayerSite) -> StackedLayer:
+    """Stack a layer that returns its inputs."""
+    passes: Passes = (lambda x: (x, None)), (lambda grad, *_: grad)
+    return replace(samplewise(module, site), passes=lambda _: passes)
+
+
+@stacked_layer(nn.Tanh)
+def tanh(module: nn.Tanh, site: LayerSite) -> StackedLayer:
+    """Stack the hyperbolic tangent."""
+    backward = torch.ops.aten.tanh_backward.default
+    passes: Passes = (lambda x: (out := x.tanh(), out)), (lambda grad, out, _: backward(grad, out))
+    return replace(samplewise(module, site), passes=lambda _: passes)
 
 
 class _FusedLayer(torch.autograd.Function):
@@ -42,7 +66,7 @@ def _weights(module: nn.Linear | nn.Conv2d | nn.GroupNorm, name: str, context: S
     weight, bias = context.weights[f"{name}weight"], context.weights.get(f"{name}bias")
     trainable = (module.weight.requires_grad, module.bias is not None and module.bias.requires_grad)
     targets = context.targets.get(f"{name}weight"), context.targets.get(f"{name}bias")
-    return LayerWeights(weight, bias, context.rates, trainable, targets)
+    return LayerWeights(weight, bias, context.rates, trainable, targets, context.all_train)
 
 
 def _parameter_names(module: nn.Module, name: str) -> tuple[str, ...]:
@@ -74,7 +98,22 @@ def linear(module: nn.Linear, site: LayerSite) -> StackedLayer:
         out: Tensor = _FusedLayer.apply(context.anchor, rows, forward, backward)  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], -1)
 
-    return StackedLayer(run, self_updating=_parameter_names(module, site.name), absorbs=int(relu))
+    def passes(context: StackedPass) -> Passes:
+        params, clients = _weights(module, site.name, context), context.clients
+
+        def forward(x: Tensor) -> tuple[Tensor, Saved]:
+            out, saved = site.kernels.linear(x.reshape(clients, -1, x.shape[-1]), params, relu)
+            return out.view(*x.shape[:-1], -1), saved
+
+        def backward(grad: Tensor, saved: Saved, needs_x: bool) -> Gradient:
+            rows = grad.reshape(clients, -1, grad.shape[-1])
+            grad_x = site.kernels.linear_backward(rows, saved, params, relu, needs_x)
+            return None if grad_x is None else grad_x.view(*grad.shape[:-1], -1)
+
+        return forward, backward
+
+    names = _parameter_names(module, site.name)
+    return StackedLayer(run, self_updating=names, absorbs=int(relu), passes=passes)
 
 
 def _padding(module: nn.Conv2d, site: LayerSite) -> tuple[int, ...]:
@@ -104,8 +143,24 @@ def conv(module: nn.Conv2d, site: LayerSite) -> StackedLayer:
         out: Tensor = _FusedLayer.apply(context.anchor, image, forward, backward)  # type: ignore[no-untyped-call]
         return out.permute(0, 3, 1, 2)
 
+    def passes(context: StackedPass) -> Passes:
+        params = _weights(module, site.name, context)
+
+        def forward(x: Tensor) -> tuple[Tensor, Any]:
+            image = x.permute(0, 2, 3, 1).contiguous()
+            out, saved = site.kernels.conv(image, params, window)
+            return out.permute(0, 3, 1, 2), (image.shape, saved)
+
+        def backward(grad: Tensor, saved: Any, needs_x: bool) -> Gradient:
+            shape, tensors = saved
+            grad_x = site.kernels.conv_backward(grad.permute(0, 2, 3, 1), tensors, shape, params, window, needs_x)
+            return None if grad_x is None else grad_x.permute(0, 3, 1, 2)
+
+        return forward, backward
+
     names = _parameter_names(module, site.name)
-    return StackedLayer(run, names, channels_last=(f"{site.name}weight",), absorbs=int(relu) + int(pool))
+    absorbs = int(relu) + int(pool)
+    return StackedLayer(run, names, channels_last=(f"{site.name}weight",), absorbs=absorbs, passes=passes)
 
 
 def _per_sample(values: Tensor, x: Tensor, *shape: int) -> Tensor:
@@ -133,6 +188,12 @@ def layer_norm(module: nn.LayerNorm, site: LayerSite) -> StackedLayer:
     return StackedLayer(run)
 
 
+def _images(x: Tensor) -> Tensor:
+    """Return images that are stored channels last as they are, and other values contiguous."""
+    channels_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return x if channels_last else x.contiguous()
+
+
 @stacked_layer(nn.GroupNorm)
 def group_norm(module: nn.GroupNorm, site: LayerSite) -> StackedLayer:
     """Stack a normalisation over groups of channels, with the ReLU that may follow it."""
@@ -143,14 +204,24 @@ def group_norm(module: nn.GroupNorm, site: LayerSite) -> StackedLayer:
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
         params = _weights(module, site.name, context)
-        channels_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
         forward = partial(site.kernels.group_norm, params=params, groups=groups, eps=eps, relu=relu)
         backward = partial(site.kernels.group_norm_backward, params=params, groups=groups, relu=relu)
-        values = x if channels_last else x.contiguous()
-        out: Tensor = _FusedLayer.apply(context.anchor, values, forward, backward)  # type: ignore[no-untyped-call]
+        out: Tensor = _FusedLayer.apply(context.anchor, _images(x), forward, backward)  # type: ignore[no-untyped-call]
         return out
 
-    return StackedLayer(run, self_updating=_parameter_names(module, site.name), absorbs=int(relu))
+    def passes(context: StackedPass) -> Passes:
+        params = _weights(module, site.name, context)
+
+        def forward(x: Tensor) -> tuple[Tensor, Saved]:
+            return site.kernels.group_norm(_images(x), params, groups, eps, relu)
+
+        def backward(grad: Tensor, saved: Saved, needs_x: bool) -> Gradient:
+            return site.kernels.group_norm_backward(grad, saved, params, groups, relu, needs_x)
+
+        return forward, backward
+
+    names = _parameter_names(module, site.name)
+    return StackedLayer(run, self_updating=names, absorbs=int(relu), passes=passes)
 
 
 class _Contiguous(torch.autograd.Function):
