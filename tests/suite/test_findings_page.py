@@ -27,6 +27,7 @@ TEXT = re.sub(r"\s+", " ", PAGE)
 CELLS = stored_cells(ROOT / "results" / "suite")[0]
 FOUND = read_studies(ROOT / "results" / "findings")
 BOARDS = {board.fleet.name: board for board in boards(CELLS) if board.task.name == "digits-pairs"}
+FLIGHTS = {board.fleet.name: board for board in boards(CELLS) if board.task.name == "flights"}
 
 
 def test_the_tables_are_those_of_the_stored_results() -> None:
@@ -74,6 +75,22 @@ def test_one_algorithm_holds_the_target_on_phones_with_all_seeds() -> None:
     held = [c for c in BOARDS["phones"].cells if over_seeds(records(c), "first_hit_seconds").count == 3]
     assert [cell["algorithm"] for cell in held] == ["defedavg-iid"]
     assert row(held[0])[1] in TEXT
+
+
+def test_the_orders_on_flights() -> None:
+    equal, paper, phones = (
+        {cell["algorithm"]: row(cell) for cell in FLIGHTS[name].cells} for name in ("equal", "paper", "phones")
+    )
+    assert next(iter(equal)) == next(iter(paper)) == "fedasync"
+    assert f"({equal['fedasync'][1]} and {paper['fedasync'][1]})" in TEXT
+    assert str(phones["fedasync"][1]).endswith("1 of 3 seeds")
+    held = [c["algorithm"] for c in FLIGHTS["phones"].cells if over_seeds(records(c), "first_hit_seconds").count == 3]
+    assert held == ["mifa"]
+    assert list(paper)[-2] == "mifa"
+    assert f"with all three seeds** ({phones['mifa'][1]})" in TEXT
+    assert set(list(phones)[-2:]) == {"asofed", "area"}
+    assert phones["asofed"][4] == phones["area"][4]
+    assert f"their best accuracies are {phones['area'][4]} each" in TEXT
 
 
 def listed(values: list[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -315,18 +316,24 @@ def test_a_speedup_study_writes_trials_a_summary_and_a_figure(tmp_path: Path) ->
     refuse(call(*SHORT, "--out", "s", cwd=tmp_path), "--force")
 
 
-def test_ctrl_c_keeps_every_finished_trial(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_every_finished_trial(tmp_path: Path, number: signal.Signals) -> None:
+    """The signal reaches the processes that measure, too, as from a terminal or from ``timeout``."""
     words = ("theory", "speedup", "--task", "least-squares", "--n", "1,64", "--out", "s")
     process = subprocess.Popen(
-        [sys.executable, "-m", "defedavg", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "defedavg", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     lines = tmp_path / "s/trials.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (lines.exists() and lines.read_text().count("\n")):
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, number)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert b"trials.jsonl" in said
     kept = [json.loads(line) for line in lines.read_text().splitlines()]
     assert kept

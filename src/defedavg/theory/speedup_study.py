@@ -16,7 +16,10 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,11 +117,26 @@ def _results(measurements: Sequence[_Measurement], jobs: int | None) -> Iterator
             yield from map(_measure, measurements)
         return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(count, _start_process) as pool:  # leaving the block early ends the processes
-        yield from pool.imap_unordered(_measure, measurements)
+    stop = context.Event()
+    # After a signal that also ends its processes, a Pool could wait for ever for the lock that one of them held.
+    with ProcessPoolExecutor(count, context, _start_process, (stop,)) as pool:
+        try:
+            for future in as_completed([pool.submit(_measure, each) for each in measurements]):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise UserError("a process that measures was ended by the system; is there enough memory?") from error
+        finally:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _start_process() -> None:
+_stop: Event | None = None
+"""In a process that measures: set when the study ends before it is finished."""
+
+
+def _start_process(stop: Event) -> None:
+    global _stop
+    _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles it
     torch.set_num_threads(1)
 
@@ -139,6 +157,8 @@ def _trial_writer(path: Path, notify: Notify) -> OnTrial:
 
     def write(trial: SpeedupTrial) -> None:
         nonlocal last, count
+        if _stop is not None and _stop.is_set():
+            raise KeyboardInterrupt
         count += 1
         with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json_line(asdict(trial)) + "\n")
