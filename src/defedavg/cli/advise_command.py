@@ -89,12 +89,13 @@ def advise(
 
     Example: `defedavg advise my.toml --set stop.target_accuracy=0.8 --budget 10m`
     """
-    from ..adviser.advice_files import check_advice_folder
-
     parse_budget(budget)
     study = opt.load_study(file, overrides, plugin)
     results = folder / f"{study.name}-advice"
-    check_advice_folder(results, force=force)
+    with opt.working("preparing …"):  # shown before PyTorch is loaded
+        from ..adviser.advice_files import check_advice_folder
+
+        check_advice_folder(results, force=force)
     search_and_print(study, results, budget, algorithms, seeds, device, memory, precision, as_json=as_json)
 
 
@@ -123,14 +124,14 @@ def search_and_print(
     as_json: bool,
 ) -> None:
     """Search, write the files into a folder, and print the ranking."""
-    from ..adviser.advice import advise as find_advice
-    from ..adviser.advice_files import write_advice
-    from ..experiments.compute import ComputeConfig
-    from ..runstore.provenance import provenance
-
     updates, seconds = parse_budget(budget)
     names = None if algorithms is None else [name.strip() for name in algorithms.split(",")]
-    with opt.working("preparing …"):
+    with opt.working("preparing …"):  # shown before PyTorch is loaded
+        from ..adviser.advice import advise as find_advice
+        from ..adviser.advice_files import write_advice
+        from ..experiments.compute import ComputeConfig
+        from ..runstore.provenance import provenance
+
         compute = ComputeConfig.choose("batched", device, None, memory, precision)
     origin = provenance(executor="batched", device=compute.device, precision=compute.precision)
     with _progress() as progress:

@@ -107,11 +107,12 @@ def run(
 
     Example: `defedavg suite run --task flights --fleet phones --algorithm fedbuff --algorithm fedavg`
     """
-    from ..experiments.compute import ComputeConfig
-
     cells = select_cells(tasks, fleets, algorithms)
-    compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
-    request = _request(cells, folder, work, compute, plugin, checkpoint_every)
+    with opt.working("preparing …"):  # shown before PyTorch is loaded
+        from ..experiments.compute import ComputeConfig
+
+        compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
+        request = _request(cells, folder, work, compute, plugin, checkpoint_every)
     batches = request.batches()
     missing = [cell for batch in batches for cell in batch.cells if not request.files.has(cell)]
     stored = sum(map(request.files.has, cells))
