@@ -50,9 +50,11 @@ def server(tmp_path: Path) -> Iterator[DashboardServer]:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Algorithms that a test registers are forgotten after it."""
+    """Algorithms that a test registers, and plugins that it loads, are forgotten after it."""
+    from defedavg import plugins
     from defedavg.algorithms import ALGORITHMS
 
+    monkeypatch.setattr(plugins, "_loaded", dict(plugins._loaded))
     monkeypatch.setattr(ALGORITHMS, "_known", dict(ALGORITHMS._known))
     monkeypatch.setattr(ALGORITHMS, "_sources", dict(ALGORITHMS._sources))
 

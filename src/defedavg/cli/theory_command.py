@@ -228,7 +228,6 @@ def speedup(
         epsilon,
         (FULL_TOLERANCE if full else TOLERANCE) if tolerance is None else tolerance,
     )
-    print_note(f"measuring {', '.join(scope.tasks)} with {', '.join(scope.algorithms)}; a line every few seconds")
     finished, results = run_speedup_study(scope, folder, print_note, force=force, jobs=jobs)
     _print(results, as_json, _speedup_table)
     if not finished:

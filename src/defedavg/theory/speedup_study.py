@@ -73,6 +73,7 @@ def run_speedup_study(
     replaced; they are restored if the study ends before its first trial.
     """
     old = _prepare(folder, force)
+    notify(f"measuring {', '.join(scope.tasks)} with {', '.join(scope.algorithms)}; a line every few seconds")
     try:
         return _run(scope, folder, notify, jobs)
     finally:
