@@ -105,6 +105,8 @@ def test_wrong_rates_miss_the_target_more_often_than_wrong_algorithms() -> None:
     assert f"{missed[0]} of 102 pairs (equal, paper, phones) against {missed[1]} of 17 algorithms" in TEXT
     factors = [listed([f"{each[name]:.2f}" for each in found]) for name in ("pair_factor", "algorithm_factor")]
     assert f"{factors[0]} for rates, and {factors[1]} for algorithms" in TEXT
+    flights = tuning_figures(FLIGHTS["phones"])
+    assert f"with phones {flights['pair_factor']:.2f} and {flights['algorithm_factor']:.2f})" in TEXT
     slowest = listed([f"{each['slowest_factor']:.3g}" for each in found])
     assert f"The slowest algorithm is {slowest} times as slow as the fastest" in TEXT
 
