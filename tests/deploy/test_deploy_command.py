@@ -324,11 +324,13 @@ def test_a_run_has_one_server_and_a_restarted_server_resumes_it(
 
 
 ENDLESS = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from defedavg.deploy.flower.processes import FlowerCluster
 from defedavg.deploy.flower.signals import signals_as_interrupts
 
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # nohup and background jobs ignore some of them
+    signal.signal(number, signal.default_int_handler)
 with signals_as_interrupts(), FlowerCluster(Path(sys.argv[1])) as cluster:
     for name in ("one", "two"):
         cluster.spawn(name, "sh", "-c", sys.argv[2] + "while true; do sleep 0.1; done")
