@@ -142,6 +142,12 @@ def test_a_generator_depends_on_its_key_alone() -> None:
     assert first != other
 
 
+def test_integers_of_arrays_are_those_of_scalars() -> None:
+    limits = np.arange(1, 101, dtype=np.uint64)
+    expected = [keyed.below(int(k), int(limit)) for k, limit in zip(MANY[:100], limits, strict=True)]
+    assert keyed.below_all(MANY[:100], limits).tolist() == expected
+
+
 @given(st.floats(1e-300, 1e300))
 def test_portable_values_are_close_and_the_same_for_scalars_and_arrays(value: float) -> None:
     rounded = keyed.portable(value)

@@ -69,6 +69,11 @@ def below(k: int, limit: int) -> int:
     return ((k >> 32) * limit) >> 32
 
 
+def below_all(keys: Keys, limits: np.uint64 | Keys) -> NDArray[np.int64]:
+    """Return ``below`` of every key; keys and limits broadcast together."""
+    return (((keys >> np.uint64(32)) * limits) >> np.uint64(32)).astype(np.int64)
+
+
 def normal(k: int) -> float:
     """Return a standard normal deviate from a key (Box and Muller)."""
     u, v = uniform(extend(k, 0)), uniform(extend(k, 1))

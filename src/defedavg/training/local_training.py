@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..algorithms.protocol import Update
 from ..planning.rate_schedules import schedule_of
-from ..rng import Keys, extend, extend_all, key, permutation
+from ..rng import below_all, extend, extend_all, key, permutation
 from ..tasks import LazyPartition, Task
 from . import tensor_rng
 from .server_optimizers import SGD, ServerOptimizer
@@ -33,7 +33,7 @@ def positions(
     """
     start, count = key(seed, "batch", client, index), steps * batch_size
     if sampling == "replacement":
-        drawn = _below(extend_all(start, np.arange(count)), np.uint64(size))
+        drawn = below_all(extend_all(start, np.arange(count)), np.uint64(size))
     else:
         epochs = [permutation(extend(start, epoch), size) for epoch in range(-(-count // size))]
         drawn = np.concatenate([np.zeros(0, np.int64), *epochs])[:count]
@@ -123,15 +123,10 @@ def host_minibatches(jobs: Sequence[TrainingJob], steps: int) -> NDArray[np.int6
     clients = [job.task.clients[job.update.client] for job in jobs]
     starts = [key(job.local_training.seed, "batch", job.update.client, job.update.index) for job in jobs]
     sizes = np.array([[len(own)] for own in clients], np.uint64)
-    drawn = _below(extend_all(np.array(starts, np.uint64)[:, None], np.arange(samples[0].size)), sizes)
+    drawn = below_all(extend_all(np.array(starts, np.uint64)[:, None], np.arange(samples[0].size)), sizes)
     for slot, own in enumerate(clients):
         samples[slot] = own[drawn[slot]].reshape(samples.shape[1:])
     return samples
-
-
-def _below(keys: Keys, sizes: np.uint64 | Keys) -> NDArray[np.int64]:
-    """Draw positions below the sizes from keys."""
-    return (((keys >> np.uint64(32)) * sizes) >> np.uint64(32)).astype(np.int64)
 
 
 class DeviceMinibatches:
