@@ -24,7 +24,7 @@ from . import attention, dropout, recurrent, residual  # noqa: F401  these modul
 from .direct import is_direct
 from .layer_registry import LayerSite, StackedLayer, StackedModel, StackedPass, StackingError
 from .layers import embedding
-from .sequences import NamedLayer, is_sequence, stack_first, stack_sequence
+from .sequences import NamedLayer, is_sequence, run_sequence, stack_first, stack_sequence
 
 UNARY = {"exp", "log", "sigmoid", "tanh", "relu", "softplus", "neg", "abs", "sqrt", "rsqrt", "square", "clamp", "to"}
 BINARY = {"add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "maximum", "minimum"}
@@ -34,13 +34,9 @@ ELEMENTWISE = UNARY | BINARY
 def chain(module: nn.Module, kernels: LayerKernels) -> StackedModel:
     """Stack a sequence of registered layers."""
     stacked = stack_sequence(module, "", kernels)
-
-    def run(context: StackedPass, x: Tensor) -> Tensor:
-        for layer in stacked:
-            x = layer.run(context, x)
-        return x
-
-    return replace(StackedModel.of(run, stacked), direct=tuple(stacked) if is_direct(stacked) else ())
+    return replace(
+        StackedModel.of(partial(run_sequence, stacked), stacked), direct=tuple(stacked) if is_direct(stacked) else ()
+    )
 
 
 class _Reshaping(TorchFunctionMode):

@@ -13,7 +13,7 @@ from ...tasks.models import Residual
 from ..kernels.plain import Gradient, aten
 from .direct import backward_pass, forward_pass, is_direct
 from .layer_registry import LayerSite, Passes, StackedLayer, StackedPass, StackingError, stacked_layer
-from .sequences import stack_sequence
+from .sequences import run_sequence, stack_sequence
 
 
 @stacked_layer(Residual)
@@ -28,7 +28,7 @@ def residual(module: Residual, site: LayerSite) -> StackedLayer:
     layers = [layer for branch in branches for layer in branch]
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
-        body, shortcut = (_run(branch, context, x) for branch in branches)
+        body, shortcut = (run_sequence(branch, context, x) for branch in branches)
         return torch.relu(body + shortcut)
 
     return StackedLayer(
@@ -57,9 +57,3 @@ def _passes(branches: Sequence[Sequence[StackedLayer]], context: StackedPass) ->
         return None if body is None or shortcut is None else body + shortcut
 
     return forward, backward
-
-
-def _run(branch: Sequence[StackedLayer], context: StackedPass, x: Tensor) -> Tensor:
-    for layer in branch:
-        x = layer.run(context, x)
-    return x

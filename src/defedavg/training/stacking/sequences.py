@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..kernels.plain import LayerKernels
-from .layer_registry import LayerSite, StackedLayer, StackingError, build_layer
+from .layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, build_layer
 
 NamedLayer = tuple[nn.Module, str]
 """A layer and the prefix of its parameters' names."""
@@ -48,3 +48,10 @@ def stack_sequence(module: nn.Module, name: str, kernels: LayerKernels) -> list[
         stacked.append(stack_first(leaves, kernels))
         leaves = leaves[1 + stacked[-1].absorbs :]
     return stacked
+
+
+def run_sequence(layers: Sequence[StackedLayer], context: StackedPass, x: Tensor) -> Tensor:
+    """Return the outputs of stacked layers, one after the other."""
+    for layer in layers:
+        x = layer.run(context, x)
+    return x
