@@ -215,7 +215,9 @@ def test_the_commands_list_infer_and_refuse(tmp_path: Path) -> None:
     shown = call("paper", "infer", "--show", cwd=tmp_path)
     assert shown.returncode == 0
     assert "runs are missing" in shown.stderr
-    refuse(call("paper", "infer", "--stage", "9", cwd=tmp_path), f"the search has {len(STAGES)} stages")
+    refuse(
+        call("paper", "infer", "--stage", str(len(STAGES) + 1), cwd=tmp_path), f"the search has {len(STAGES)} stages"
+    )
     refuse(call("paper", "infer", "--reading", "upload=blocking", cwd=tmp_path), "--reading is for --stage")
     refuse(call("paper", "table1", "--reading", "upload=slow", cwd=tmp_path), "upload=background, upload=blocking")
     refuse(call("paper", "table1", "--reading", "inputs=unit", cwd=tmp_path), "inputs", "normalise")

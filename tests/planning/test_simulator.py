@@ -265,7 +265,7 @@ def test_staleness_weights_divide_once() -> None:
             assert weight == pytest.approx(-1.0 / (3 * (1 + delay) ** 0.5))
 
 
-@pytest.mark.parametrize("reweight", ["stochastic", "deterministic"])
+@pytest.mark.parametrize("reweight", ["stochastic", "deterministic", "none"])
 def test_favano_averages_models_and_scales_by_alpha(reweight: str) -> None:
     """w[t+1] = (w[t] + Σ (w[τ] − Δ/α)) / (s + 1), with α recomputed here from the answers."""
     settings = ALGORITHMS["favano"].settings_type(reweight=reweight, wait_seconds=0.05)
@@ -281,7 +281,7 @@ def test_favano_averages_models_and_scales_by_alpha(reweight: str) -> None:
             answers = seen.setdefault(update.client, [])
             answers.append(update.steps)
             mean, busy = np.mean(answers), np.mean([q > 0 for q in answers])
-            alpha = mean if reweight == "deterministic" else busy * update.steps
+            alpha = {"deterministic": float(mean), "stochastic": float(busy * update.steps), "none": 8.0}[reweight]
             interrupted += 0 < update.steps < 8
             assert weight == pytest.approx(-1.0 / (4 * (alpha if update.steps else 1.0)))
     assert interrupted > 20

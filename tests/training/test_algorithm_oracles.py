@@ -41,7 +41,7 @@ def favano(anchor: str, reweight: str, n: int) -> tuple[list[Vector], list[Vecto
             of_client = answers[update.client]
             of_client.append(q)
             busy = sum(steps > 0 for steps in of_client) / len(of_client)
-            alpha = sum(of_client) / len(of_client) if reweight == "deterministic" else busy * q
+            alpha = {"deterministic": sum(of_client) / len(of_client), "stochastic": busy * q, "none": 30}[reweight]
             change = delta(w[update.version], update.client, q) / alpha if q else np.zeros_like(START)
             returned += w[update.version] - change
             progress += change
@@ -52,7 +52,7 @@ def favano(anchor: str, reweight: str, n: int) -> tuple[list[Vector], list[Vecto
 
 
 @pytest.mark.parametrize("anchor", ["start", "newest"])
-@pytest.mark.parametrize("reweight", ["stochastic", "deterministic"])
+@pytest.mark.parametrize("reweight", ["stochastic", "deterministic", "none"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_favano_applies_the_normalised_progress_to_its_anchor(anchor: str, reweight: str, n: int) -> None:
     found, expected, uneven = favano(anchor, reweight, n)

@@ -73,9 +73,13 @@ class ConcurrentClients(BufferedRound):
             return []
         del self.active[client]
         if not len(self.pool) and not self.active:
-            self.pool = ClientPool(self.setup.num_clients)  # every client timed out: include all again
+            self.include_all()
         fresh = self.end_of_instant()
         return [Resample((client,), tuple(a.client for a in fresh if isinstance(a, Send))), *fresh]
+
+    def include_all(self) -> None:
+        """Make every client idle after the last one has timed out (hook)."""
+        self.pool = ClientPool(self.setup.num_clients)
 
     def returned(self, client: int) -> Actions:
         """Mark a client that returned as idle: it has lost its job."""

@@ -8,8 +8,8 @@ Leconte, Nguyen, Moulines: FAVAS: Federated AVeraging with ASynchronous clients 
 This is anchor = "start", the paper's form: it averages models, so an old w[τ_i] pulls the new model back. The other
 form, anchor = "newest", adds the progress alone: w[t+1] = w[t] − Σ Δ_i/α_i / (s + 1). They are equal if all τ_i = t.
 
-A client that answers too late receives the newest version, even if it has already trained from it. α_i is E[q ∧ K]
-(deterministic) or P(q > 0)·(q ∧ K) (stochastic), with running means over the answers of client i, this one included.
+A late client receives the newest version, even if it has already trained from it. α_i is E[q ∧ K] (deterministic) or
+P(q > 0)·(q ∧ K) (stochastic), with means over its answers, this one included, or K (none: not its paper's form).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from .protocol import ClientPolicy, Discard, Merge, Request, Send, ServerAction,
 from .setting_checks import check_wait
 from .setup import Setup
 
-REWEIGHT = ("stochastic", "deterministic")
-ANCHORS = ("start", "newest")
+REWEIGHT, ANCHORS = ("stochastic", "deterministic", "none"), ("start", "newest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class FavanoSettings:
     """When the server merges, and how it corrects for unequal numbers of local steps."""
 
     wait_seconds: float = field(default=0.1, metadata={"help": "seconds from a merge to the next draw"})
-    reweight: str = field(default="stochastic", metadata={"help": "α: stochastic P(q>0)·q, or deterministic E[q]"})
+    reweight: str = field(default="stochastic", metadata={"help": "α: stochastic P(q>0)·q, deterministic E[q], none K"})
     anchor: str = field(default="start", metadata={"help": "Δ/α is subtracted from w[τ] (start) or w[t] (newest)"})
 
     def __post_init__(self) -> None:
@@ -105,7 +104,8 @@ class Favano(SampledRound):
         self.answers[update.client] = (answers, busy, steps)
         if update.steps == 0:
             return 1.0  # Δ is zero
-        return steps / answers if self.settings.reweight == "deterministic" else busy / answers * update.steps
+        means = {"stochastic": busy / answers * update.steps, "deterministic": steps / answers}
+        return means.get(self.settings.reweight, float(self.setup.local_steps))
 
     def combine(self, received: list[tuple[Update, int]]) -> Merge:
         """Average the server's model with the reweighted models of the clients, or add their progress to it."""

@@ -30,7 +30,9 @@ START: Final = Readings(
     asysg_concurrency=N,
     favano_anchor="newest",
     favano_wait="0.1",
+    favano_alpha="steps",
     fedbuff_concurrency="100",
+    fedbuff_clients="any",
     slowness="uniform(1, 5)",
     normalise="symmetric",
     test_data="own",
@@ -109,6 +111,12 @@ STAGES: Final = (
         _cells(("fashionmnist", "iid", "favano"), ("fashionmnist", "non-iid", "favano")),
     ),
     Stage("regularisation", ("weight_decay", "augment"), _cells(("cifar10", "iid", "defedavg-iid"))),
+    Stage(
+        "FAVANO's α",
+        ("favano_alpha",),
+        _cells(("fashionmnist", "iid", "favano"), ("fashionmnist", "non-iid", "favano"), sizes=(10, 40)),
+    ),
+    Stage("FedBuff's clients", ("fedbuff_clients",), _cells(("fashionmnist", "non-iid", "fedbuff"), sizes=(10, 40))),
 )
 
 SEARCHED: Final = tuple(dict.fromkeys(cell for stage in STAGES for cell in stage.cells))

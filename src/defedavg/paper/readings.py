@@ -30,7 +30,9 @@ class Readings:
     asysg_concurrency: str = N
     favano_anchor: str = "newest"
     favano_wait: str = "0.05"
+    favano_alpha: str = "K"
     fedbuff_concurrency: str = "100"
+    fedbuff_clients: str = "distinct"
     slowness: str = "uniform(1, 5)"
     normalise: str = "symmetric"
     test_data: str = "own"
@@ -86,8 +88,15 @@ class Readings:
             tables["training"]["augment"] = self.augment
         own: dict[str, dict[str, Any]] = {
             "asysg": {"concurrency": cell.updates_per_round if self.asysg_concurrency == N else 0},
-            "favano": {"anchor": self.favano_anchor, "wait_seconds": float(self.favano_wait)},
-            "fedbuff": {"concurrency": int(self.fedbuff_concurrency)},
+            "favano": {
+                "anchor": self.favano_anchor,
+                "wait_seconds": float(self.favano_wait),
+                "reweight": {"K": "none", "steps": "stochastic"}[self.favano_alpha],
+            },
+            "fedbuff": {
+                "concurrency": int(self.fedbuff_concurrency),
+                "distinct_clients": self.fedbuff_clients == "distinct",
+            },
         }
         return tables | ({cell.algorithm: own[cell.algorithm]} if cell.algorithm in own else {})
 
@@ -130,8 +139,21 @@ READINGS: Final[Mapping[str, Reading]] = {
         "The paper does not say how many seconds FAVANO's server waits before it draws clients.",
         _only("favano"),
     ),
+    "favano_alpha": Reading(
+        ("steps", "K"),
+        "The paper does not restate FAVANO. Its server divides the progress of a client by α, an estimate of the local "
+        "steps that the client made before it was interrupted (steps); or by the local steps of a complete job (K).",
+        _only("favano"),
+    ),
     "fedbuff_concurrency": Reading(
         ("100", "50", "30"), "The paper does not say how many clients train concurrently under FedBuff.",
+        _only("fedbuff"),
+    ),
+    "fedbuff_clients": Reading(
+        ("any", "distinct"),
+        '"FedBuff caches local updates from any n active clients in each round": a fast client may have several '
+        "updates in a round (any), or the updates of a round come from n clients, and one that has answered waits for "
+        "the merge (distinct).",
         _only("fedbuff"),
     ),
     "slowness": Reading(
@@ -168,7 +190,9 @@ FIRST: Final = Readings(
     asysg_concurrency=ALL,
     favano_anchor="start",
     favano_wait="0.1",
+    favano_alpha="steps",
     fedbuff_concurrency="100",
+    fedbuff_clients="any",
     slowness="uniform(1, 5)",
     normalise="standard",
     split="classes",
