@@ -22,6 +22,7 @@ PLAIN = Window((5, 5), (1, 1), (0, 0))
 POOLED = Window((5, 5), (1, 1), (0, 0), relu=True, pool=True)
 LAYERS = {  # image (height, width, channels) or inputs, outputs, and the convolution
     "28: conv 1-32": ((28, 28, 1), 32, POOLED),
+    "32: conv 3-16, padded": ((32, 32, 3), 16, Window((3, 3), (1, 1), (1, 1))),
     "28: conv 32-64": ((12, 12, 32), 64, POOLED),
     "28: full 1024-512": ((1024,), 512, None),
     "32: conv 3-32": ((32, 32, 3), 32, POOLED),
@@ -29,6 +30,8 @@ LAYERS = {  # image (height, width, channels) or inputs, outputs, and the convol
     "32: full 1600-512": ((1600,), 512, None),
     "full 512-10": ((512,), 10, None),
 }
+ROWS, FEW = ("1-32", "3-32"), ("padded",)  # layers whose kernels have these configurations
+FIRST = ROWS + FEW
 LIMITS = {"float32": 1e-5, "tf32": 5e-3, "bf16": 5e-2}
 
 
@@ -55,7 +58,7 @@ class Case:
 
     def __init__(self, name: str, clients: int, samples: int = 10) -> None:
         shape, outs, self.window = LAYERS[name]
-        self.inner = not name.endswith(("1-32", "3-32"))  # the first layer's inputs need no gradient
+        self.inner = not name.endswith(FIRST)  # the first layer's inputs need no gradient
         source = torch.Generator(device="cuda").manual_seed(0)
 
         def random(*size: int) -> Tensor:
@@ -138,8 +141,10 @@ def tiles(kind: str) -> Iterator[dict[str, int]]:
     sizes = {
         "conv": ((128, 256), (64,), (32, 64)),
         "conv_few": ((64, 128, 256), (64,), (32, 64)),
+        "conv_rows": ((128, 256), (64,), (16, 32)),
         "conv_step": ((32, 64), (32, 64, 128), (16, 32, 64)),
         "conv_step_few": ((64,), (32, 64, 128), (32, 64)),
+        "conv_step_rows": ((64,), (16, 32, 64), (16, 32, 64)),
         "linear": ((64, 128), (64,), (64,)),
         "linear_step": ((32, 64, 128), (32, 64, 128), (0,)),
     }[kind]
@@ -192,7 +197,8 @@ def main() -> None:
     if options.tune is not None:
         for kind in options.tune or CONFIGS:
             names = [n for n in LAYERS if ("conv" in n) == ("conv" in kind)]
-            names = [n for n in names if n.endswith(("1-32", "3-32")) == kind.endswith("few")]
+            names = [n for n in names if n.endswith(ROWS) == kind.endswith("rows")]
+            names = [n for n in names if n.endswith(FEW) == kind.endswith("few")]
             tune(kind, names, options.clients, options.precision)
         return
     for name in LAYERS:

@@ -22,8 +22,9 @@ from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_
 from .memory import BatchLimits, allowed, batch_limits, least_bytes, step_bytes
 from .module_state import VersionLayout, same_constants
 from .precision import DEFAULT, check_precision
-from .scoring import hits, own_metric, sample_losses
+from .scoring import hits, output_gradient, own_metric, sample_losses
 from .stacked_optimizer import LocalMethod, StackedOptimizer, numbers_of
+from .stacking.direct import DirectStep
 from .stacking.layer_registry import CHANNELS_LAST, StackedPass, StackingError, plugin_layers
 from .stacking.stacked_model import stack
 from .state_memory import NO_NEED, StateMemory, StateNeed
@@ -290,6 +291,11 @@ class Trainer:
         data = self._task.train[flat]
         if (augmentation := augmentation_of(method.augment)) is not None:
             data = replace(data, inputs=augmentation.stacked(data.inputs, keys))
+
+        if optimizer is None and self.asynchronous and self._stacked.direct and isinstance(data.inputs, Tensor):
+            direct = DirectStep(self._stacked.direct, StackedPass(weights, rates, keys))
+            direct(data.inputs, partial(output_gradient, self._task, targets=data.targets, size=size))
+            return
 
         def loss(outputs: Tensor) -> Tensor:
             return sample_losses(self._task, outputs, data.targets).view(clients, size).mean(dim=1).sum()

@@ -140,6 +140,24 @@ def conv(x, w, bias, rates, out, which, B,
 
 
 @triton.jit
+def patch_rows(x, rates, out, each, W: tl.constexpr, I: tl.constexpr, OW: tl.constexpr,
+               SW: tl.constexpr, ROW: tl.constexpr, WIDE: tl.constexpr, SKIP: tl.constexpr,
+               BLOCK: tl.constexpr):  # fmt: skip
+    """Store the ROW values of a line that the patch of every column has there, and zeros up to WIDE."""
+    c = tl.program_id(1).to(tl.int64)
+    if SKIP:
+        if tl.load(rates + c) == 0.0:
+            return
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    j = at % WIDE
+    column = at // WIDE % OW
+    line = at // (WIDE * OW)
+    x += c * (each // (WIDE * OW)) * (W * I)
+    value = tl.load(x + line * (W * I) + column * (SW * I) + j, mask=(at < each) & (j < ROW), other=0.0)
+    tl.store(out + c * each + at, value, mask=at < each)
+
+
+@triton.jit
 def activation_backward(grad, out, which, rates, dilated, each, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr,
                         PH: tl.constexpr, PW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, POOL: tl.constexpr,
                         RELU: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,14 +14,17 @@ from .plain import Gradient, LayerKernels, LayerWeights, Saved, Window
 
 SPLIT = 4  # with fewer tiles than this, the update of a convolution is summed in as many parts
 FEW_CHANNELS = 4  # images with no more channels have tiles of their own
+ROW_VALUES = 16  # of a patch: if a line has no more, it is stored for every column, so that patches are read in vectors
 NORM_VALUES = 16384  # of one sample: plain operations normalise larger ones
 ROWS = 64  # with more samples per client, plain operations compute the backward pass of a fully connected layer
 
 CONFIGS: dict[str, dict[str, int]] = {
     "conv": {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3},
     "conv_few": {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 2},
+    "conv_rows": {"BM": 128, "BN": 64, "BK": 16, "num_warps": 4, "num_stages": 3},
     "conv_step": {"BM": 64, "BN": 64, "BK": 16, "num_warps": 1, "num_stages": 3},
     "conv_step_few": {"BM": 64, "BN": 64, "BK": 32, "num_warps": 1, "num_stages": 2},
+    "conv_step_rows": {"BM": 64, "BN": 64, "BK": 32, "num_warps": 1, "num_stages": 3},
     "linear": {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3},
     "linear_step": {"BM": 32, "BN": 128, "num_warps": 4, "num_stages": 2},
 }
@@ -28,11 +33,17 @@ CONFIGS: dict[str, dict[str, int]] = {
 
 def _tile(size: int, limit: int) -> int:
     """Return a power of two that covers the size, at least 16 and at most the limit."""
-    return max(16, min(limit, 1 << (size - 1).bit_length()))
+    return max(16, min(limit, _power_of_two(size)))
 
 
-def _conv_kernel(name: str, channels: int) -> str:
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def _conv_kernel(name: str, channels: int, window: Window) -> str:
     """Return the name of the configuration of a convolution's kernel for images with this number of channels."""
+    if window.size[1] == 1 and channels <= ROW_VALUES:
+        return f"{name}_rows"
     return f"{name}_few" if channels <= FEW_CHANNELS else name
 
 
@@ -89,14 +100,18 @@ class TritonLayerKernels(LayerKernels):
     def conv(self, x: Tensor, params: LayerWeights, window: Window) -> tuple[Tensor, Saved]:
         """Do what ``LayerKernels.conv`` does."""
         _, height, width, ins = x.shape
-        # Pixels are aligned in memory: 4 channels are read faster than 3.
-        spare = (1 << (ins - 1).bit_length()) - ins if ins <= 16 else 0
-        x = F.pad(x, (0, spare)) if spare else x.contiguous()
         pool = 2 if window.pool else 1
         high, wide = (side // pool for side in window.out(height, width))
         out = x.new_empty((len(x), high, wide, params.weight.shape[1]))
         which = x.new_empty(out.shape if window.pool else (1,), dtype=torch.int8)
         edges = window.padding != (0, 0)
+        if _has_rows(ins, window):
+            x = _patch_rows(x.contiguous(), params, window)
+            params, window = _for_rows(params, window)
+        else:
+            # Pixels are aligned in memory: 4 channels are read faster than 3.
+            spare = _power_of_two(ins) - ins if ins <= 16 else 0
+            x = F.pad(x, (0, spare)) if spare else x.contiguous()
         self._conv(x, params.weight, params.bias, params.rates, out, which, window, edges)
         return out, (x, out, which)
 
@@ -107,7 +122,7 @@ class TritonLayerKernels(LayerKernels):
         clients, outs, kh, kw, ins = weight.shape
         _, height, width, channels = x.shape
         pool = 2 if window.pool else 1
-        config = _config(_conv_kernel("conv", channels), BN=outs)
+        config = _config(_conv_kernel("conv", channels, window), BN=outs)
         rows = out[0, :, :, 0].numel() * (len(x) // clients) * pool**2
         kernels.conv[_parts(rows, config["BM"]), _parts(outs, config["BN"]), clients](
             x, weight, *_filled(x, bias, rates), out, which, len(x) // clients, H=height, W=width, I=ins, IX=channels,
@@ -135,6 +150,9 @@ class TritonLayerKernels(LayerKernels):
             dense = Window(window.size, (1, 1), (kh - 1 - window.padding[0], kw - 1 - window.padding[1]))
             self._conv(grad, flipped, None, params.rates, grad_x, which, dense, edges=True)
         if any(params.trainable):
+            if _has_rows(shape[-1], window):
+                shape = x.shape
+                params, window = _for_rows(params, window)
             self._conv_step(grad, x, params, shape, window)
         return grad_x
 
@@ -157,7 +175,7 @@ class TritonLayerKernels(LayerKernels):
         size = len(x) // clients
         high, wide = window.out(shape[1], shape[2])
         patch = kh * kw * x.shape[-1]
-        config = _config(_conv_kernel("conv_step", x.shape[-1]), BM=outs, BN=patch)
+        config = _config(_conv_kernel("conv_step", x.shape[-1], window), BM=outs, BN=patch)
         tiles = _parts(patch, config["BN"])
         # With a small kernel and large images there are few programs: each sums over a part of the samples.
         parts = min(size, SPLIT) if tiles < SPLIT else 1
@@ -211,6 +229,32 @@ class TritonLayerKernels(LayerKernels):
             BIAS=params.trainable[1],
         )  # fmt: skip
         return grad_x
+
+
+def _has_rows(channels: int, window: Window) -> bool:
+    """Return whether the lines of patches are stored for every column."""
+    return channels <= FEW_CHANNELS and window.padding == (0, 0) and 1 < window.size[1] * channels <= ROW_VALUES
+
+
+def _patch_rows(x: Tensor, params: LayerWeights, window: Window) -> Tensor:
+    """Return (C·B, H, W', kw·I and zeros): the values of each line that the patch of a column has there."""
+    images, height, width, ins = x.shape
+    row = window.size[1] * ins
+    rows = x.new_empty((images, height, window.out(height, width)[1], _power_of_two(row)))
+    each = rows.numel() // len(params)
+    kernels.patch_rows[_parts(each, 1024), len(params)](
+        x, *_filled(x, params.rates), rows, each, W=width, I=ins, OW=rows.shape[2], SW=window.stride[1],
+        ROW=row, WIDE=rows.shape[3], SKIP=params.rates is not None, BLOCK=1024,
+    )  # fmt: skip
+    return rows
+
+
+def _for_rows(params: LayerWeights, window: Window) -> tuple[LayerWeights, Window]:
+    """Return the same convolution for the lines of patches: one column wide, with kw·I channels."""
+    weight, target = (w.flatten(3).unsqueeze(3) for w in (params.weight, params.updated_weight))
+    targets = None if params.targets[0] is None else target, params.targets[1]
+    one_wide = replace(window, size=(window.size[0], 1), stride=(window.stride[0], 1))
+    return replace(params, weight=weight, targets=targets), one_wide
 
 
 def _norm_fits(x: Tensor, groups: int) -> bool:
