@@ -21,10 +21,10 @@ ROWS = 64  # with more samples per client, plain operations compute the backward
 CONFIGS: dict[str, dict[str, int]] = {
     "conv": {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3},
     "conv_few": {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 2},
-    "conv_rows": {"BM": 128, "BN": 64, "BK": 16, "num_warps": 4, "num_stages": 3},
+    "conv_rows": {"BM": 128, "BN": 64, "BK": 16, "num_warps": 8, "num_stages": 3},
     "conv_step": {"BM": 64, "BN": 64, "BK": 16, "num_warps": 1, "num_stages": 3},
     "conv_step_few": {"BM": 64, "BN": 64, "BK": 32, "num_warps": 1, "num_stages": 2},
-    "conv_step_rows": {"BM": 64, "BN": 64, "BK": 32, "num_warps": 1, "num_stages": 3},
+    "conv_step_rows": {"BM": 64, "BN": 64, "BK": 16, "num_warps": 1, "num_stages": 3},
     "linear": {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3},
     "linear_step": {"BM": 32, "BN": 128, "num_warps": 4, "num_stages": 2},
 }
@@ -233,7 +233,7 @@ class TritonLayerKernels(LayerKernels):
 
 def _has_rows(channels: int, window: Window) -> bool:
     """Return whether the lines of patches are stored for every column."""
-    return channels <= FEW_CHANNELS and window.padding == (0, 0) and 1 < window.size[1] * channels <= ROW_VALUES
+    return 1 < channels <= FEW_CHANNELS and window.padding == (0, 0) and window.size[1] * channels <= ROW_VALUES
 
 
 def _patch_rows(x: Tensor, params: LayerWeights, window: Window) -> Tensor:
