@@ -7,8 +7,10 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from defedavg.config.build import make_plan
 from defedavg.paper.comparison import compared_tables, to_markdown
 from defedavg.paper.implied_rounds import rows as rounds_rows
 from defedavg.paper.infer import HELD_OUT, STAGES, Search
@@ -75,7 +77,11 @@ def search_scores() -> str:
 def test_the_search_is_complete_and_found_the_default_readings() -> None:
     ranked_stages, finished = Search(PaperRequest(folder=RESULTS, show_only=True)).run()
     assert finished
-    assert ranked_stages[-1][0].readings == Readings()
+    adopted = [candidates for stage, candidates in zip(STAGES, ranked_stages, strict=True) if stage.adopted]
+    assert adopted[-1][0].readings == Readings()
+    *_, favano, fedbuff = ranked_stages  # "prefers both"
+    assert favano[0].readings == replace(Readings(), favano_alpha="K")
+    assert fedbuff[0].readings == replace(Readings(), fedbuff_clients="distinct")
     stored = json.loads((RESULTS / "infer" / "infer.json").read_text(encoding="utf-8"))
     assert stored == json.loads(json.dumps(report(STAGES, ranked_stages)))
 
@@ -166,6 +172,61 @@ def test_the_runs_of_favano_have_the_figures_of_the_page() -> None:
     assert says(f"takes {short:.0f} s with 0.01 s and {long:.0f} s with 0.1 s")
     start = searched(cell, favano_wait="0.01", favano_anchor="start")
     assert says(f"reaches {100 * start['best_accuracy']:.1f} % in twice the paper's time")
+
+
+FURTHER = {"favano_alpha": "K", "fedbuff_clients": "distinct"}
+
+
+def further_cells() -> dict[Cell, tuple[float, float]]:
+    """Return the first hits under the present and under the further readings of all cells that have the latter."""
+    search, found = Search(PaperRequest(folder=RESULTS, show_only=True)), {}
+    for cell in cells():
+        if cell.algorithm in ("favano", "fedbuff"):
+            store = search.store(replace(Readings(), **FURTHER), cell)
+            for result in store.results([PaperRun(cell, cell.rates)], [0]):
+                found[cell] = PRESENT[cell]["first_hit"], result["first_hit_seconds"]
+    return found
+
+
+def test_the_further_readings_have_the_figures_of_the_page() -> None:
+    lines, errors = [], []
+    for cell, times in further_cells().items():
+        assert cell.seconds is not None
+        pairs = " | ".join(f"{seconds:.1f} | {seconds / cell.seconds:.2f}" for seconds in times)
+        lines.append(f"| {cell.setting} | {cell.algorithm} | {cell.updates_per_round} | {cell.seconds:g} | {pairs} |")
+        errors.append([abs(math.log(seconds / cell.seconds)) for seconds in times])
+    title = "setting | algorithm | n | paper | present readings | ratio | α = K, distinct clients | ratio"
+    assert says(markdown(title, lines))
+    before, now = (fmean(column) for column in zip(*errors, strict=True))
+    assert says(f"The mean error of these cells falls from {before:.2f} to {now:.2f}.")
+    favano = sorted(
+        now / (cell.seconds or 0.0) for cell, (_, now) in further_cells().items() if cell.algorithm == "favano"
+    )
+    assert says(f"by {favano[0]:.2f} to {favano[-1]:.2f} times its seconds")
+    fedbuff = [error for error, cell in zip(errors, further_cells(), strict=True) if cell.algorithm == "fedbuff"]
+    assert len(fedbuff) == len(SIZES)  # "FedBuff is within a factor of 1.25 for all four n"
+    assert max(error for _, error in fedbuff) < math.log(WITHIN)
+    given_up = searched(Cell("fashionmnist", "iid", "favano", 40), **FURTHER)
+    assert given_up["limit"] < 2 * 556.25
+
+
+def test_the_plans_of_the_further_readings_have_the_figures_of_the_page() -> None:
+    for dataset, name in (("fashionmnist", "FashionMNIST"), ("cifar10", "CIFAR-10")):
+        shares = []
+        for n in SIZES:
+            cell = Cell(dataset, "iid", "favano", n)
+            settings = Choices().settings(PaperRun(cell, cell.rates))
+            merged = [update.steps for r in make_plan(settings, 0, 400).rounds[100:] for update, _ in r.merge.updates]
+            shares.append(f"{fmean(merged) / settings.training.local_steps:.2f}")
+        assert says(f"| {name} | {' | '.join(shares)} |")
+    rounds, seconds = list[str](), list[float]()
+    for readings in (replace(Readings(), **FURTHER), Readings()):
+        rows = rounds_rows([Cell("cifar10", "non-iid", "fedbuff", n) for n in SIZES], readings, range(3))
+        rounds.append("{:,.0f}, {:,.0f} and {:,.0f}".format(*(row["implied_rounds"] for row in rows[:3])))
+        (last,) = rounds_rows([Cell("fashionmnist", "non-iid", "fedbuff", 80)], readings, range(3))
+        seconds.append(last["round_seconds"])
+    assert says(f"become {rounds[0]} instead of {rounds[1]}")
+    assert says(f"a round lasts {seconds[0] / seconds[1]:.2f} times as long")
 
 
 def test_the_findings_of_the_search_have_the_figures_of_the_page() -> None:

@@ -24,15 +24,15 @@ TEST_SHARE: Final = {"own": 0.0, "pooled": 0.25}
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """One value for every reading. The defaults fit Table 1 best as far as the search of ``infer.py`` is computed."""
+    """One value for every reading. The defaults are those that the adopted stages of ``infer.py`` found."""
 
     upload: str = "background"
     asysg_concurrency: str = N
     favano_anchor: str = "newest"
     favano_wait: str = "0.05"
-    favano_alpha: str = "K"
+    favano_alpha: str = "steps"
     fedbuff_concurrency: str = "100"
-    fedbuff_clients: str = "distinct"
+    fedbuff_clients: str = "any"
     slowness: str = "uniform(1, 5)"
     normalise: str = "symmetric"
     test_data: str = "own"
