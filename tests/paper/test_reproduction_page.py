@@ -16,10 +16,10 @@ from defedavg.paper.implied_rounds import rows as rounds_rows
 from defedavg.paper.infer import HELD_OUT, STAGES, Search
 from defedavg.paper.infer_report import WITHIN, agreement, cell_of, report
 from defedavg.paper.paper_tables import markdown, ranking
-from defedavg.paper.published import SIZES, Cell, cells
+from defedavg.paper.published import COMPARED, FIGURE6_SIZES, FIGURE7_STEPS, LOCAL_STEPS, SIZES, Cell, cells
 from defedavg.paper.readings import READINGS, Readings
 from defedavg.paper.result_files import ResultFiles
-from defedavg.paper.run_grid import Choices, PaperRun
+from defedavg.paper.run_grid import ROUNDS, Choices, PaperRun
 from defedavg.paper.run_request import PaperRequest
 
 ROOT = Path(__file__).parents[2]
@@ -297,3 +297,22 @@ def test_the_implied_rounds_have_the_figures_of_the_page() -> None:
     assert says(f"falls by a factor of {blocking / background:.2f} at n = 10")
     stated = next(row for row in FIRST_ROWS if cell_of(row) == Cell("fashionmnist", "iid", "defedavg-iid", 80))
     assert says(f"At the stated 1.0 / 0.1 it took {stated['first_hit']:.0f} s under the first readings")
+
+
+def accuracies(figure: int, setting: str, runs: list[tuple[int, int]]) -> str:
+    """Return the mean accuracies after the last round for pairs of n and K."""
+    algorithm, found = COMPARED[setting][-1], []
+    for n, steps in runs:
+        cell = Cell("fashionmnist", setting, algorithm, n)
+        store = ResultFiles(RESULTS / f"figure{figure}", Choices())
+        results = store.results([PaperRun(cell, cell.rates, steps, ROUNDS)], range(3))
+        assert [result["curve"]["rounds"][-1] for result in results] == [ROUNDS] * 3
+        found.append(f"{100 * fmean(result['curve']['accuracy'][-1] for result in results):.1f}")
+    return f"{', '.join(found[:-1])} and {found[-1]} %"
+
+
+def test_figures_6_and_7_have_the_figures_of_the_page() -> None:
+    sizes, steps = [(n, LOCAL_STEPS) for n in FIGURE6_SIZES], [(SIZES[0], k) for k in FIGURE7_STEPS]
+    assert says(f"DeFedAvg-IID is {accuracies(6, 'iid', sizes)} for n = 5, 10, 20, 40 and 80")
+    assert says(f"and {accuracies(7, 'iid', steps)} for K = 20, 50 and 100")
+    assert says(f"that of DeFedAvg-nIID is {accuracies(6, 'non-iid', sizes)} and {accuracies(7, 'non-iid', steps)}.")
