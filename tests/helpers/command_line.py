@@ -17,6 +17,11 @@ import threading
 from functools import cache
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from defedavg.cli.main import app
+from defedavg.errors import UserError
+
 SECONDS = 300.0
 WAITING = 6  # seconds of real time per second of computing that a command may take
 
@@ -124,3 +129,12 @@ def refuse(result: subprocess.CompletedProcess[str], *words: str) -> None:
     assert len(lines) == 1, result.stderr
     for word in words:
         assert word in lines[0]
+
+
+def refused(*words: str | Path) -> str:
+    """Return the error message of a command that fails, run in this process."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert isinstance(result.exception, UserError), result.output
+    text = str(result.exception)
+    assert "\n" not in text
+    return text
