@@ -307,7 +307,9 @@ class _Adviser:
             )
         ranked = tuple(self._ranked(search, each, started[0], holders) for each in started)
         dropped = [*self.refused, *((screening.labels[shape], text) for shape, text in screening.dropped.items())]
-        dropped += self._not_trained(search, excluded, [each for each in order if each not in started])
+        paused = [each for each in order if each not in started]
+        paused += [each for each in search.postponed if search.run(each) is None]
+        dropped += self._not_trained(search, excluded, paused)
         rates = {name: len(grid.rate_positions()) for name, grid in self.grids.items()}
         grid_steps = sum(p.steps_per_second * self.horizon * rates[p.shape.algorithm] for p in screening.kept.values())
         return Advice(
@@ -335,8 +337,8 @@ class _Adviser:
         yield from ((self._label(each), text) for each, text in excluded.items())
         for each in paused:
             first, best = search.planned(each).first_round, search.best_time
-            late = f", and the target was reached at {best:.3g} s" if first > best else ", and the search did not wait"
-            yield self._label(each), f"its first round is planned at {first:.3g} s{late}"
+            late = f"and the target was reached at {best:.3g} s" if first > best else "and the budget went to others"
+            yield self._label(each), f"its first round is planned at {first:.3g} s, {late}"
 
     def _label(self, candidate: GridCell) -> str:
         return self.grids[candidate.algorithm].label(candidate.position)
