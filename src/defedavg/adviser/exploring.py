@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -89,17 +89,26 @@ class Exploration:
         state, until = self.state, min(first_time(self.state), self._limit())
         while self.alive:
             going = self._continuing(until)
-            for each in [each for each in self.alive if each in self.lags and each not in going]:
-                state.drop(each, self._behind(each))
-            self.alive = [each for each in self.alive if each in going or each not in self.lags]
+            self._drop_except(going)
             state.phase(f"exploring: {len(going)} candidates to {until:.3g} s")
             state.race.advance([(each, state.first) for each in self.alive if each in going], until)
             self.lags = lags(self._runs(state.tried), self._runs(self.alive))
             self.alive = state.running(self.alive)
-            if until >= self._limit() or (state.race.spent_share > EXPLORE and math.isfinite(state.best_time)):
+            if self._ends(until):
                 break
             until = min(GROWTH * until, self._limit())
         state.postpone(each for each in self.alive if state.run(each) is None)
+
+    def _ends(self, until: float) -> bool:
+        reached = math.isfinite(self.state.best_time)
+        return until >= self._limit() or (reached and self.state.race.spent_share > EXPLORE)
+
+    def _drop_except(self, going: Collection[GridCell]) -> None:
+        """Drop the candidates that have a lag and do not continue."""
+        behind = [each for each in self.alive if each in self.lags and each not in going]
+        for each in behind:
+            self.state.drop(each, self._behind(each))
+        self.alive = [each for each in self.alive if each not in behind]
 
     def _limit(self) -> float:
         return min(self.state.race.horizon, MARGIN * self.state.best_time)
