@@ -299,15 +299,14 @@ class _Adviser:
         began: float,
     ) -> Advice:
         self.report("writing reasons", 1.0, 0.0)
-        order = [each for each in search.ranking() if search.run(each) is not None]
-        started = [each for each in order if getattr(search.run(each), "seconds", 0.0) > 0.0]
+        started = [each for each in search.ranking() if _trained(search, each)]
         if not started:
             raise UserError(
                 f"the search ended before any of {len(search.tried)} candidates was evaluated; give a larger budget"
             )
         ranked = tuple(self._ranked(search, each, started[0], holders) for each in started)
         dropped = [*self.refused, *((screening.labels[shape], text) for shape, text in screening.dropped.items())]
-        dropped += self._not_trained(search, excluded, [each for each in order if each not in started])
+        dropped += self._not_trained(search, excluded)
         rates = {name: len(grid.rate_positions()) for name, grid in self.grids.items()}
         grid_steps = sum(p.steps_per_second * self.horizon * rates[p.shape.algorithm] for p in screening.kept.values())
         return Advice(
@@ -328,15 +327,15 @@ class _Adviser:
             seconds=time.monotonic() - began,
         )
 
-    def _not_trained(
-        self, search: AdviceSearch, excluded: Mapping[GridCell, str], paused: Sequence[GridCell]
-    ) -> Iterator[tuple[str, str]]:
+    def _not_trained(self, search: AdviceSearch, excluded: Mapping[GridCell, str]) -> Iterator[tuple[str, str]]:
         """Yield the candidates that were not trained, and why: their rates, or a first round that is too late."""
         yield from ((self._label(each), text) for each, text in excluded.items())
-        for each in paused:
+        for each in search.tried | search.postponed:
+            if _trained(search, each):
+                continue
             first, best = search.planned(each).first_round, search.best_time
-            late = f", and the target was reached at {best:.3g} s" if first > best else ", and the search did not wait"
-            yield self._label(each), f"its first round is planned at {first:.3g} s{late}"
+            late = f"and the target was reached at {best:.3g} s" if first > best else "and nothing of it was trained"
+            yield self._label(each), f"its first round is planned at {first:.3g} s, {late}"
 
     def _label(self, candidate: GridCell) -> str:
         return self.grids[candidate.algorithm].label(candidate.position)
@@ -360,6 +359,11 @@ class _Adviser:
             steps_per_second=plan.steps_per_second,
             reason="" if candidate == leader else why(search, candidate, leader, holders),
         )
+
+
+def _trained(search: AdviceSearch, candidate: GridCell) -> bool:
+    run = search.run(candidate)
+    return run is not None and run.seconds > 0.0
 
 
 def _worst_decile(scores: Any) -> float | None:

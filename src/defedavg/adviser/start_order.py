@@ -3,7 +3,7 @@
 The usual local rate is 2/L, the largest at which gradient descent on a quadratic of curvature L is stable. The usual
 global rate is 1/√(1 + staleness): about as many updates as the staleness start from the same version, and their noise
 adds up. Where an algorithm has a global rate alone, it is their product. Server optimisers that normalise their step
-start in the middle of their axis.
+start in the middle of their axis. Between two rates that are as near, the larger one starts: it learns faster.
 """
 
 from __future__ import annotations
@@ -33,11 +33,18 @@ def start_order(
         cells = [GridCell(shape.algorithm, (*shape.position, *rates)) for rates in grid.rate_positions()]
         cells = [each for each in cells if each not in excluded]
         staleness = plans[shape].stats.staleness_mean
-        cells.sort(key=lambda each: distance(grid, each, usual_rate, staleness))
+        cells.sort(key=lambda each: _place(grid, each, usual_rate, staleness))
         by_algorithm.setdefault(shape.algorithm, []).append(cells)
     in_turn = [cells for turn in itertools.zip_longest(*by_algorithm.values()) for cells in turn if cells]
     for turn in itertools.zip_longest(*in_turn):
         yield [each for each in turn if each is not None]
+
+
+def _place(grid: AlgorithmGrid, candidate: GridCell, usual_rate: float | None, staleness: float) -> tuple[float, ...]:
+    """Return the key by which the rates of a shape are sorted; of equal distances, the larger rates come first."""
+    values = grid.chosen(candidate.position)
+    rates = (-values[axis.name] for axis in grid.axes[len(grid.shape_axes) :])
+    return round(distance(grid, candidate, usual_rate, staleness), 9), *rates
 
 
 def distance(grid: AlgorithmGrid, candidate: GridCell, usual_rate: float | None, staleness: float) -> float:

@@ -1,0 +1,200 @@
+"""Exploring: every setting starts with its usual rates on one seed, and those that fall behind are dropped.
+
+Candidates advance to growing simulated times. At each of them, a candidate's *lag* is the factor by which it took
+longer to its last test losses than the fastest candidate to the same losses. It is measured at the candidate's own
+evaluations, so one whose next round is far away is not behind because of that. The candidates with the least lags
+continue, as many as the budget allows.
+
+Algorithms with the same first merge learn much the same from it. Of those, one merges first; the others wait, and start
+if its lag leaves them a place.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from .candidates import GridCell
+from .racing import RacedRun
+from .search_state import SearchState
+
+FIRST_ROUNDS, GROWTH = 2, 1.2
+"""The first comparison is when the median shape has merged this many rounds; the factor from one time to the next."""
+START, FURTHER_RATES = 0.1, 0.05
+"""Shares of the budget until the first comparison: of all shapes, and of all candidates that start."""
+TIMED_TURNS = 4
+"""Rates that every shape starts with where the budget is real time, whose steps are not known yet."""
+SHARE, STEP = 0.2, 0.15
+"""The candidates that continue cost at most SHARE of the budget since they started, and STEP of the rest from now."""
+LEAST_KEPT = 4
+"""Candidates that continue even if they cost more."""
+NEW = 0.4
+"""The share of the rest of the budget for candidates whose first merge is unlike those of others."""
+UNSEEN = 1.05
+"""A candidate that waits counts as slower by this factor than the fastest with the same first merge."""
+MARGIN = 1.3
+"""Candidates are trained up to this multiple of the best time to the target: another seed may change the order."""
+EXPLORE = 0.8
+"""When this share of the budget is spent, exploring ends if the target was reached, and starts no further rates."""
+LAST = 3
+"""Evaluations over which a lag is averaged."""
+
+
+def first_time(state: SearchState) -> float:
+    """Return when candidates are first compared: after some rounds, or before if these cost too much."""
+    plans = state.screening.kept.values()
+    seconds = sorted(each.stats.seconds_per_round for each in plans)
+    until, earliest = FIRST_ROUNDS * seconds[len(seconds) // 2], min(each.first_round for each in plans)
+    while until > earliest and sum(each.steps_until(until) for each in plans) > START * state.race.budget.steps:
+        until /= GROWTH
+    return max(until, earliest)
+
+
+def first_arms(state: SearchState) -> list[GridCell]:
+    """Return every shape with its usual rates, and candidates with further rates as far as the budget allows."""
+    shapes = len(state.screening.kept)
+    until, arms = first_time(state), state.next_arms(shapes)
+    if math.isinf(state.race.budget.steps):
+        return arms + state.next_arms((TIMED_TURNS - 1) * shapes)
+    left = FURTHER_RATES * state.race.budget.steps - sum(state.cost(each, until) for each in arms)
+    while left > 0 and (more := state.next_arms(1)):
+        arms += more
+        left -= state.cost(more[0], until)
+    return arms
+
+
+def explore_all(state: SearchState) -> None:
+    """Explore, with further rates as well if no candidate reaches the target."""
+    arms = first_arms(state)
+    while arms:
+        Exploration(state, state.start(arms)).explore()
+        if math.isfinite(state.best_time) or state.race.spent_share >= EXPLORE:
+            return
+        arms = state.next_arms(len(state.screening.kept))
+
+
+@dataclass(eq=False)
+class Exploration:
+    """Candidates that advance together; ``lags`` has those that were evaluated after a merge."""
+
+    state: SearchState
+    alive: list[GridCell]
+    lags: dict[GridCell, float] = field(default_factory=dict)
+
+    def explore(self) -> None:
+        """Advance the candidates to growing times until none is left that can win."""
+        state, until = self.state, min(first_time(self.state), self._limit())
+        while self.alive:
+            going = self._continuing(until)
+            self._drop_except(going)
+            state.phase(f"exploring: {len(going)} candidates to {until:.3g} s")
+            state.race.advance([(each, state.first) for each in self.alive if each in going], until)
+            self.lags = lags(self._runs(state.tried), self._runs(self.alive))
+            self.alive = state.running(self.alive)
+            if self._ends(until):
+                break
+            until = min(GROWTH * until, self._limit())
+        state.postpone(each for each in self.alive if state.run(each) is None)
+
+    def _ends(self, until: float) -> bool:
+        reached = math.isfinite(self.state.best_time)
+        return until >= self._limit() or (reached and self.state.race.spent_share > EXPLORE)
+
+    def _drop_except(self, going: Collection[GridCell]) -> None:
+        """Drop the candidates that have a lag and do not continue."""
+        behind = [each for each in self.alive if each in self.lags and each not in going]
+        for each in behind:
+            self.state.drop(each, self._behind(each))
+        self.alive = [each for each in self.alive if each not in behind]
+
+    def _limit(self) -> float:
+        return min(self.state.race.horizon, MARGIN * self.state.best_time)
+
+    def _runs(self, candidates: Iterable[GridCell]) -> dict[GridCell, RacedRun]:
+        return {each: run for each in candidates if (run := self.state.run(each)) is not None}
+
+    def _behind(self, candidate: GridCell) -> str:
+        run = self.state.run(candidate)
+        assert run is not None
+        lag = f"took {self.lags[candidate]:.2f} times as long as the fastest candidates to its last test losses"
+        return f"{lag}, {run.loss():.3g} after {run.seconds:.3g} s"
+
+    def _continuing(self, after: float) -> set[GridCell]:
+        """Return the candidates that train until a simulated time."""
+        seen: dict[Hashable, float] = {}  # the least lag after a first merge
+        for each, lag in self.lags.items():
+            group = self._first_merge(each)
+            seen[group] = min(lag, seen.get(group, math.inf))
+        scores = {each: self.lags[each] for each in self.alive if each in self.lags}
+        going: set[GridCell] = set()
+        left = NEW * self.state.race.steps_left(1.0) if self.lags else math.inf
+        merges: set[Hashable] = set()
+        waiting = [each for each in self.alive if each not in self.lags and self._steps(each, after)]
+        for each in sorted(waiting, key=lambda each: self._steps(each, after)):
+            group = self._first_merge(each)
+            if group in seen:
+                scores[each] = UNSEEN * seen[group]
+            elif group not in merges and self._steps(each, after) <= left:
+                merges.add(group)
+                left -= self._steps(each, after)
+                going.add(each)
+        return going | self._ahead(scores, after)
+
+    def _ahead(self, scores: Mapping[GridCell, float], after: float) -> set[GridCell]:
+        """Return the candidates with the lowest scores that the budget trains until a simulated time."""
+        race, ahead = self.state.race, set[GridCell]()
+        rest = race.steps_left(1.0)
+        total, step = SHARE * (race.steps + rest), STEP * rest
+        for each in sorted(scores, key=lambda each: scores[each]):
+            run, cost = self.state.run(each), self._steps(each, after)
+            total -= cost
+            step -= cost - (0.0 if run is None else self._steps(each, run.seconds))
+            if min(total, step) < 0 and len(ahead) >= LEAST_KEPT:
+                break
+            ahead.add(each)
+        return ahead
+
+    def _steps(self, candidate: GridCell, until: float) -> float:
+        return self.state.planned(candidate).steps_until(until)
+
+    def _first_merge(self, candidate: GridCell) -> Hashable:
+        """Return when a candidate first merges, how many steps, and with which rates."""
+        plan, grid = self.state.planned(candidate), self.state.grids[candidate.algorithm]
+        values = grid.chosen(candidate.position)
+        rates = tuple((axis.name, values[axis.name]) for axis in grid.axes[len(grid.shape_axes) :])
+        return plan.first_round, int(plan.steps_by_round[0]), rates
+
+
+def lags(everyone: Mapping[GridCell, RacedRun], some: Mapping[GridCell, RacedRun]) -> dict[GridCell, float]:
+    """Return the lags of some candidates behind the fastest of all; infinite for those that diverged."""
+    points = {each: evaluated(run) for each, run in everyone.items()}
+    fastest: list[tuple[float, float]] = []  # times and losses; each lower than those before
+    for seconds, loss in sorted(point for curve in points.values() for point in curve):
+        if not fastest or loss < fastest[-1][1]:
+            fastest.append((seconds, loss))
+    found: dict[GridCell, float] = {}
+    for each, run in some.items():
+        last = points[each][-LAST:]
+        if run.diverged_at is not None:
+            found[each] = math.inf
+        elif last:
+            found[each] = math.exp(fmean(math.log(seconds / time_to(loss, fastest)) for seconds, loss in last))
+    return found
+
+
+def evaluated(run: RacedRun) -> list[tuple[float, float]]:
+    """Return times and test losses after the initialisation."""
+    return [(e.seconds, e.loss) for e in run.evaluations if e.seconds > 0 and math.isfinite(e.loss)]
+
+
+def time_to(loss: float, fastest: Sequence[tuple[float, float]]) -> float:
+    """Return when the fastest had a loss, interpolated between evaluations on the logarithm of time."""
+    i = bisect_left(fastest, -loss, key=lambda point: -point[1])
+    if i == 0:
+        return fastest[0][0]
+    (before, higher), (after, lower) = fastest[i - 1], fastest[i]
+    share = (higher - loss) / (higher - lower)
+    return float(before * (after / before) ** share)
