@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 
 from defedavg.algorithms import ALGORITHMS, Setup
-from defedavg.algorithms.protocol import Send, SetTimer
+from defedavg.algorithms.protocol import Send
 from defedavg.planning.devices import Fleet, Trace
 from defedavg.planning.plan import Plan
 from defedavg.planning.records import Absence, Job, Stall, Timeout
 from defedavg.planning.simulator import Simulator
 from helpers.naive_simulator import agrees_with_naive
+from helpers.plans import timers_of
 from helpers.strategies import Case, GuardedSimulator, bounded, case, cases, variants
 
 NAMES = list(ALGORITHMS)
@@ -198,13 +199,7 @@ def test_fedavg_counts_a_substitute_as_often_as_the_missing_client() -> None:
 def test_fedbuff_keeps_its_concurrency() -> None:
     """A client that returns before its timeout is idle, and stays available after it."""
     server = ALGORITHMS["fedbuff"](Setup(3, 2, 5, timeout_seconds=10.0))
-    tokens = {}
-    sent = -1
-    for action in server.start():
-        if isinstance(action, Send):
-            sent = action.client
-        elif isinstance(action, SetTimer):
-            tokens[sent] = action.token
+    tokens = timers_of(server.start())
     assert set(tokens) == {0, 1, 2}
     answers = server.returned(1) + server.end_of_instant() + server.timer(tokens[1]) + server.end_of_instant()
     assert [action.client for action in answers if isinstance(action, Send)] == [1]

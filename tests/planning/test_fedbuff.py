@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS, Setup
 from defedavg.algorithms.fedbuff import FedBuffSettings
-from defedavg.algorithms.protocol import Merge, Send, SetTimer, Update
+from defedavg.algorithms.protocol import Merge, Send, Update
 from defedavg.errors import UserError
+from helpers.plans import timers_of
 from helpers.strategies import Case, bounded, case, cases
 
 DISTINCT = FedBuffSettings(distinct_clients=True)
@@ -77,13 +78,7 @@ def test_more_updates_than_clients_are_refused() -> None:
 
 def test_a_client_waits_for_the_merge_until_no_other_is_left() -> None:
     server = ALGORITHMS["fedbuff"](Setup(3, 3, 5, timeout_seconds=10.0), DISTINCT)
-    tokens = {}
-    sent = -1
-    for action in server.start():
-        if isinstance(action, Send):
-            sent = action.client
-        elif isinstance(action, SetTimer):
-            tokens[sent] = action.token
+    tokens = timers_of(server.start())
     actions = server.arrived(Update(0, 0, 0, 5)) + server.end_of_instant()
     actions += server.returned(0) + server.end_of_instant()
     assert not [action for action in actions if isinstance(action, Send)]
