@@ -134,8 +134,11 @@ def _sum_in_order(terms: Sequence[tuple[Tensor, float]], out: Tensor | None = No
 def all_finite(vector: Tensor) -> bool:
     """Return whether every value is finite: then, and only then, the norms of the parts are."""
     # NumPy sums in this thread alone: where other processes use the cores, PyTorch's threads wait for each other.
-    if vector.device.type == "cpu" and math.isfinite(float(np.add.reduce(vector.detach().numpy()))):
-        return True  # several times faster; a sum that overflows proves nothing
+    if vector.device.type == "cpu":
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(np.add.reduce(vector.detach().numpy()))
+        if math.isfinite(total):
+            return True  # several times faster; a sum that overflows proves nothing
     return bool(torch.stack(torch._foreach_norm(torch.split(vector, PART), math.inf)).isfinite().all())
 
 
