@@ -84,10 +84,11 @@ def test_a_weighted_sum_has_the_same_bits_on_any_number_of_cores(
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("others", [1.0, 3e38])  # the Euclidean norm of the larger ones is infinite
+@pytest.mark.parametrize("others", [1.0, 3e38])  # the sum of the larger ones is infinite
 @pytest.mark.parametrize("position", [0, state_vectors.PART, 2 * state_vectors.PART + 6])
-def test_one_value_that_is_not_finite_is_found(value: float, position: int, others: float) -> None:
-    vector = torch.full((2 * state_vectors.PART + 7,), others)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_value_that_is_not_finite_is_found(value: float, position: int, others: float, dtype: torch.dtype) -> None:
+    vector = torch.full((2 * state_vectors.PART + 7,), others, dtype=dtype)
     assert all_finite(vector)
     vector[position] = value
     assert not all_finite(vector)

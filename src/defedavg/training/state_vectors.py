@@ -134,7 +134,7 @@ def _sum_in_order(terms: Sequence[tuple[Tensor, float]], out: Tensor | None = No
 def all_finite(vector: Tensor) -> bool:
     """Return whether every value is finite: then, and only then, the norms of the parts are."""
     # NumPy sums in this thread alone: where other processes use the cores, PyTorch's threads wait for each other.
-    if vector.device.type == "cpu":
+    if vector.device.type == "cpu" and vector.dtype != torch.bfloat16:  # which NumPy lacks
         with np.errstate(over="ignore", invalid="ignore"):
             total = float(np.add.reduce(vector.detach().numpy()))
         if math.isfinite(total):
