@@ -201,7 +201,7 @@ class EquivalenceCheck:
         slopes = self._slopes.flatten(0, 1)
         given = self._trainable, self._rates, self._keys, each(Tensor.clone, inputs)
         outputs = model.sgd_step(after, *given, lambda out: (out * slopes).sum())
-        if model.direct and isinstance(inputs, Tensor):  # the step that the CPU uses
+        if model.direct and isinstance(inputs, Tensor):  # the step of the CPU, and of plain SGD on a device
             after = {name: weights.clone() for name, weights in before.items()}
             outputs = DirectStep(model.direct, StackedPass(after, self._rates))(inputs, lambda _: slopes.clone())
         changes = {name: before[name] - weights for name, weights in after.items()}
