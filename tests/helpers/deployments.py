@@ -257,6 +257,7 @@ BACKGROUND: list[dict[str, Any]] = [
     {"algorithm": "defedavg-niid"},
     {"algorithm": "favano", "favano__wait_seconds": 0.05},
     {"algorithm": "favano", "favano__wait_seconds": 0.05, "favano__reweight": "deterministic"},
+    {"algorithm": "favano", "favano__wait_seconds": 0.05, "favano__send": "draw"},
     {"algorithm": "quafl", "quafl__wait_seconds": 0.05},
     {"algorithm": "ringmaster", "ringmaster__stop": True, "ringmaster__threshold": 3},
 ]

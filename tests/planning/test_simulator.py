@@ -217,8 +217,13 @@ def test_with_one_local_step_defedavg_iid_equals_asysg(seed: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name, kind in ALGORITHMS.items() if kind.uses_updates_per_round])
 def test_with_equal_speeds_and_all_clients_no_update_is_stale(name: str) -> None:
-    """Staleness is 0 if every round has all clients; draws with replacement omit some, whose updates are stale."""
+    """Staleness is 0 if every round has all clients; draws with replacement omit some, whose updates are stale.
+
+    Clients of FAVANO that receive a version when they are drawn do not have the one of that round's merge.
+    """
     for settings in variants(ALGORITHMS[name]):
+        if getattr(settings, "send", "merge") == "draw":
+            continue
         plan = case(name, 5, 5, settings=settings, **equal_speeds()).plan(12)
         all_participate = all(len(record.merge.updates) == 5 for record in plan.rounds)
         stale = {delay for record in plan.rounds for delay in record.merge.staleness} != {0}

@@ -8,6 +8,9 @@ Leconte, Nguyen, Moulines: FAVAS: Federated AVeraging with ASynchronous clients 
 This is anchor = "start", the paper's form: it averages models, so an old w[τ_i] pulls the new model back. The other
 form, anchor = "newest", adds the progress alone: w[t+1] = w[t] − Σ Δ_i/α_i / (s + 1). They are equal if all τ_i = t.
 
+With send = "draw" a drawn client receives w[t] with the interruption, instead of w[t+1] after the merge: its download
+then takes place during its upload, and it starts again from a version without its own progress.
+
 A late client receives the newest version, even if it has already trained from it. α_i is E[q ∧ K] (deterministic) or
 P(q > 0)·(q ∧ K) (stochastic), with means over its answers, this one included, or K (none: not its paper's form).
 """
@@ -24,6 +27,7 @@ from .setting_checks import check_wait
 from .setup import Setup
 
 REWEIGHT, ANCHORS = ("stochastic", "deterministic", "none"), ("start", "newest")
+SENDS = ("merge", "draw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,11 @@ class FavanoSettings:
     reweight: str = field(default="stochastic", metadata={"help": "α: stochastic P(q>0)·q, deterministic E[q], none K"})
     anchor: str = field(default="start", metadata={"help": "Δ/α is subtracted from w[τ] (start) or w[t] (newest)"})
 
+    send: str = field(default="merge", metadata={"help": "drawn clients get w[t+1] (merge) or, when drawn, w[t] (draw)"})
+
     def __post_init__(self) -> None:
+        if self.send not in SENDS:
+            raise unknown("send of favano", self.send, SENDS)
         if self.anchor not in ANCHORS:
             raise unknown("anchor of favano", self.anchor, ANCHORS)
         if self.reweight not in REWEIGHT:
@@ -59,6 +67,11 @@ class Favano(SampledRound):
         super().__init__(setup, settings)
         self.answers: dict[int, tuple[int, int, int]] = {}  # client -> answers, answers with q > 0, total steps
 
+    @property
+    def sends_at_draw(self) -> bool:
+        """Whether drawn clients receive the newest version with the interruption."""
+        return bool(self.settings.send == "draw")
+
     def start(self) -> Actions:
         """Send version 0 to every client, then pause."""
         return [*(Send(client, self.version) for client in range(self.setup.num_clients)), *self.pause()]
@@ -67,7 +80,17 @@ class Favano(SampledRound):
         """Open a round after the pause; after a timeout, draw substitutes."""
         if token == self.timer_token and not self.waiting:
             return self.open_round()
-        return super().timer(token)
+        return self._with_versions(super().timer(token))
+
+    def open_round(self) -> Actions:
+        """Interrupt the drawn clients, and send them the newest version if they receive it now."""
+        return self._with_versions(super().open_round())
+
+    def _with_versions(self, actions: Actions) -> Actions:
+        if not self.sends_at_draw:
+            return actions
+        drawn = [action.client for action in actions if isinstance(action, Request)]
+        return [*actions, *(Send(client, self.version) for client in drawn)]
 
     def returned(self, client: int) -> Actions:
         """Send the newest version to a client that returned."""
@@ -87,14 +110,14 @@ class Favano(SampledRound):
         return [SetTimer(self.timer_token, self.settings.wait_seconds)]
 
     def on_update(self, update: Update) -> Actions:
-        """Discard an update that arrives in the pause, and send its client the newest version."""
+        """Discard an update that arrives in the pause, and send its client the newest version if it has none yet."""
         if not self.waiting:
-            return [Discard(update), Send(update.client, self.version)]
+            return [Discard(update), *(() if self.sends_at_draw else [Send(update.client, self.version)])]
         return super().on_update(update)
 
     def close_round(self) -> Actions:
-        """Send the new version to the clients that answered, then pause."""
-        answered = sorted({*self.received, *self.late})
+        """Send the new version to the clients that answered and have none yet, then pause."""
+        answered = [] if self.sends_at_draw else sorted({*self.received, *self.late})
         return [*(Send(client, self.version) for client in answered), *self.pause()]
 
     def alpha(self, update: Update) -> float:

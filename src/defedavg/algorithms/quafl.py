@@ -52,6 +52,7 @@ class Quafl(Favano):
     settings_type = QuaflSettings
     job_start = (("model", 1.0),)
     state_attributes = ("mixed",)
+    sends_at_draw = False
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         super().__init__(setup, settings)

@@ -31,6 +31,7 @@ START: Final = Readings(
     favano_anchor="newest",
     favano_wait="0.1",
     favano_alpha="steps",
+    favano_send="merge",
     fedbuff_concurrency="100",
     fedbuff_clients="any",
     slowness="uniform(1, 5)",
@@ -52,7 +53,7 @@ def _cells(*rows: tuple[str, str, str], sizes: Sequence[int] = (10,)) -> tuple[C
 class Stage:
     """A part of the search: every combination of ``readings`` is scored on ``cells``; the ``keep`` best go on.
 
-    The search continues without what a stage found if it is not ``adopted``: Table 1 is not computed with it yet.
+    Stages that are not ``adopted`` are the last ones: Table 1 is not computed with what they found yet.
     """
 
     title: str
@@ -118,6 +119,12 @@ STAGES: Final = (
     Stage(
         "FAVANO's α",
         ("favano_alpha",),
+        _cells(("fashionmnist", "iid", "favano"), ("fashionmnist", "non-iid", "favano"), sizes=(10, 20)),
+        adopted=False,
+    ),
+    Stage(
+        "when FAVANO's clients receive a version",
+        ("favano_send",),
         _cells(("fashionmnist", "iid", "favano"), ("fashionmnist", "non-iid", "favano"), sizes=(10, 20)),
         adopted=False,
     ),
@@ -196,8 +203,7 @@ class Search:
             candidates = [Candidate(each, {c: self._times(each, c) for c in scored}) for each in combinations]
             candidates.sort(key=lambda candidate: candidate.mean_score)
             ranked.append(candidates)
-            if stage.adopted:
-                kept = [candidate.readings for candidate in candidates[: stage.keep]]
+            kept = [candidate.readings for candidate in candidates[: stage.keep]]
         return ranked, True
 
     def compute_stage(self, number: int, assumed: Readings) -> bool:

@@ -31,6 +31,7 @@ class Readings:
     favano_anchor: str = "newest"
     favano_wait: str = "0.05"
     favano_alpha: str = "steps"
+    favano_send: str = "merge"
     fedbuff_concurrency: str = "100"
     fedbuff_clients: str = "any"
     slowness: str = "uniform(1, 5)"
@@ -92,6 +93,7 @@ class Readings:
                 "anchor": self.favano_anchor,
                 "wait_seconds": float(self.favano_wait),
                 "reweight": {"K": "none", "steps": "stochastic"}[self.favano_alpha],
+                "send": self.favano_send,
             },
             "fedbuff": {
                 "concurrency": int(self.fedbuff_concurrency),
@@ -145,6 +147,13 @@ READINGS: Final[Mapping[str, Reading]] = {
         "steps that the client made before it was interrupted (steps); or by the local steps of a complete job (K).",
         _only("favano"),
     ),
+    "favano_send": Reading(
+        ("merge", "draw"),
+        "The paper does not restate FAVANO. A drawn client receives the new version after the merge, so that it does "
+        "not train during its upload and its download (merge); or the newest version with the interruption, so that "
+        "the two take place at the same time (draw).",
+        _only("favano"),
+    ),
     "fedbuff_concurrency": Reading(
         ("100", "50", "30"), "The paper does not say how many clients train concurrently under FedBuff.",
         _only("fedbuff"),
@@ -191,6 +200,7 @@ FIRST: Final = Readings(
     favano_anchor="start",
     favano_wait="0.1",
     favano_alpha="steps",
+    favano_send="merge",
     fedbuff_concurrency="100",
     fedbuff_clients="any",
     slowness="uniform(1, 5)",
