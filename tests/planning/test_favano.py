@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -77,11 +78,11 @@ def test_every_round_has_different_clients_and_no_update_twice(found: Case) -> N
         assert len({update.client for update, _ in record.merge.updates}) == found.setup.updates_per_round
 
 
-def requests(actions: list[object]) -> list[int]:
+def requests(actions: Sequence[object]) -> list[int]:
     return [action.client for action in actions if isinstance(action, Request)]
 
 
-def sends(actions: list[object]) -> list[tuple[int, int]]:
+def sends(actions: Sequence[object]) -> list[tuple[int, int]]:
     return [(action.client, action.version) for action in actions if isinstance(action, Send)]
 
 

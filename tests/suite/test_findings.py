@@ -65,7 +65,6 @@ def test_rates_are_compared_within_an_algorithm_and_algorithms_at_their_best_rat
         "algorithms": 3,
         "algorithms_missed": 1,
         "algorithm_factor": 5.0,  # 10 / 2
-        "slowest_factor": 5.0,
     }
     none = tuning_figures(board("paper", stored("a", [None])))
     assert none["pair_factor"] is None

@@ -107,8 +107,6 @@ def test_wrong_rates_miss_the_target_more_often_than_wrong_algorithms() -> None:
     assert f"{factors[0]} for rates, and {factors[1]} for algorithms" in TEXT
     flights = tuning_figures(FLIGHTS["phones"])
     assert f"with phones {flights['pair_factor']:.2f} and {flights['algorithm_factor']:.2f})" in TEXT
-    slowest = listed([f"{each['slowest_factor']:.3g}" for each in found])
-    assert f"The slowest algorithm is {slowest} times as slow as the fastest" in TEXT
 
 
 # Slow clients.
@@ -168,12 +166,39 @@ CASES = {(case["algorithm"], case["split"], case["fleet"]): case for case in FOU
 FIGURES = {key: n_figures(case) for key, case in CASES.items()}
 
 
+FIRST_FLEETS, OTHER_FLEETS = ("equal", "paper"), ("two-speed", "phones")
+
+
+def n_seconds(algorithm: str, split: str, fleet: str) -> dict[int, list[float | None]]:
+    return {row["n"]: row["seconds"] for row in CASES[algorithm, split, fleet]["n"]}
+
+
+def holding(seconds: list[float | None]) -> int:
+    """Return with how many seeds the target is held."""
+    return sum(each is not None for each in seconds)
+
+
 def test_the_theorys_n_is_as_often_the_fastest_as_the_page_says() -> None:
-    found = n_summary(FOUND["best-n"])
-    assert found["cases"] == len(CASES)
-    assert found["missed"] == 0
-    assert f"The theory's n is the fastest in {found['best']} of {found['cases']} cases" in TEXT
-    assert f"at most {found['largest_factor']:.2f} times as slow as the fastest in all" in TEXT
+    first = n_summary({"cases": [case for case in CASES.values() if case["fleet"] in FIRST_FLEETS]})
+    assert first["missed"] == 0
+    assert f"the theory's n is the fastest in {first['best']} of {first['cases']} cases" in TEXT
+    assert f"at most {first['largest_factor']:.2f} times as slow as the fastest" in TEXT
+    other = n_summary({"cases": [case for case in CASES.values() if case["fleet"] in OTHER_FLEETS]})
+    assert (other["best"], other["cases"]) == (0, 3)  # "On the other fleets it never is"
+    slower = [FIGURES["defedavg-niid", split, "two-speed"] for split in ("iid", "classes")]
+    assert "it is {:.2f} and {:.2f} times as slow as n = 1".format(*(figures["factor"] for figures in slower)) in TEXT
+    assert {figures["best"] for figures in slower} == {1}
+    phones = FIGURES["defedavg-iid", "iid", "phones"]
+    assert phones["theory"] == 1
+    held = holding(n_seconds("defedavg-iid", "iid", "phones")[1])
+    assert f"n = 1 of DeFedAvg-IID holds the target with {held} of 5 seeds" in TEXT
+    unknown = [key for key, figures in FIGURES.items() if figures["theory"] is None]
+    assert len(unknown) == 3
+    assert all(holding(n_seconds(*key)[10]) < 5 for key in unknown)
+
+
+def test_the_study_of_n_is_the_one_that_the_page_describes() -> None:
+    assert {fleet for _, _, fleet in CASES} == {*FIRST_FLEETS, *OTHER_FLEETS}
     assert FOUND["best-n"]["reference_n"] == 10
     assert {tuple(row["n"] for row in case["n"]) for case in CASES.values()} == {(1, 4, 10, 40)}
     assert {len(row["seconds"]) for case in CASES.values() for row in case["n"]} == {5}
@@ -182,15 +207,23 @@ def test_the_theorys_n_is_as_often_the_fastest_as_the_page_says() -> None:
     }  # fmt: skip
 
 
+def of_first_fleets(name: str) -> list[dict[str, Any]]:
+    chosen = FIGURES.items()
+    return [figures for (algorithm, _, fleet), figures in chosen if algorithm == name and fleet in FIRST_FLEETS]
+
+
 def test_n_hardly_matters_with_defedavg_iid() -> None:
-    own = [figures for (algorithm, _, _), figures in FIGURES.items() if algorithm == "defedavg-iid"]
+    own = of_first_fleets("defedavg-iid")
     change = max(abs(figures["growth"] - 1) for figures in own)
     assert f"stay within {100 * change:.0f} % between n = 1 and n = 40" in TEXT
     assert f"at most {max(figures['gain'] for figures in own):.2f} times the time of the fastest" in TEXT
+    held = {n: holding(seconds) for n, seconds in n_seconds("defedavg-iid", "iid", "two-speed").items()}
+    assert held == {1: 0, 4: 5, 10: 3, 40: 5}
+    assert "n = 1 holds the target with no seed, n = 10 with 3 of 5" in TEXT
 
 
 def test_the_largest_n_gains_less_than_the_theory_says_with_defedavg_niid() -> None:
-    own = [figures for (algorithm, _, _), figures in FIGURES.items() if algorithm == "defedavg-niid"]
+    own = of_first_fleets("defedavg-niid")
     assert {figures["best"] for figures in own} == {40}
     assert all(figures["gain"] < figures["planned_gain"] for figures in own)
     planned, measured, growth = (
@@ -199,5 +232,6 @@ def test_the_largest_n_gains_less_than_the_theory_says_with_defedavg_niid() -> N
     )
     assert f"a factor of {planned} between the slowest n and the fastest, training shows {measured}" in TEXT
     assert f"n = 40 needs {growth} times the updates of n = 1" in TEXT
-    times = {row["n"]: sum(row["seconds"]) for row in CASES["defedavg-niid", "iid", "paper"]["n"]}
-    assert f"with IID data n = 10 is only {100 * (times[10] / times[40] - 1):.0f} % slower" in TEXT
+    for split in ("iid", "classes"):  # "On phones only n = 4 holds the target with all seeds"
+        held = {n for n, seconds in n_seconds("defedavg-niid", split, "phones").items() if holding(seconds) == 5}
+        assert held == {4}

@@ -37,8 +37,7 @@ class FavanoSettings:
     wait_seconds: float = field(default=0.1, metadata={"help": "seconds from a merge to the next draw"})
     reweight: str = field(default="stochastic", metadata={"help": "α: stochastic P(q>0)·q, deterministic E[q], none K"})
     anchor: str = field(default="start", metadata={"help": "Δ/α is subtracted from w[τ] (start) or w[t] (newest)"})
-
-    send: str = field(default="merge", metadata={"help": "drawn clients get w[t+1] (merge) or, when drawn, w[t] (draw)"})
+    send: str = field(default="merge", metadata={"help": "drawn clients receive w[t+1] (merge) or w[t] at once (draw)"})
 
     def __post_init__(self) -> None:
         if self.send not in SENDS:

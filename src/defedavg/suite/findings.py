@@ -154,7 +154,6 @@ def tuning_figures(board: Board) -> dict[str, Any]:
         "algorithms": len(board.cells),
         "algorithms_missed": len(board.cells) - len(best),
         "algorithm_factor": _median(algorithm_factors),
-        "slowest_factor": max(algorithm_factors, default=None),
     }
 
 
