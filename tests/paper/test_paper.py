@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from defedavg.config import study as config
 from defedavg.errors import UserError
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import RunEvaluated, RunFinished, Watch
@@ -23,48 +22,18 @@ from defedavg.paper.paper_tables import (
     rows,
 )
 from defedavg.paper.published import FIGURE6_SIZES
-from defedavg.paper.result_files import ResultFiles, StoredRun, compute_runs, last_session
-from defedavg.paper.run_grid import Choices, PaperRun
+from defedavg.paper.result_files import ResultFiles, compute_runs, last_session
+from defedavg.paper.run_grid import Choices
 from defedavg.paper.run_request import PaperRequest, select_cells
 from defedavg.paper.tuned_rates import TunedRates
 from helpers.command_line import call, refuse
 from helpers.page_data import page_data
-
-
-def small_settings(choices: Choices, run: PaperRun) -> config.Settings:
-    """Return the settings of a small run that replaces one of the paper's."""
-    global_lr, local_lr = run.rates
-    training: dict[str, Any] = {"updates_per_round": 4, "local_steps": 5}
-    training |= {} if global_lr is None else {"global_lr": global_lr}
-    training |= {} if local_lr is None else {"local_lr": local_lr}
-    ends = (
-        {"max_seconds": 1.0, "max_rounds": 1000} if run.rounds is None else {"max_rounds": 12, "stop_at_target": False}
-    )
-    tables: dict[str, Any] = {
-        "algorithms": [run.cell.algorithm],
-        "task": {"model": "softmax"},
-        "clients": {"num_clients": 20},
-        "training": training,
-        "stop": {"target_accuracy": 0.7, "consecutive_hits": 5, "train_samples": 20, **ends},
-    }
-    return config.study(tables).points()[0].settings
+from helpers.paper_runs import quiet, small_runs, small_settings, stored
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Choices, "settings", small_settings)
-
-
-def quiet(event: RunEvaluated | RunFinished) -> None:
-    pass
-
-
-def small_runs(*algorithms: str) -> list[PaperRun]:
-    return [PaperRun(cell, cell.rates) for cell in select_cells(["fashionmnist"], ["iid"], [10], algorithms or None)]
-
-
-def stored(store: ResultFiles, runs: list[tuple[PaperRun, int]]) -> list[tuple[StoredRun, int]]:
-    return [(StoredRun(store, run), seed) for run, seed in runs]
 
 
 def test_a_table_is_computed_in_several_sessions(small: None, tmp_path: Path) -> None:

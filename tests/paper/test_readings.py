@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from defedavg.errors import UserError
-from defedavg.experiments.compute import ComputeConfig
 from defedavg.paper.infer import HELD_OUT, MISSED, SEARCHED, STAGES, START, Candidate, Search, Stage, error
 from defedavg.paper.infer_report import agreement, agreement_to_markdown, alternatives, report, to_markdown
 from defedavg.paper.published import Cell, cells
@@ -124,7 +123,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace training by fictitious results; return the list of the runs that were computed."""
     labels: list[str] = []
 
-    def compute(runs: list[tuple[StoredRun, int]], _compute: ComputeConfig, _watch: Any) -> bool:
+    def compute(runs: list[tuple[StoredRun, int]], *_others: Any) -> bool:
         for each, _ in runs:
             ratio = factor(each.store.choices.readings, each.run.cell)
             assert each.run.cell.seconds is not None

@@ -141,7 +141,7 @@ def infer(
 
     Prints the best readings, how much worse the others are, and the cells that stay unexplained. The errors of
     held-out cells are those of `paper table1`, as far as it has been computed with the best readings. A run whose
-    result is stored is not computed again; Ctrl-C loses only the runs that have not finished.
+    result is stored is not computed again; Ctrl-C loses at most the work since the last checkpoint.
 
     With --stage, the readings of earlier stages are those of --reading, or the defaults.
     """

@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -172,8 +172,8 @@ class CheckpointDir:
 # The environment and the study must be those of the first session.
 
 
-def environment(compute: ComputeConfig, study: Study) -> dict[str, Any]:
-    """Return the environment: all that the bits of results depend on, besides the study."""
+def environment(compute: ComputeConfig, python_files: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the environment: all that the bits of results depend on, besides the settings."""
     if compute.device == "cuda":
         hardware = torch.cuda.get_device_name()
     else:
@@ -186,13 +186,13 @@ def environment(compute: ComputeConfig, study: Study) -> dict[str, Any]:
         "hardware": hardware,
         "torch": torch.__version__,
         "defedavg": __version__,
-        "python_files": plugin_hashes(study.python_files()),
+        "python_files": plugin_hashes(python_files),
     }
 
 
 def check_environment(folder: Path, before: Mapping[str, Any], compute: ComputeConfig, study: Study) -> list[str]:
     """Restore the number of threads, refuse what the user must change, and return notes about the rest."""
-    now = environment(compute, study)
+    now = environment(compute, study.python_files())
     chosen = [f"--{name} {before.get(name)}" for name in ("executor", "device", "precision")]
     if any(before.get(name) != now[name] for name in ("executor", "device", "precision")):
         raise UserError(f"{folder} was started with {' '.join(chosen)}; give the same options, or use another name")
@@ -204,14 +204,17 @@ def check_environment(folder: Path, before: Mapping[str, Any], compute: ComputeC
     if isinstance(threads, int) and 0 < threads <= 4096 and threads != now["threads"]:
         torch.set_num_threads(threads)
         notes.append(f"computing with {threads} threads, as in the first session")
+    return notes + changed_hardware(before, now)
+
+
+def changed_hardware(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a note if hardware or versions have changed, with which results may differ in the last bits."""
     changed = [
         f"{name}: {before.get(name)} → {now[name]}"
         for name in ("hardware", "torch", "defedavg")
         if before.get(name) != now[name]
     ]
-    if changed:
-        notes.append(f"results may differ in the last bits from an uninterrupted run ({'; '.join(changed)})")
-    return notes
+    return [f"results may differ in the last bits from an uninterrupted run ({'; '.join(changed)})"] if changed else []
 
 
 def check_study(folder: Path, old: str, study: Study) -> None:
@@ -258,7 +261,7 @@ class SavedSession:
         """Write a checkpoint."""
         state = {
             "study": study.to_toml(),
-            "circumstances": environment(compute, study),
+            "circumstances": environment(compute, study.python_files()),
             "metrics": asdict(self.metrics),
             "entries": list(self.entries),
             "open": [{"number": position, **run.to_json()} for position, run in self.runs.items()],
@@ -293,6 +296,32 @@ class SavedSession:
             raise UserError(f"the checkpoint in {folder} is not valid; start again with --force") from None
 
 
+class CheckpointInterval:
+    """Says when a checkpoint is due: after a number of real seconds.
+
+    None: a minute, or more if checkpoints would take more than a twentieth of the time.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = seconds
+        self._last = time.monotonic()
+        self._cost = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether the interval has passed."""
+        interval = max(INTERVAL, self._cost / MAX_SHARE) if self._seconds is None else self._seconds
+        return time.monotonic() - self._last >= interval
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Measure how long a checkpoint takes; the next interval begins afterwards."""
+        began = time.monotonic()
+        yield
+        self._last = time.monotonic()
+        self._cost = self._last - began
+
+
 class CheckpointWriter:
     """Writes a checkpoint whenever its interval has passed."""
 
@@ -301,15 +330,12 @@ class CheckpointWriter:
             raise UserError(f"--checkpoint-every is {interval}; it must be zero or more seconds")
         self._directory = directory
         self._study = study
-        self._interval = interval
-        self._last = time.monotonic()
-        self._cost = 0.0
+        self._interval = CheckpointInterval(interval)
 
     @property
     def due(self) -> bool:
         """Whether the interval has passed."""
-        interval = max(INTERVAL, self._cost / MAX_SHARE) if self._interval is None else self._interval
-        return time.monotonic() - self._last >= interval
+        return self._interval.due
 
     def save(
         self,
@@ -319,11 +345,9 @@ class CheckpointWriter:
         entries: Sequence[Mapping[str, Any]],
     ) -> None:
         """Write a checkpoint of all runs in progress."""
-        began = time.monotonic()
-        runs = {positions[spec]: state for spec, state in sweep.run_states().items()}
-        SavedSession(metrics, entries, runs, sweep.batch_limits).save(self._directory, self._study, sweep.compute)
-        self._last = time.monotonic()
-        self._cost = self._last - began
+        with self._interval.saving():
+            runs = {positions[spec]: state for spec, state in sweep.run_states().items()}
+            SavedSession(metrics, entries, runs, sweep.batch_limits).save(self._directory, self._study, sweep.compute)
 
 
 # What an earlier session left beside its checkpoints.

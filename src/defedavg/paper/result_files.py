@@ -12,13 +12,14 @@ import platform
 import shlex
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..experiments.checkpointing import SUFFIX
 from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import RunFinished, RunSpec, Watch
 from ..experiments.sweep import Sweep
@@ -26,6 +27,7 @@ from ..fileio import file_name, read_regular, write_whole, writing
 from ..jsonio import finite
 from ..runstore.provenance import provenance
 from ..training import Status
+from .run_checkpoints import FOLDER, RunCheckpoints
 from .run_grid import Choices, PaperRun
 
 _LOG = "provenance.jsonl"
@@ -155,24 +157,45 @@ class StoredRun:
         return self.run.label + self.store.suffix
 
 
-def compute_runs(runs: Sequence[tuple[StoredRun, int]], compute: ComputeConfig, watch: Watch) -> bool:
+def compute_runs(
+    runs: Sequence[tuple[StoredRun, int]], compute: ComputeConfig, watch: Watch,
+    notify: Callable[[str], None] = lambda _line: None, checkpoint_interval: float | None = None,
+) -> bool:  # fmt: skip
     """Compute runs of given seeds and store each result as the run ends; return False if Ctrl-C stopped it.
 
-    Runs that had not finished by then start from the beginning next time.
+    Runs that had not finished by then continue from their last checkpoint next time; ``checkpoint_interval`` is that of
+    ``RunCheckpoints``.
     """
-    sweep = Sweep(compute)
+    checkpoints = RunCheckpoints(compute, _checkpoint_path, checkpoint_interval)
+    sweep = Sweep(compute, lambda: checkpoints.save_if_due(sweep), on_begin=checkpoints.begin)
     specs = [RunSpec(stored, stored.store.choices.settings(stored.run), seed) for stored, seed in runs]
+    resumed = {spec: saved for spec in specs if (saved := checkpoints.load(spec)) is not None}
+    for line in dict.fromkeys(checkpoints.notes):
+        notify(line)
+    if resumed:
+        notify(f"runs continued from checkpoints: {len(resumed)}")
     try:
-        for event in sweep.events(specs):
+        for event in sweep.events(specs, resumed):
             if isinstance(event, RunFinished):
-                stored = event.spec.name
-                assert isinstance(stored, StoredRun)
+                stored = _stored_run(event.spec.name)
                 stored.store.save(make_result(event, stored.run, stored.store.choices), stored.run)
+                checkpoints.remove(event.spec)
             watch(event)
     except KeyboardInterrupt:
         sweep.interrupt()
         return False
     return True
+
+
+def _stored_run(name: Hashable) -> StoredRun:
+    assert isinstance(name, StoredRun)
+    return name
+
+
+def _checkpoint_path(name: Hashable, seed: int) -> Path:
+    stored = _stored_run(name)
+    result = stored.store.path(stored.run, seed)
+    return stored.store.folder / FOLDER / f"{result.name.removesuffix('.json.gz')}{SUFFIX}"
 
 
 @contextmanager

@@ -161,7 +161,7 @@ class PaperRequest:
             return False
         self.notify(f"runs to compute: {len(missing)}; already stored: {stored}")
         with self.watching(title, len(missing)) as watch, logged_session(folder, self.compute):
-            return compute_runs(missing, self.compute, watch)
+            return compute_runs(missing, self.compute, watch, self.notify)
 
 
 def _not_empty(selected: Iterable[Cell]) -> list[Cell]:
