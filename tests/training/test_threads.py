@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -48,6 +49,24 @@ def test_an_error_cancels_the_rest_and_waits_for_calls_in_progress() -> None:
     before = list(ended)
     assert in_parallel([lambda: 1, lambda: 2], 2) == [1, 2]
     assert ended == before
+
+
+@pytest.mark.parametrize("cores", [2, 3])
+def test_the_jobs_of_a_small_model_are_divided_among_all_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where two groups of the largest size are more than a batch has."""
+    task = task_of("mlp")
+    run = batched_run(how("fedavg", updates_per_round=6), task, 2)
+    used: list[tuple[int, int]] = []
+
+    def count(work: Sequence[Callable[[], list[Tensor]]], concurrent: int, _stop: object) -> list[list[Tensor]]:
+        used.append((len(work), concurrent))
+        return [call() for call in work]
+
+    with threads(cores):
+        trainer = Trainer(task, run.reference.module, max_batch_jobs=6)
+        monkeypatch.setattr("defedavg.training.trainer.in_parallel", count)
+        trainer.train([run.job(update) for update in run.ready(6, 6)])
+    assert used == [(cores, cores)]
 
 
 def test_a_forked_process_starts_threads_of_its_own() -> None:

@@ -21,16 +21,17 @@ from .tensor_rng import extend_all
 SMALL_GROUP = 4  # jobs; the jobs of larger groups are so short that an uneven end costs little
 
 
-def groups_of(jobs: Sequence[TrainingJob], largest: int, concurrent: int) -> list[Sequence[TrainingJob]]:
+def groups_of(
+    jobs: Sequence[TrainingJob], largest: int, concurrent: int, *, even_end: bool
+) -> list[Sequence[TrainingJob]]:
     """Return groups of jobs, one for a thread at a time, such that all threads end at about the same time.
 
-    Few jobs are divided among all threads, and the last jobs of large models form groups of one.
+    Few jobs are divided among all threads. With ``even_end`` groups become smaller towards the end, down to one job.
     """
     size = min(largest, -(-len(jobs) // concurrent))
     groups = []
     while jobs:
-        fair = -(-len(jobs) // (2 * concurrent))
-        count = size if largest > SMALL_GROUP else min(size, fair)
+        count = min(size, -(-len(jobs) // (2 * concurrent))) if even_end else size
         groups.append(jobs[:count])
         jobs = jobs[count:]
     return groups

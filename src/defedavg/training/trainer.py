@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..tasks import Data, Task
 from .augmentation import augmentation_of
-from .job_group import JobGroup, groups_of, train_directly
+from .job_group import SMALL_GROUP, JobGroup, groups_of, train_directly
 from .kernels.cpu_kernels import CpuLayerKernels
 from .kernels.cuda_graph import StepGraph
 from .kernels.plain import LayerKernels
@@ -192,9 +192,9 @@ class Trainer:
     def _train_in_threads(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         """Train groups of jobs, one thread for each core: no product is large enough for several threads."""
         most = self._limits_of(method).concurrent_jobs
-        size = min(self._group_jobs, most)
-        concurrent = max(1, most // size)
-        groups = groups_of(jobs, size, concurrent)
+        concurrent = min(self._cores, most)
+        size, even_end = min(self._group_jobs, most // concurrent), self._group_jobs <= SMALL_GROUP
+        groups = groups_of(jobs, size, concurrent, even_end=even_end)
         try:
             trained = in_parallel(
                 [partial(self._train_group, group, method) for group in groups], concurrent, self._stop
