@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup, algorithm
-from defedavg.algorithms.protocol import Broadcast, ClientPolicy, Merge, ProtocolError, Request, Send, Update
+from defedavg.algorithms.protocol import Broadcast, ClientPolicy, Merge, ProtocolError, Request, Send, SetTimer, Update
 from defedavg.errors import UserError
 from defedavg.planning.plan import Plan
 from defedavg.planning.records import Job
@@ -253,7 +253,7 @@ def test_an_attribute_that_would_not_be_saved_is_refused(name: str) -> None:
 
 
 def test_a_new_version_is_sent(name: str) -> None:
-    """After a merge the server broadcasts the new version or sends it to a client."""
+    """After a merge the server broadcasts the new version or sends it to a client, if need be when it next draws."""
     for settings in variants(ALGORITHMS[name]):
         server = ALGORITHMS[name](Setup(3, 1, 2), settings)
         actions = [*server.start(), *server.timer(1)]
@@ -261,6 +261,8 @@ def test_a_new_version_is_sent(name: str) -> None:
         actions = [*server.arrived(Update(clients[-1], 0, 0, 1)), *server.end_of_instant()]
         assert isinstance(actions[0], Merge)
         assert actions[0].version == server.version == 1
+        if getattr(settings, "send", "merge") == "draw":
+            actions = [each for a in actions if isinstance(a, SetTimer) for each in server.timer(a.token)]
         assert any(isinstance(a, Broadcast | Send) and a.version == 1 for a in actions)
 
 
