@@ -193,9 +193,8 @@ def environment(compute: ComputeConfig, python_files: Sequence[str] = ()) -> dic
 def check_environment(folder: Path, before: Mapping[str, Any], compute: ComputeConfig, study: Study) -> list[str]:
     """Restore the number of threads, refuse what the user must change, and return notes about the rest."""
     now = environment(compute, study.python_files())
-    chosen = [f"--{name} {before.get(name)}" for name in ("executor", "device", "precision")]
-    if any(before.get(name) != now[name] for name in ("executor", "device", "precision")):
-        raise UserError(f"{folder} was started with {' '.join(chosen)}; give the same options, or use another name")
+    if chosen := other_options(before, now):
+        raise UserError(f"{folder} was started with {chosen}; give the same options, or use another name")
     for path, digest in now["python_files"].items():
         if before.get("python_files", {}).get(path) != digest:
             raise UserError(f"{path} has changed since {folder} was started; restore it, or start again with --force")
@@ -205,6 +204,13 @@ def check_environment(folder: Path, before: Mapping[str, Any], compute: ComputeC
         torch.set_num_threads(threads)
         notes.append(f"computing with {threads} threads, as in the first session")
     return notes + changed_hardware(before, now)
+
+
+def other_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the options of an earlier session if they differ from those of this one; empty if they do not."""
+    names = ("executor", "device", "precision")
+    same = all(before.get(name) == now[name] for name in names)
+    return "" if same else " ".join(f"--{name} {before.get(name)}" for name in names)
 
 
 def changed_hardware(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

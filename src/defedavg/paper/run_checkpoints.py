@@ -20,6 +20,8 @@ from ..experiments.checkpointing import (
     DamagedError,
     changed_hardware,
     environment,
+    evaluation_of,
+    other_options,
     read_checkpoint,
     write_checkpoint,
 )
@@ -29,11 +31,9 @@ from ..experiments.simulation import Simulation
 from ..experiments.sweep import Sweep
 from ..fileio import writing
 from ..jsonio import finite
-from ..training import Evaluation, RunState
+from ..training import RunState
 
 FOLDER: Final = "checkpoints"
-CHOSEN: Final = ("executor", "device", "precision")
-"""What must be as in the session that began a run."""
 
 
 class RunCheckpoints:
@@ -81,7 +81,7 @@ class RunCheckpoints:
             stored, tensors = read_checkpoint(path)
             reason = self._mismatch(stored, spec)
             if not reason:
-                evaluations = [_evaluation(each) for each in stored["evaluations"]]
+                evaluations = [evaluation_of({"seed": spec.seed, **each}) for each in stored["evaluations"]]
                 resumed = RunState.from_json(stored["run"], tensors), evaluations
                 self.notes += changed_hardware(stored["environment"], self._environment)
                 return resumed
@@ -94,9 +94,7 @@ class RunCheckpoints:
 
     def _mismatch(self, stored: Mapping[str, Any], spec: RunSpec) -> str:
         """Return why a checkpoint does not fit; empty if it does."""
-        before = stored["environment"]
-        if any(before[name] != self._environment[name] for name in CHOSEN):
-            options = " ".join(f"--{name} {before[name]}" for name in CHOSEN)
+        if options := other_options(stored["environment"], self._environment):
             return f"its checkpoint was made with {options}"
         return "" if stored["settings"] == _settings(spec) else "its checkpoint was made with other settings"
 
@@ -111,10 +109,3 @@ class RunCheckpoints:
 
 def _settings(spec: RunSpec) -> Any:
     return json.loads(json.dumps(finite(asdict(spec.settings))))  # as it is read: JSON has no tuples
-
-
-def _evaluation(stored: Mapping[str, Any]) -> Evaluation:
-    """Return a stored evaluation; a loss that was not finite is NaN again. Raise TypeError if it is not one."""
-    if any(value is not None and type(value) not in (int, float) for value in stored.values()):
-        raise TypeError("not the numbers of an evaluation")
-    return Evaluation(**{**stored, "loss": float("nan") if stored["loss"] is None else stored["loss"]})
