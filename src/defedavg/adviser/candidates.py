@@ -100,6 +100,10 @@ class AlgorithmGrid:
         rates = self.axes[len(self.axes) - self.rate_axes :]
         return list(itertools.product(*(range(len(axis.values)) for axis in rates)))
 
+    def rates(self, candidate: GridCell) -> dict[str, Any]:
+        """Return the rates of a candidate, by name."""
+        return dict(list(self.chosen(candidate.position).items())[len(self.axes) - self.rate_axes :])
+
     def chosen(self, position: Sequence[int]) -> dict[str, Any]:
         """Return the values at a position, of a candidate or of a shape."""
         return {axis.name: axis.values[i] for axis, i in zip(self.axes, position, strict=False)}

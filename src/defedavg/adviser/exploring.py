@@ -162,10 +162,8 @@ class Exploration:
 
     def _first_merge(self, candidate: GridCell) -> Hashable:
         """Return when a candidate first merges, how many steps, and with which rates."""
-        plan, grid = self.state.planned(candidate), self.state.grids[candidate.algorithm]
-        values = grid.chosen(candidate.position)
-        rates = tuple((axis.name, values[axis.name]) for axis in grid.axes[len(grid.shape_axes) :])
-        return plan.first_round, int(plan.steps_by_round[0]), rates
+        plan, rates = self.state.planned(candidate), self.state.grids[candidate.algorithm].rates(candidate)
+        return plan.first_round, int(plan.steps_by_round[0]), tuple(rates.items())
 
 
 def lags(everyone: Mapping[GridCell, RacedRun], some: Mapping[GridCell, RacedRun]) -> dict[GridCell, float]:

@@ -42,9 +42,8 @@ def start_order(
 
 def _place(grid: AlgorithmGrid, candidate: GridCell, usual_rate: float | None, staleness: float) -> tuple[float, ...]:
     """Return the key by which the rates of a shape are sorted; of equal distances, the larger rates come first."""
-    values = grid.chosen(candidate.position)
-    rates = (-values[axis.name] for axis in grid.axes[len(grid.shape_axes) :])
-    return round(distance(grid, candidate, usual_rate, staleness), 9), *rates
+    rates = grid.rates(candidate).values()
+    return round(distance(grid, candidate, usual_rate, staleness), 9), *(-rate for rate in rates)
 
 
 def distance(grid: AlgorithmGrid, candidate: GridCell, usual_rate: float | None, staleness: float) -> float:
