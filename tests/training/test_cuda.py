@@ -229,9 +229,10 @@ def test_models_of_texts_agree_in_single_precision(model: str) -> None:
     assert float((found.cpu() - expected).norm() / (expected - start).norm()) < 1e-4
 
 
-def test_the_device_draws_what_the_host_draws() -> None:
+@pytest.mark.parametrize("sampling", ["replacement", "shuffle"])
+def test_the_device_draws_what_the_host_draws(sampling: str) -> None:
     task = images("mlp").to("cuda")
-    training = make_executor(how("defedavg-iid"), 3, task).local_training
+    training = replace(make_executor(how("defedavg-iid"), 3, task).local_training, sampling=sampling)
     start = torch.zeros(1, device="cuda")
     updates = [Update(client, 0, index, 5) for client in range(6) for index in range(4)]
     jobs = [TrainingJob(training, task, start, update) for update in updates]

@@ -37,6 +37,15 @@ def groups_of(
     return groups
 
 
+def active_counts(steps: Sequence[int]) -> Iterator[int]:
+    """Yield for every step how many jobs do it; ``steps`` are the jobs' numbers of steps, the largest first."""
+    active = len(steps)
+    for step in range(steps[0]):
+        while steps[active - 1] <= step:
+            active -= 1
+        yield active
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class JobGroup:
     """Jobs in the order of their numbers of steps, the longest first."""
@@ -49,12 +58,9 @@ class JobGroup:
 
     def active_steps(self, stopped: Callable[[], bool]) -> Iterator[tuple[int, int]]:
         """Yield the number of every step, and how many jobs, the first ones, do it."""
-        active = len(self.steps)
-        for step in range(self.steps[0]):
+        for step, active in enumerate(active_counts(self.steps)):
             if stopped():
                 return
-            while self.steps[active - 1] <= step:
-                active -= 1
             yield step, active
 
 

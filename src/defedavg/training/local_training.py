@@ -22,6 +22,8 @@ from ..tasks import LazyPartition, Task
 from . import tensor_rng
 from .server_optimizers import SGD, ServerOptimizer
 
+MAX_SORTED = 1 << 24  # numbers that a device sorts at once to shuffle samples; beyond them, the host shuffles
+
 
 def positions(
     seed: int, client: int, index: int, *, steps: int, batch_size: int, size: int, sampling: str = "replacement"
@@ -145,16 +147,24 @@ class DeviceMinibatches:
         """Return what ``host_minibatches`` returns, on the device."""
         size = jobs[0].local_training.batch_size
         kinds = {(job.local_training.sampling, isinstance(job.task.clients, LazyPartition)) for job in jobs}
-        if kinds != {("replacement", False)}:
+        (sampling, lazy), *others = kinds
+        own = [] if lazy else [len(job.task.clients[job.update.client]) for job in jobs]
+        count, widest = steps * size, max(own, default=0)
+        epochs = -(-count // min(own, default=1))
+        sorted_at_once = len(jobs) * epochs * widest if sampling == "shuffle" else 0
+        if lazy or others or sorted_at_once > MAX_SORTED:
             return torch.from_numpy(host_minibatches(jobs, steps)).pin_memory().to(self._device, non_blocking=True)
         rows = []
-        for job in jobs:
+        for job, samples in zip(jobs, own, strict=True):
             starts, client = self._starts(job.task), job.update.client
             start = key(job.local_training.seed, "batch", client, job.update.index)
-            rows.append([tensor_rng.signed(start), starts[client], len(job.task.clients[client])])
+            rows.append([tensor_rng.signed(start), starts[client], samples])
         keys, first, sizes = self.send(rows).unsqueeze(-1).unbind(1)
-        elements = torch.arange(steps * size, device=self._device)
-        drawn = tensor_rng.below(tensor_rng.extend_all(keys, elements), sizes)
+        if sampling == "shuffle":
+            drawn = tensor_rng.shuffled(keys, sizes, widest, epochs, count)
+        else:
+            elements = torch.arange(count, device=self._device)
+            drawn = tensor_rng.below(tensor_rng.extend_all(keys, elements), sizes)
         return self._table[first + drawn].view(len(jobs), steps, size)
 
     def _starts(self, task: Task) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..rng import FIRST, GOLDEN, SECOND
@@ -28,6 +29,20 @@ def extend_all(starts: Tensor, parts: Tensor) -> Tensor:
 def below(keys: Tensor, limits: Tensor) -> Tensor:
     """Draw integers in [0, limit) from keys; limits are at most 2**31."""
     return (_shift_right(keys, 32) * limits) >> 32
+
+
+def shuffled(starts: Tensor, sizes: Tensor, widest: int, epochs: int, count: int) -> Tensor:
+    """Return the first ``count`` positions of repeated shuffled passes over ``range(size)``, (J, count).
+
+    ``starts`` and ``sizes`` are (J, 1); ``widest`` is the largest size, and ``epochs`` passes have ``count`` positions.
+    """
+    numbers = torch.arange(widest, device=starts.device)
+    passes = extend_all(starts, torch.arange(epochs, device=starts.device)).unsqueeze(-1)
+    # Unsigned numbers have the order of signed ones with the first bit flipped. Positions beyond a size come last.
+    flipped = extend_all(passes, numbers) ^ -(1 << 63)
+    order = torch.where(numbers < sizes.unsqueeze(-1), flipped, (1 << 63) - 1).argsort(dim=-1, stable=True)
+    elements = torch.arange(count, device=starts.device)
+    return order.flatten(1).gather(1, elements // sizes * widest + elements % sizes)
 
 
 def uniform(keys: Tensor) -> Tensor:

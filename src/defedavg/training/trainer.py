@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..tasks import Data, Task
 from .augmentation import augmentation_of
-from .job_group import SMALL_GROUP, JobGroup, groups_of, train_directly
+from .job_group import SMALL_GROUP, JobGroup, active_counts, groups_of, train_directly
 from .kernels.cpu_kernels import CpuLayerKernels
-from .kernels.cuda_graph import StepGraph
+from .kernels.cuda_graph import StepGraphs
 from .kernels.plain import LayerKernels
 from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_minibatches
 from .memory import BatchLimits, allowed, batch_limits, least_bytes, step_bytes
@@ -31,7 +31,6 @@ from .state_memory import NO_NEED, StateMemory, StateNeed
 from .tensor_rng import extend_all, signed
 from .threads import in_parallel, keep_freed_memory
 
-GRAPH_SLOTS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 DEFAULT_MAX_BATCH_JOBS = {"cpu": 64, "cuda": 192}
 GROUP_BYTES = 8 << 20  # of parameters in one thread's group of jobs: what its cache still holds (measured)
 GROUP_STEP_BYTES = 64 << 20  # of a step's tensors in one thread's group; more of them only leave the cache (measured)
@@ -71,7 +70,7 @@ class Trainer:
         self._shapes = self._layout.shapes
         self._size = sum(shape.numel() for shape in self._shapes.values())
         self._minibatches = DeviceMinibatches(self._device)
-        self._graphs: dict[tuple[int, int, int, LocalMethod], StepGraph] = {}
+        self._graphs: dict[tuple[int, int, int, LocalMethod], StepGraphs] = {}
         self.pool: Any = torch.cuda.graph_pool_handle() if self.asynchronous else None
         self._stopped = False
         self._vector_bytes = self._size * dtype.itemsize
@@ -254,13 +253,14 @@ class Trainer:
         rows = [[job.update.steps, signed(job.local_training.layer_key(job.update))] for job in jobs]
         steps, keys = self._minibatches.send(rows).unbind(1)
         samples = self._minibatches.draw(jobs, longest)
-        graph = self._graph(len(jobs), size, longest, starts[:1], method)
-        if graph.optimizer is None:
+        graphs = self._graphs_for(size, longest, starts[:1], method)
+        captured = graphs.capture(list(active_counts([job.update.steps for job in jobs])))
+        if graphs.optimizer is None:
             rates = self._minibatches.send([job.local_rate for job in jobs], starts.dtype)
         else:
             rates = torch.ones_like(starts[:, 0])  # not zero: these clients are active
-            self._start(graph.optimizer, jobs, self._minibatches.send(list(map(numbers_of, jobs)), torch.float64))
-        ends = graph.run(starts, samples, rates, steps, keys, longest)
+            self._start(graphs.optimizer, jobs, self._minibatches.send(list(map(numbers_of, jobs)), torch.float64))
+        ends = graphs.run(captured, starts, samples, rates, steps, keys)
         # Each difference has its own memory: one that waits long for its round must not keep a whole batch alive.
         deltas = list(torch._foreach_sub(list(starts.unbind()), list(ends.unbind())))
         if self._layout.statistics:
@@ -268,15 +268,13 @@ class Trainer:
             torch._foreach_copy_([delta[first:] for delta in deltas], list(ends[:, first:].unbind()))
         return deltas
 
-    def _graph(self, count: int, size: int, steps: int, like: Tensor, method: LocalMethod) -> StepGraph:
-        # Where unused slots cost nothing, two graphs are enough. Layers that are not batch-invariant compute all slots.
-        free = self._kernels.skips_zero_rates and self._stacked.batch_invariant
-        sizes = (16, self.max_batch_jobs) if free else GRAPH_SLOTS
-        slots = next(n for n in (*sizes, count) if n >= count)
+    def _graphs_for(self, size: int, steps: int, like: Tensor, method: LocalMethod) -> StepGraphs:
+        capacity = min(self.max_batch_jobs, self._limits_of(method).max_batch_jobs)
         steps = 1 << (steps - 1).bit_length()
-        if (slots, size, steps, method) not in self._graphs:
-            self._graphs[slots, size, steps, method] = StepGraph(self, slots, size, steps, like, method)
-        return self._graphs[slots, size, steps, method]
+        key = (capacity, size, steps, method)
+        if key not in self._graphs:
+            self._graphs[key] = StepGraphs(self, *key[:3], like, method)
+        return self._graphs[key]
 
     def step(
         self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor, method: LocalMethod,

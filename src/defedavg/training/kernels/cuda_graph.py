@@ -1,7 +1,8 @@
-"""One training step for a fixed number of slots as a CUDA graph, replayed for every step of every job."""
+"""Training steps as CUDA graphs, one for each number of slots, replayed for every step of every job."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +11,12 @@ from torch import Tensor
 from ...planning.plan import without_gc
 from ..stacked_optimizer import LocalMethod, StackedOptimizer
 from ..tensor_rng import extend_all
+
+SLOTS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768)
+"""The numbers of slots of graphs below the capacity of a batch."""
+
+TWO_STREAMS = 64
+"""With this many slots, the two halves of a step run side by side: one uses the memory, the other the processors."""
 
 
 class _StepSource(Protocol):
@@ -27,45 +34,41 @@ class _StepSource(Protocol):
     def join(self, weights: dict[str, Tensor]) -> Tensor: ...
 
 
-class StepGraph:
-    """A captured step; unused slots, and those whose job has done its steps, have learning rate zero.
+class StepGraphs:
+    """Buffers for a batch of at most ``capacity`` jobs, and captured steps for the first slots of them.
 
+    Jobs are in the order of their numbers of steps, the longest first. A step replays the smallest graph that has a
+    slot for every job that is not done yet; unused slots, and those whose job is done, have learning rate zero.
     The device counts the steps itself, so that the host never waits for it. ``optimizer`` is None for plain SGD.
     """
 
     def __init__(
-        self, source: _StepSource, slots: int, size: int, steps: int, like: Tensor, method: LocalMethod
+        self, source: _StepSource, capacity: int, size: int, steps: int, like: Tensor, method: LocalMethod
     ) -> None:
         device = like.device
         self._source, self._method = source, method
-        self._weights = source.split(like.expand(slots, -1))
+        self._capacity = capacity
+        self._weights = source.split(like.expand(capacity, -1))
         self.optimizer = source.optimizer(method, self._weights)
         # One copy selects what a step needs: the numbers of its samples and its key.
-        self._samples_and_key = torch.zeros((slots, steps, size + 1), dtype=torch.int64, device=device)
-        self._rates = torch.zeros(slots, dtype=like.dtype, device=device)
-        self._steps = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._samples_and_key = torch.zeros((capacity, steps, size + 1), dtype=torch.int64, device=device)
+        self._rates = torch.zeros(capacity, dtype=like.dtype, device=device)
+        self._steps = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # compiles kernels, and makes library handles and workspaces, before the capture
-                self._once()
-                self._step.zero_()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        # The garbage collector could free the graphs of another trainer, which CUDA does not permit during a capture.
-        with without_gc(), torch.cuda.graph(self._graph, pool=source.pool):
-            self._once()
+        self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graph(capacity)  # the largest first: smaller ones fit into its memory
 
-    def _once(self) -> None:
-        chosen = self._samples_and_key.index_select(1, self._step).squeeze(1)
-        rates = torch.where(self._step < self._steps, self._rates, 0.0)
-        self._source.step(self._weights, chosen[:, :-1], rates, chosen[:, -1], self._method, self.optimizer)
-        self._step.add_(1)
+    def capture(self, active: Sequence[int]) -> list[torch.cuda.CUDAGraph]:
+        """Return the graph of every step, which ``active`` jobs do; this overwrites the state of the optimiser."""
+        return [self._graph(self._slots(jobs)) for jobs in active]
 
-    def run(self, starts: Tensor, samples: Tensor, rates: Tensor, steps: Tensor, keys: Tensor, longest: int) -> Tensor:
-        """Return the end weights of all jobs without waiting for the device; ``longest`` is max of ``steps``."""
-        count = len(starts)
+    def run(
+        self, graphs: Sequence[torch.cuda.CUDAGraph], starts: Tensor, samples: Tensor, rates: Tensor, steps: Tensor,
+        keys: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Return the end weights of all jobs without waiting for the device; ``graphs`` are those of their steps."""
+        count, longest = len(starts), len(graphs)
         for name, start in self._source.views(starts).items():
             self._weights[name][:count].copy_(start)
         self._samples_and_key[:count, :longest, :-1].copy_(samples)
@@ -75,6 +78,45 @@ class StepGraph:
         self._steps.zero_()
         self._steps[:count].copy_(steps)
         self._step.zero_()
-        for _ in range(longest):
-            self._graph.replay()
+        for graph in graphs:
+            graph.replay()
         return self._source.join({name: weights[:count] for name, weights in self._weights.items()})
+
+    def _slots(self, jobs: int) -> int:
+        return min(self._capacity, next((slots for slots in SLOTS if jobs <= slots), self._capacity))
+
+    def _graph(self, slots: int) -> torch.cuda.CUDAGraph:
+        """Return the graph for this number of slots; capturing it does not change weights."""
+        if slots not in self._graphs:
+            self._steps.zero_()
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):  # compiles kernels, and makes library handles and workspaces, before the capture
+                    self._step.zero_()
+                    self._once(slots)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            # The garbage collector could free graphs of another trainer, which CUDA does not permit during a capture.
+            with without_gc(), torch.cuda.graph(graph, pool=self._source.pool):
+                self._once(slots)
+            self._graphs[slots] = graph
+        return self._graphs[slots]
+
+    def _once(self, slots: int) -> None:
+        chosen = self._samples_and_key[:slots].index_select(1, self._step).squeeze(1)
+        rates = torch.where(self._step < self._steps[:slots], self._rates[:slots], 0.0)
+        half = slots // 2 if slots >= TWO_STREAMS and self.optimizer is None else 0
+        if half:
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                self._part(chosen, rates, slice(0, half))
+        self._part(chosen, rates, slice(half, slots))
+        if half:
+            torch.cuda.current_stream().wait_stream(self._side)
+        self._step.add_(1)
+
+    def _part(self, chosen: Tensor, rates: Tensor, part: slice) -> None:
+        weights = {name: w[part] for name, w in self._weights.items()}
+        samples, keys = chosen[part, :-1], chosen[part, -1]
+        self._source.step(weights, samples, rates[part], keys, self._method, self.optimizer)
