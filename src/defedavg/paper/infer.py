@@ -51,16 +51,12 @@ def _cells(*rows: tuple[str, str, str], sizes: Sequence[int] = (10,)) -> tuple[C
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the search: every combination of ``readings`` is scored on ``cells``; the ``keep`` best go on.
-
-    Stages that are not ``adopted`` are the last ones: Table 1 is not computed with what they found yet.
-    """
+    """A part of the search: every combination of ``readings`` is scored on ``cells``; the ``keep`` best go on."""
 
     title: str
     readings: tuple[str, ...]
     cells: tuple[Cell, ...]
     keep: int = 1
-    adopted: bool = True
 
 
 STAGES: Final = (
@@ -120,23 +116,20 @@ STAGES: Final = (
         "FAVANO's α",
         ("favano_alpha",),
         _cells(("fashionmnist", "iid", "favano"), ("fashionmnist", "non-iid", "favano"), sizes=(10, 20)),
-        adopted=False,
     ),
     Stage(
         "when FAVANO's clients receive a version",
         ("favano_send",),
         _cells(("fashionmnist", "iid", "favano"), ("fashionmnist", "non-iid", "favano"), sizes=(10, 20)),
-        adopted=False,
     ),
     Stage(
         "FedBuff's clients",
         ("fedbuff_clients",),
         _cells(("fashionmnist", "non-iid", "fedbuff"), sizes=(10, 20, 40, 80)),
-        adopted=False,
     ),
 )
 
-SEARCHED: Final = tuple(dict.fromkeys(cell for stage in STAGES if stage.adopted for cell in stage.cells))
+SEARCHED: Final = tuple(dict.fromkeys(cell for stage in STAGES for cell in stage.cells))
 HELD_OUT: Final = tuple(cell for cell in cells() if cell not in SEARCHED)
 
 

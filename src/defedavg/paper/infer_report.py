@@ -38,10 +38,9 @@ def _scores(candidate: Candidate) -> dict[str, float]:
 
 def report(stages: Sequence[Stage], ranked: Sequence[Sequence[Candidate]]) -> dict[str, Any]:
     """Return the outcome of a search as data: the best readings, all scores, and the seconds of the searched cells."""
-    adopted = [candidates for stage, candidates in zip(stages, ranked, strict=False) if stage.adopted]
-    last = adopted[-1][0]
+    last = ranked[-1][0]
     times: dict[Cell, Mapping[str, float | None]] = {}
-    for candidates in adopted:  # a later stage has the times under more of the final readings
+    for candidates in ranked:  # a later stage has the times under more of the final readings
         times |= candidates[0].times
     return {
         "readings": asdict(last.readings),

@@ -24,16 +24,16 @@ TEST_SHARE: Final = {"own": 0.0, "pooled": 0.25}
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """One value for every reading. The defaults are those that the adopted stages of ``infer.py`` found."""
+    """One value for every reading. The defaults are those that ``infer.py`` found."""
 
     upload: str = "background"
     asysg_concurrency: str = N
     favano_anchor: str = "newest"
     favano_wait: str = "0.05"
-    favano_alpha: str = "steps"
-    favano_send: str = "merge"
+    favano_alpha: str = "K"
+    favano_send: str = "draw"
     fedbuff_concurrency: str = "100"
-    fedbuff_clients: str = "any"
+    fedbuff_clients: str = "distinct"
     slowness: str = "uniform(1, 5)"
     normalise: str = "symmetric"
     test_data: str = "own"

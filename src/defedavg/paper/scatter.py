@@ -25,7 +25,8 @@ _SIZE = 26.0
 def scatter(panels: Mapping[str, Rows], kind: str = "first_hit") -> Figure:
     """Draw rows of Table 1 by title: a filled point is a mean over seeds that all reached the target.
 
-    A hollow triangle at the top is a cell in which some seed missed it. The band is a factor of ``WITHIN``.
+    A triangle at the top is a cell in which some seed missed it, filled where the paper missed it, too. The band is a
+    factor of ``WITHIN``.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.6 * len(panels), 5.0), layout="constrained")
@@ -47,7 +48,8 @@ def _panel(axes: Axes, rows: Rows, kind: str) -> None:
         colour = look(row["algorithm"])["color"]
         edge = {"edgecolors": colour, "linewidths": 1.0, "zorder": 3, "s": _SIZE}
         if row[reached] < row["seeds"] or row[kind] is None:
-            axes.scatter([paper], [_TOP], marker="^", facecolors="none", **edge)
+            fill = colour if row["paper"] is None else "none"
+            axes.scatter([paper], [_TOP], marker="^", facecolors=fill, **edge)
         else:
             marker = "o" if row["dataset"] == "fashionmnist" else "s"
             fill = colour if row["setting"] == "iid" else "white"
@@ -60,7 +62,7 @@ def _legend() -> list[Line2D]:
     colours = [Line2D([], [], marker="o", color=look(name)["color"], label=name, **points) for name in ALGORITHM_NAMES]
     shapes = [
         ("o", "0.3", "FashionMNIST"), ("s", "0.3", "CIFAR-10"), ("o", "white", "non-IID: not filled"),
-        ("^", "none", "a seed missed the target"),
+        ("^", "none", "a seed missed the target"), ("^", "0.3", "missed, as in the paper"),
     ]  # fmt: skip
     return colours + [
         Line2D([], [], marker=m, color="0.3", markerfacecolor=fill, label=text, **points) for m, fill, text in shapes
