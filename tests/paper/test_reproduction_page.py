@@ -100,6 +100,8 @@ def test_the_sentences_at_the_top_have_the_figures_of_the_results() -> None:
     (present,) = (row for row in agreement(PRESENT_ROWS) if (row["cells"], row["time"]) == ("all", "first_hit"))
     half = math.ceil(100 * (math.exp(present["median_error"]) - 1))
     assert says(f"{present['within']} of the {present['number']} computed cells within a factor of {WITHIN:g}")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{present['within']} of the {present['number']} computed cells" in readme
     assert says(f"half of them within {half} %")
     here = ranked(RESULTS / "table1", Choices(), stated=False)
     before = ranked(
