@@ -20,6 +20,7 @@ from defedavg.experiments.simulation import Simulation
 from defedavg.tasks import Data, Task, build, make_task, token_accuracy, token_cross_entropy
 from defedavg.training import BatchedRun, LocalTraining, Reference, RunState, Trainer, TrainingJob, run_batched
 from defedavg.training.augmentation import augmentation_of
+from defedavg.training.kernels import cuda_graph
 from defedavg.training.local_training import DeviceMinibatches
 from defedavg.training.precision import computing_in
 from defedavg.training.state_memory import StateMemory, StateNeed, VectorMemory
@@ -101,7 +102,14 @@ def test_the_resnet_in_float32_is_as_close_to_float64_as_the_plain_loop() -> Non
     assert errors[0] < 3 * errors[1]
 
 
+@pytest.fixture(params=[32, 64])
+def two_streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run halves of a step on two streams from 32 slots on, which the small runs of these tests reach; and from 64."""
+    monkeypatch.setattr(cuda_graph, "TWO_STREAMS", request.param)
+
+
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
+@pytest.mark.usefixtures("two_streams")
 def test_results_are_bit_identical_in_every_batch(model: str) -> None:
     task = images(model).to("cuda")
     runs = [

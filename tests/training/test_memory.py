@@ -64,6 +64,8 @@ def test_a_batch_fits_the_allowed_memory(vector: int, step: int, jobs: int, conc
     batch = limits.concurrent_jobs * (step + VECTORS * vector) + waiting * VECTORS * vector
     kept = limits.max_pending_updates + limits.used_versions + limits.new_versions
     assert batch + kept * vector <= allowed or limits.max_pending_updates == 1
+    at_once = batch_limits(vector, step, 10, jobs, jobs, allowed, at_once=True)  # as on a device
+    assert at_once.max_batch_jobs * (step + VECTORS * vector) <= allowed // 2
     more = batch_limits(vector, step, 10, jobs, concurrent, 2 * allowed)
     assert more.concurrent_jobs >= limits.concurrent_jobs
     assert more.max_pending_updates >= limits.max_pending_updates

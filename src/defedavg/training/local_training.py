@@ -22,7 +22,7 @@ from ..tasks import LazyPartition, Task
 from . import tensor_rng
 from .server_optimizers import SGD, ServerOptimizer
 
-MAX_SORTED = 1 << 24  # numbers that a device sorts at once to shuffle samples; beyond them, the host shuffles
+MAX_SORTED = 1 << 22  # numbers that a device sorts at once to shuffle samples; beyond them, the host shuffles
 
 
 def positions(
@@ -147,20 +147,19 @@ class DeviceMinibatches:
         """Return what ``host_minibatches`` returns, on the device."""
         size = jobs[0].local_training.batch_size
         kinds = {(job.local_training.sampling, isinstance(job.task.clients, LazyPartition)) for job in jobs}
-        (sampling, lazy), *others = kinds
-        own = [] if lazy else [len(job.task.clients[job.update.client]) for job in jobs]
-        count, widest = steps * size, max(own, default=0)
-        epochs = -(-count // min(own, default=1))
-        sorted_at_once = len(jobs) * epochs * widest if sampling == "shuffle" else 0
-        if lazy or others or sorted_at_once > MAX_SORTED:
+        count, shuffles = steps * size, kinds == {("shuffle", False)}
+        own = [len(job.task.clients[job.update.client]) for job in jobs] if shuffles else []
+        widest, epochs = max(own, default=0), -(-count // min(own, default=1))
+        fits = shuffles and len(jobs) * epochs * widest <= MAX_SORTED
+        if not (fits or kinds == {("replacement", False)}):
             return torch.from_numpy(host_minibatches(jobs, steps)).pin_memory().to(self._device, non_blocking=True)
         rows = []
-        for job, samples in zip(jobs, own, strict=True):
+        for job in jobs:
             starts, client = self._starts(job.task), job.update.client
             start = key(job.local_training.seed, "batch", client, job.update.index)
-            rows.append([tensor_rng.signed(start), starts[client], samples])
+            rows.append([tensor_rng.signed(start), starts[client], len(job.task.clients[client])])
         keys, first, sizes = self.send(rows).unsqueeze(-1).unbind(1)
-        if sampling == "shuffle":
+        if shuffles:
             drawn = tensor_rng.shuffled(keys, sizes, widest, epochs, count)
         else:
             elements = torch.arange(count, device=self._device)

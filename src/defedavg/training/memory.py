@@ -71,14 +71,16 @@ def least_bytes(vector: int, step: int, more_vectors: int = 0) -> int:
 
 
 def batch_limits(
-    vector: int, step: int, samples: int, max_batch_jobs: int, concurrent_jobs: int, allowed: int, more_vectors: int = 0
-) -> BatchLimits:
+    vector: int, step: int, samples: int, max_batch_jobs: int, concurrent_jobs: int, allowed: int,
+    more_vectors: int = 0, *, at_once: bool = False,
+) -> BatchLimits:  # fmt: skip
     """Return the largest limits up to those given; half of ``allowed`` is for versions and pending updates.
 
     Of this half, one half is for pending updates, a quarter for versions that are in use, and a quarter for new ones.
 
     A job needs ``vector`` bytes for its parameters, and ``step`` bytes for the tensors of a step with ``samples``.
-    ``more_vectors`` are its gradients and the state of its optimiser, while it is computed.
+    ``more_vectors`` are its gradients and the state of its optimiser, while it is computed. With ``at_once``, all jobs
+    of a batch are computed at the same moment.
     """
     one = least_bytes(vector, step, more_vectors) // 2
     if allowed < 2 * one:
@@ -88,7 +90,7 @@ def batch_limits(
         )
     half = allowed // 2
     concurrent_jobs = max(1, min(concurrent_jobs, max_batch_jobs, half // one))
-    waiting = (half - concurrent_jobs * one) // (VECTORS * vector)
+    waiting = 0 if at_once else (half - concurrent_jobs * one) // (VECTORS * vector)
     return BatchLimits(
         max_batch_jobs=max(1, min(max_batch_jobs, concurrent_jobs + waiting)),
         max_pending_updates=max(1, min(MAX_PENDING_UPDATES, half // (2 * vector))),

@@ -34,7 +34,7 @@ def below(keys: Tensor, limits: Tensor) -> Tensor:
 def shuffled(starts: Tensor, sizes: Tensor, widest: int, epochs: int, count: int) -> Tensor:
     """Return the first ``count`` positions of repeated shuffled passes over ``range(size)``, (J, count).
 
-    ``starts`` and ``sizes`` are (J, 1); ``widest`` is the largest size, and ``epochs`` passes have ``count`` positions.
+    ``starts`` and ``sizes`` are (J, 1); ``widest`` is the largest size, and ``epochs`` passes suffice for the smallest.
     """
     numbers = torch.arange(widest, device=starts.device)
     passes = extend_all(starts, torch.arange(epochs, device=starts.device)).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Trains batches of jobs as one stacked model: in threads on the CPU, by replaying a CUDA graph on a CUDA device."""
+"""Trains batches of jobs as one stacked model: in threads on the CPU, by replaying CUDA graphs on a CUDA device."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from .tensor_rng import extend_all, signed
 from .threads import in_parallel, keep_freed_memory
 
 DEFAULT_MAX_BATCH_JOBS = {"cpu": 64, "cuda": 192}
+LEAST_STEPS = 64  # that the buffers of graphs have room for: they are small, and new ones need new graphs
 GROUP_BYTES = 8 << 20  # of parameters in one thread's group of jobs: what its cache still holds (measured)
 GROUP_STEP_BYTES = 64 << 20  # of a step's tensors in one thread's group; more of them only leave the cache (measured)
 MAX_GROUP_JOBS = 128  # of the smallest models, whose steps take hardly more time for many jobs than for one
@@ -70,8 +71,9 @@ class Trainer:
         self._shapes = self._layout.shapes
         self._size = sum(shape.numel() for shape in self._shapes.values())
         self._minibatches = DeviceMinibatches(self._device)
-        self._graphs: dict[tuple[int, int, int, LocalMethod], StepGraphs] = {}
+        self._graphs: dict[tuple[int, int, LocalMethod], StepGraphs] = {}
         self.pool: Any = torch.cuda.graph_pool_handle() if self.asynchronous else None
+        self.side: Any = torch.cuda.Stream() if self.asynchronous else None  # type: ignore[no-untyped-call]
         self._stopped = False
         self._vector_bytes = self._size * dtype.itemsize
         self._cores = torch.get_num_threads()
@@ -118,7 +120,7 @@ class Trainer:
             concurrent = self._asked_jobs if self.asynchronous else self._group_jobs * self._cores
             sizes = self._vector_bytes, self._step_bytes, self._batch_size
             self._limits[method.vectors] = batch_limits(
-                *sizes, self._asked_jobs, concurrent, self._allowed, method.vectors
+                *sizes, self._asked_jobs, concurrent, self._allowed, method.vectors, at_once=self.asynchronous
             )
         return self._limits[method.vectors]
 
@@ -166,8 +168,9 @@ class Trainer:
             except RuntimeError as error:
                 if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
                     raise
-            # Outside the handler, because the error keeps the tensors of its frames alive.
-            self._shrink(len(batch))
+            # Outside the handler, because the error keeps the tensors of its frames alive. Graphs on a device have
+            # slots for the largest batch, however many jobs this one has.
+            self._shrink(min(limit, self.max_batch_jobs) if self.asynchronous else len(batch))
         return deltas
 
     def _shrink(self, tried: int) -> None:
@@ -269,11 +272,15 @@ class Trainer:
         return deltas
 
     def _graphs_for(self, size: int, steps: int, like: Tensor, method: LocalMethod) -> StepGraphs:
+        """Return the graphs of a method; one set of buffers serves jobs with any number of steps."""
         capacity = min(self.max_batch_jobs, self._limits_of(method).max_batch_jobs)
-        steps = 1 << (steps - 1).bit_length()
-        key = (capacity, size, steps, method)
+        key = (capacity, size, method)
+        if key in self._graphs and self._graphs[key].steps < steps:
+            torch.cuda.synchronize()  # the device may still replay them
+            del self._graphs[key]  # frees the buffers before larger ones are made
         if key not in self._graphs:
-            self._graphs[key] = StepGraphs(self, *key[:3], like, method)
+            longest = max(LEAST_STEPS, 1 << (steps - 1).bit_length())
+            self._graphs[key] = StepGraphs(self, capacity, size, longest, like, method)
         return self._graphs[key]
 
     def step(

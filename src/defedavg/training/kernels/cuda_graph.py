@@ -12,17 +12,23 @@ from ...planning.plan import without_gc
 from ..stacked_optimizer import LocalMethod, StackedOptimizer
 from ..tensor_rng import extend_all
 
-SLOTS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768)
+SLOTS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768)
 """The numbers of slots of graphs below the capacity of a batch."""
 
 TWO_STREAMS = 64
-"""With this many slots, the two halves of a step run side by side: one uses the memory, the other the processors."""
+"""From this many slots on, the halves of a step of plain SGD run side by side: one computes while the other reads."""
+
+ALIGNED = 16  # slots: the first half is a multiple of this, so that the tensors of the second half stay aligned
 
 
 class _StepSource(Protocol):
-    """The trainer whose step a graph captures; ``pool`` is the memory pool that its graphs share."""
+    """The trainer whose step a graph captures; its graphs share the memory pool ``pool`` and the stream ``side``.
+
+    Memory of the pool is reused only on the stream that it was allocated on.
+    """
 
     pool: Any
+    side: Any
 
     def step(
         self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor, method: LocalMethod,
@@ -46,8 +52,8 @@ class StepGraphs:
         self, source: _StepSource, capacity: int, size: int, steps: int, like: Tensor, method: LocalMethod
     ) -> None:
         device = like.device
-        self._source, self._method = source, method
-        self._capacity = capacity
+        self.steps = steps
+        self._source, self._method, self._capacity = source, method, capacity
         self._weights = source.split(like.expand(capacity, -1))
         self.optimizer = source.optimizer(method, self._weights)
         # One copy selects what a step needs: the numbers of its samples and its key.
@@ -55,12 +61,14 @@ class StepGraphs:
         self._rates = torch.zeros(capacity, dtype=like.dtype, device=device)
         self._steps = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
-        self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._graph(capacity)  # the largest first: smaller ones fit into its memory
 
     def capture(self, active: Sequence[int]) -> list[torch.cuda.CUDAGraph]:
-        """Return the graph of every step, which ``active`` jobs do; this overwrites the state of the optimiser."""
+        """Return a graph for every step; ``active`` are the numbers of jobs that do it.
+
+        A capture overwrites the state of the optimiser, so jobs are started afterwards.
+        """
         return [self._graph(self._slots(jobs)) for jobs in active]
 
     def run(
@@ -106,15 +114,23 @@ class StepGraphs:
     def _once(self, slots: int) -> None:
         chosen = self._samples_and_key[:slots].index_select(1, self._step).squeeze(1)
         rates = torch.where(self._step < self._steps[:slots], self._rates[:slots], 0.0)
-        half = slots // 2 if slots >= TWO_STREAMS and self.optimizer is None else 0
+        half = slots // 2 // ALIGNED * ALIGNED if slots >= TWO_STREAMS and self.optimizer is None else 0
         if half:
-            self._side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._side):
-                self._part(chosen, rates, slice(0, half))
-        self._part(chosen, rates, slice(half, slots))
-        if half:
-            torch.cuda.current_stream().wait_stream(self._side)
+            self._beside(chosen, rates, half)
+        else:
+            self._part(chosen, rates, slice(0, slots))
         self._step.add_(1)
+
+    def _beside(self, chosen: Tensor, rates: Tensor, half: int) -> None:
+        """Do the step of the first half on the side stream, and that of the others on this one."""
+        stream, side = torch.cuda.current_stream(), self._source.side
+        side.wait_stream(stream)
+        try:
+            with torch.cuda.stream(side):
+                self._part(chosen, rates, slice(0, half))
+            self._part(chosen, rates, slice(half, len(rates)))
+        finally:  # without this, the end of a capture would replace an error, such as too little memory, by its own
+            stream.wait_stream(side)
 
     def _part(self, chosen: Tensor, rates: Tensor, part: slice) -> None:
         weights = {name: w[part] for name, w in self._weights.items()}
