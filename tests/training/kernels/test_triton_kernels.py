@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
@@ -59,6 +59,8 @@ def convolutions(draw: st.DrawFn) -> tuple[int, tuple[int, int, int], int, Windo
 
 @examples(max_examples=25)
 @given(convolutions(), st.booleans(), st.booleans())
+@example((2, (7, 8, 3), 4, Window((3, 3), (2, 2), (0, 0), relu=True)), True, False)  # lines of patches
+@example((1, (1, 3, 2), 1, Window((1, 1), (1, 2), (0, 0))), False, False)
 def test_convolutions(case: tuple[int, tuple[int, int, int], int, Window], bias: bool, frozen: bool) -> None:
     samples, image, outs, window = case
     x = random(0, CLIENTS * samples, *image)

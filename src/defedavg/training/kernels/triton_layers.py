@@ -137,10 +137,11 @@ class TritonLayerKernels(LayerKernels):
         """Do what ``LayerKernels.conv_backward`` does."""
         x, out, which = saved
         assert params.rates is not None
-        grad = self._dilated(grad.contiguous(), out, which, params, shape, window)
-        grad_x = None
+        grad = grad.contiguous()
+        grad_x = dilated = None
         if needs_x:
-            # The gradient of the images is a convolution of the gradient with the flipped kernels.
+            # The gradient of the images is a convolution of the dilated gradient with the flipped kernels.
+            dilated = self._dilated(grad, out, which, params, shape, window)
             clients, outs, kh, kw, ins = params.weight.shape
             flipped = x.new_empty((clients, ins, kh, kw, outs))
             kernels.flip_kernels[kh * kw, _parts(outs, 32), clients](
@@ -148,12 +149,14 @@ class TritonLayerKernels(LayerKernels):
             )
             grad_x = x.new_empty(shape)
             dense = Window(window.size, (1, 1), (kh - 1 - window.padding[0], kw - 1 - window.padding[1]))
-            self._conv(grad, flipped, None, params.rates, grad_x, which, dense, edges=True)
+            self._conv(dilated, flipped, None, params.rates, grad_x, which, dense, edges=True)
         if any(params.trainable):
             if _has_rows(shape[-1], window):
-                shape = x.shape
+                shape, dilated = x.shape, None  # lines of patches have no stride across
                 params, window = _for_rows(params, window)
-            self._conv_step(grad, x, params, shape, window)
+            if dilated is None:
+                dilated = self._dilated(grad, out, which, params, shape, window)
+            self._conv_step(dilated, x, params, shape, window)
         return grad_x
 
     def _dilated(
