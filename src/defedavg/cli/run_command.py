@@ -52,17 +52,19 @@ def run(
 
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
         session = StudyRun(
-            study, target, force=force, compute=compute, resume=resume, checkpoint_interval=checkpoint_every
-        )
+            study, target, force=force, compute=compute, resume=resume, checkpoint_interval=checkpoint_every,
+            notify=opt.print_note,
+        )  # fmt: skip
     lines = [*doubtful_settings(study), *timeout_lines(study)]
     opt.print_notes([*(f"defedavg: {line}" for line in lines), *session.notes])
+    shown = len(session.notes)
     runs = len(session.points) * len(study.seeds)
     try:
         with progress_and_logs(study.name, runs, session.folder, tensorboard) as watch:
             finished = session.run(watch)
     except KeyboardInterrupt:
         opt.exit_unchanged()
-    opt.print_notes(session.notes)
+    opt.print_notes(session.notes[shown:])
     _close(session, plots, as_json)
     opt.exit_if_stopped(finished, "continue with --resume")
 

@@ -75,7 +75,7 @@ def run_demo(
     for title, half in studies().items():
         runs[title] = StudyRun(half, folder / half.name, force=True)
         with watching(half.name, len(runs[title].points)) as watch:
-            finished = runs[title].run(watch)
+            finished = runs[title].run(watch) and not runs[title].stop_requested
         if not finished:
             break
     figure = _draw(runs, folder / "accuracy.png") if plots else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,7 @@ from .checkpointing import (
     finished_results,
 )
 from .compute import ComputeConfig
+from .deferred_stop import DeferredStop
 from .plan_files import PlanFile
 from .run_clients import client_rows_of
 from .run_events import Event, RunFinished, RunSpec, Watch
@@ -53,7 +54,8 @@ class StudyRun:
     """A study and its run folder; ``notes`` are lines for the user.
 
     With ``resume`` it continues an earlier session, if there is one. ``checkpoint_interval`` is the real time between
-    checkpoints in seconds; None: a minute, or more if checkpoints would take more than a twentieth of the time.
+    checkpoints in seconds; None: a minute, or more if checkpoints would take more than a twentieth of the time. Ctrl-C
+    saves one, too: ``notify`` receives a line while the runs end their batch.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class StudyRun:
         compute: ComputeConfig | None = None,
         resume: bool = False,
         checkpoint_interval: float | None = None,
+        notify: Callable[[str], None] = lambda _line: None,
     ) -> None:
         if force and resume:
             raise UserError("--force starts again and --resume continues; give one of them")
@@ -80,6 +83,7 @@ class StudyRun:
         self._journal: Journal | None = None
         self._session = SavedSession()
         self._evaluations: dict[str, list[Evaluation]] = {}
+        self._stop = DeferredStop(notify)
         self._check()
         compute = self.sweep.compute
         self._origin = provenance(executor=compute.executor, device=compute.device, precision=compute.precision)
@@ -104,6 +108,11 @@ class StudyRun:
     def notes(self) -> list[str]:
         """Lines for the user."""
         return self.sweep.notes
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether Ctrl-C was pressed, even if the runs finished before they could be stopped."""
+        return self._stop.requested
 
     def _check(self) -> None:
         """Find errors in settings, data and models before anything is written."""
@@ -175,7 +184,8 @@ class StudyRun:
             if not self.finished:
                 self._journal = Journal(self._files.metrics, self._session.metrics)
                 try:
-                    self.finished = self._run(watch)
+                    with self._stop:
+                        self.finished = self._run(watch)
                 finally:
                     self._journal.close()
                 if self.finished:
@@ -222,8 +232,10 @@ class StudyRun:
     def _checkpoint(self) -> None:
         for plan in self._plans.values():
             plan.commit()
-        if self._journal is not None and self._checkpoints.due:
+        stopping = self._stop.requested and not self._old.pending  # before the first round there is nothing to save
+        if self._journal is not None and (self._checkpoints.due or stopping):
             self._checkpoints.save(self.sweep, self._positions, self._journal.position(), self.entries)
+        self._stop.stop_if_requested()
 
     def _record_plan(self, spec: RunSpec, run: Simulation) -> None:
         path = self._files.plan(spec.label, spec.seed)

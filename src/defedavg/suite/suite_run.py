@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..algorithms import BUILT_IN
-from ..errors import UserError, first_line
+from ..errors import UserError, counted, first_line
 from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import Event, Watch
 from ..experiments.study_run import StudyRun
@@ -75,7 +75,7 @@ class SuiteRequest:
         absent = missing_data(missing)
         for name, problem in absent.items():
             number = sum(cell.task.data == name for cell in missing)
-            self.notify(f"{number} cell(s) are left out: {problem}")
+            self.notify(f"left out {counted(number, 'cell')}: {problem}")
         return [cell for cell in missing if cell.task.data not in absent]
 
     def batches(self) -> list[SuiteBatch]:
@@ -191,10 +191,11 @@ class SuiteBatch:
             compute=request.compute,
             resume=True,
             checkpoint_interval=request.checkpoint_interval,
+            notify=request.notify,
         )
 
     def _computed(self, run: StudyRun, title: str, runs: int, store: Callable[[], None]) -> bool:
-        """Compute a study; ``store`` is called after every run that ends, and at the end."""
+        """Compute a study, and return False after Ctrl-C; ``store`` is called after every run, and at the end."""
         for line in run.notes:
             if "no checkpoint" not in line:
                 self._request.notify(line)
@@ -212,7 +213,7 @@ class SuiteBatch:
             finished = run.run(follow)
         if finished:
             store()
-        return finished
+        return finished and not run.stop_requested
 
     def _provenance(self) -> dict[str, Any]:
         compute = self._request.compute
