@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from defedavg.errors import UserError
 from defedavg.experiments import deferred_stop
 from defedavg.experiments.checkpointing import CheckpointDir
 from defedavg.experiments.compute import ComputeConfig
@@ -84,6 +85,8 @@ def test_a_study_that_ctrl_c_stops_continues_where_it_was(executor: str, tmp_pat
     assert not first.run(stop_at_the_ninth)
     assert first.stop_requested
     assert CheckpointDir(tmp_path / "part" / "checkpoints").paths()
+    with pytest.raises(UserError, match="unfinished run; continue it with --resume"):
+        StudyRun(chosen, tmp_path / "part", compute=compute)
     resumed = StudyRun(chosen, tmp_path / "part", compute=compute, resume=True)
     assert not any("no checkpoint" in note for note in resumed.notes)
     later: list[Event] = []

@@ -99,7 +99,7 @@ class StudyRun:
             if self._resumed:
                 self._resume()
             else:
-                check_folder(folder, force=force)
+                check_folder(folder, force=force, resumable=bool(self._directory.paths()))
         except BaseException:
             self._lock.release()
             raise

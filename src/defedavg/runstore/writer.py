@@ -17,8 +17,11 @@ from .reader import PartitionCounts
 from .replacement import remove
 
 
-def check_folder(folder: Path, *, force: bool) -> None:
-    """Create a run folder; refuse one that is not empty, or with ``force`` one that holds something else than a run."""
+def check_folder(folder: Path, *, force: bool, resumable: bool = False) -> None:
+    """Create a run folder; refuse one that is not empty, or with ``force`` one that holds something else than a run.
+
+    If the folder is ``resumable``, the message says how to continue its run.
+    """
     with writing(folder):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} exists and is not a folder; choose another --out or name")
@@ -27,6 +30,9 @@ def check_folder(folder: Path, *, force: bool) -> None:
         if files.is_empty():
             return
         if not force:
+            if resumable:
+                what = "continue it with --resume, replace it with --force, or use another name"
+                raise UserError(f"{folder} holds an unfinished run; {what}")
             raise UserError(f"{folder} already exists; use --force to replace it, or another name")
         if not all((folder / name).exists() for name in MARKERS):
             raise UserError(f"{folder} holds something other than a run and is not replaced; choose another name")

@@ -72,8 +72,10 @@ class Trainer:
         self._size = sum(shape.numel() for shape in self._shapes.values())
         self._minibatches = DeviceMinibatches(self._device)
         self._graphs: dict[tuple[int, int, LocalMethod], StepGraphs] = {}
-        self.pool: Any = torch.cuda.graph_pool_handle() if self.asynchronous else None
-        self.side: Any = torch.cuda.Stream() if self.asynchronous else None  # type: ignore[no-untyped-call]
+        self.pool: Any = None
+        self.side: Any = None
+        if self.asynchronous:
+            self.pool, self.side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stopped = False
         self._vector_bytes = self._size * dtype.itemsize
         self._cores = torch.get_num_threads()
