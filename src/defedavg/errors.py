@@ -1,4 +1,4 @@
-"""The exception and the warnings that are shown to users as a single line, and text that is safe on a terminal."""
+"""The exception and the warnings that are shown to users as a single line, and text for a terminal."""
 
 from __future__ import annotations
 
@@ -23,12 +23,27 @@ class IgnoredWarning(UserWarning):
     """A part of an input has no meaning here; the message says which part."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """Return the error for an unknown name; it suggests the nearest known one."""
+FEW_NAMES = 8
+"""With this many known names at most, an error lists them unless one is nearly the unknown name."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> UserError:
+    """Return the error for an unknown name; it suggests the nearest known one.
+
+    If none is near, it lists the known names, or says which command lists them (``listed_by``).
+    """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(names)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.7 if len(names) <= FEW_NAMES else 0.5)
+    if near:
+        hint = f"did you mean {near[0]!r}?"
+    else:
+        hint = f"`{listed_by}` lists them" if listed_by else "known: " + ", ".join(names)
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the singular or the plural."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def first_line(error: BaseException) -> str:

@@ -45,7 +45,9 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         then = "; free some space there, then start again (a run continues with --resume)" if full else ""
-        raise UserError(f"{path} cannot be written: {error.strerror or error}{then}") from None
+        lost = error.errno == errno.ENOENT and not path.parent.exists()
+        reason = f"the folder {path.parent} does not exist" if lost else error.strerror or error
+        raise UserError(f"{path} cannot be written: {reason}{then}") from None
 
 
 @contextmanager

@@ -51,9 +51,10 @@ def test_all_algorithms_get_the_same_time(text: str, tmp_path: Path) -> None:
     assert fedavg["energy_per_client"] is None
 
 
-def test_rounds_limit_a_horizon_and_the_seconds_of_a_study_are_not_those_of_a_plan(tmp_path: Path) -> None:
+def test_rounds_and_seconds_are_not_combined_and_the_seconds_of_a_study_are_not_those_of_a_plan(tmp_path: Path) -> None:
     study(tmp_path, stop="max_seconds = 20.0")
-    assert [plan["rounds"] for plan in plans(tmp_path, "--rounds", "4", "--seconds", "1d")] == [4, 4]
+    both = call("plan", "study.toml", "--rounds", "4", "--seconds", "1d", cwd=tmp_path)
+    refuse(both, "give --rounds or --seconds, not both")
     assert [plan["rounds"] for plan in plans(tmp_path, "--rounds", "30")] == [30, 30]
 
 

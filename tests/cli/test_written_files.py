@@ -100,7 +100,10 @@ def test_folders_that_cannot_be_written_are_one_line(place: Path) -> None:
     shutil.copy(place / "runs" / "one" / "config.toml", place / "file")
     refuse(call("runs", "export", "file/x.parquet", cwd=place), "cannot be written")
     refuse(call("runs", "export", "/proc/missing/x.parquet", cwd=place), "cannot be written")
-    refuse(call("report", "runs", "-o", "missing/x.html", cwd=place), "cannot be written: No such file")
+    refuse(
+        call("report", "runs", "-o", "missing/x.html", cwd=place),
+        "x.html cannot be written: the folder missing does not exist",
+    )
 
 
 def test_what_a_killed_process_left_is_replaced_even_if_it_is_a_link(place: Path) -> None:

@@ -19,6 +19,8 @@ from defedavg.compat import RenamedWarning
 from defedavg.config import study as config
 from defedavg.config.build import make_simulator
 from defedavg.errors import UserError
+from helpers.command_line import refused
+from helpers.user_errors import line_of
 
 EXAMPLE = """
 name = "first"
@@ -120,6 +122,10 @@ def test_overrides(tmp_path: Path) -> None:
         ("[training]\nlocal_lr = -0.1", "above zero"),
         ("[training]\nglobal_lr = [0.1, 0]", "above zero"),
         ("[training]\nlocal_lr = nan", "a number"),
+        ("[training]\nlocal_lr = inf", "training.local_lr is inf; a learning rate must be finite"),
+        ("[training]\nserver_epsilon = inf", "training.server_epsilon is inf; it must be above zero, and finite"),
+        ("local_steps = 5", "unknown key 'local_steps'; did you mean 'training.local_steps'"),
+        ("concurrency = 5", "write it as TABLE.concurrency, with one of the tables ace, .*fedbuff"),
         ("[training]\nbatch_size = 0", "batch_size is 0"),
         ("[training]\nsampling = 'all'", "unknown sampling"),
         ("[training]\nupdates_per_round = []", "empty"),
@@ -154,6 +160,28 @@ def test_bad_overrides(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError) as error:
         config.load(example(tmp_path), (text,))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("local_steps=5", "unknown key 'local_steps'; did you mean 'training.local_steps'?"),
+        ("algorithms=[fedavg]", "names in a list need quotes: --set \"algorithms=['fedavg']\""),
+        ("algorithms=[fedavg, 'fedbuff']", "--set \"algorithms=['fedavg', 'fedbuff']\""),
+        ("task.model=[it's]", "not a list of TOML"),
+    ],
+)
+def test_overrides_that_need_a_table_or_quotes_name_the_right_form(tmp_path: Path, text: str, words: str) -> None:
+    assert words in line_of(lambda: config.load(example(tmp_path), (text,)))
+
+
+def test_a_file_that_is_not_utf_8_says_how_to_save_it(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_bytes('name = "größe"'.encode("latin-1"))
+    assert line_of(lambda: config.load(path)) == f"the configuration {path} is not UTF-8; save it as UTF-8"
+    assert refused("deploy", "serve", path, "--insecure", "--listen", "127.0.0.1:0").endswith(
+        "is not UTF-8; save it as UTF-8"
+    )
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -141,6 +141,9 @@ def test_replay_prints_the_deployment_and_the_what_if_plans(tmp_path: Path) -> N
     log = tmp_path / "run" / "events.jsonl"
     assert "cannot be read" in refused("replay", log, "--what-if", "updates_per_round")
     assert "did you mean" in refused("replay", log, "--what-if", "update_per_round=3")
+    (tmp_path / "simulated").mkdir()
+    without = refused("replay", tmp_path / "simulated")
+    assert "has no events.jsonl; replay needs a folder that `defedavg deploy` wrote" in without
     assert "whole number" in refused("replay", log, "--what-if", "local_steps=few")
     assert "lower it" in refused("replay", log, "--what-if", "updates_per_round=7")
     partly = CliRunner().invoke(app, ["replay", str(log), "--what-if", "updates_per_round=2,7"])

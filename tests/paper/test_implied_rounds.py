@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from defedavg.cli.main import app
 from defedavg.config.build import make_fleet
 from defedavg.paper.implied_rounds import round_seconds, rows, to_markdown
 from defedavg.paper.published import LOCAL_STEPS, Cell
@@ -50,6 +52,32 @@ def test_the_stored_table_is_what_the_command_prints(tmp_path: Path) -> None:
     (row,) = json.loads(call("paper", "rounds", *options, "--seeds", "1", "--json", cwd=tmp_path).stdout)
     assert row["implied_rounds"] == pytest.approx(154.26 / row["round_seconds"])
     refuse(call("paper", "rounds", "--seeds", "0", cwd=tmp_path), "--seeds is 0")
+
+
+def test_the_progress_counts_the_cells_that_have_a_time() -> None:
+    some = [Cell("fashionmnist", "iid", "favano", 80), *(Cell("fashionmnist", "iid", "fedavg", n) for n in (10, 20))]
+    calls: list[tuple[int, int]] = []
+    table = rows(some, Readings(), [0, 1], lambda done, number: calls.append((done, number)))
+    assert calls == [(0, 2), (1, 2), (1, 2), (2, 2)]  # after every plan: a cell with many seeds is not silent
+    assert table == rows(some, Readings(), [0, 1])
+
+
+@pytest.mark.parametrize(("quiet", "lines"), [(0.0, 2), (3600.0, 0)])
+def test_the_command_shows_its_progress_beside_the_table(
+    quiet: float, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("defedavg.cli.progress_table.QUIET_SECONDS", quiet)
+    options = ["--dataset", "fashionmnist", "--setting", "iid", "--algorithm", "fedavg", "--n", "10", "--n", "20"]
+    noted: list[str] = []
+    monkeypatch.setattr("defedavg.cli.paper_readings_command.print_note", noted.append)
+    done = CliRunner().invoke(app, ["paper", "rounds", *options, "--seeds", "1"])
+    assert noted == ["planning: 1 of 2 cells", "planning: 2 of 2 cells"][:lines]
+    some = [Cell("fashionmnist", "iid", "fedavg", n) for n in (10, 20)]
+    assert done.stdout == to_markdown(rows(some, Readings(), [0]))
+
+
+def test_only_the_sizes_of_table_1_have_rounds(tmp_path: Path) -> None:
+    refuse(call("paper", "rounds", "--n", "5", cwd=tmp_path), "--n is 5", "10, 20, 40, 80")
 
 
 def test_a_cell_without_a_time_in_the_paper_has_no_row() -> None:

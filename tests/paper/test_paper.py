@@ -21,9 +21,9 @@ from defedavg.paper.paper_tables import (
     rates_to_markdown,
     rows,
 )
-from defedavg.paper.published import FIGURE6_SIZES
+from defedavg.paper.published import FIGURE6_SIZES, LIMITS, cells
 from defedavg.paper.result_files import ResultFiles, compute_runs, last_session
-from defedavg.paper.run_grid import Choices
+from defedavg.paper.run_grid import SHORTEST_LIMIT, Choices
 from defedavg.paper.run_request import PaperRequest, select_cells
 from defedavg.paper.tuned_rates import TunedRates
 from helpers.command_line import call, refuse
@@ -164,10 +164,83 @@ def test_a_session_is_reported_and_logged(small: None, tmp_path: Path) -> None:
     assert last_session(tmp_path / "nowhere") == {}
 
 
+@pytest.mark.parametrize("rates", ["paper", "tuned"])
+def test_a_session_is_logged_if_it_was_interrupted_and_not_if_it_computed_nothing(
+    rates: str, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_values: Any) -> None:
+        raise UserError("no data")
+
+    def stop(_event: RunEvaluated | RunFinished) -> None:
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def stopping(_title: str, _runs: int) -> Iterator[Watch]:
+        yield stop
+
+    cells = tuple(select_cells(["fashionmnist"], ["iid"], [10], ["fedavg"]))
+    request = PaperRequest(folder=tmp_path / "out", cells=cells, rates=rates, watching=stopping)
+
+    def compute() -> bool:
+        runs, store, finished = request.table_runs()
+        return finished and request.compute_missing(store, runs, "table 1")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("defedavg.experiments.sweep.build_task", fail)
+        with pytest.raises(UserError, match="no data"):
+            compute()
+    assert not request.folder.exists()
+    assert compute() is False
+    (log,) = request.folder.rglob("provenance.jsonl")
+    assert len(log.read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_a_continued_run_is_logged_though_it_was_interrupted_before_its_next_evaluation(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(event: RunEvaluated | RunFinished) -> None:
+        if isinstance(event, RunEvaluated) and event.evaluation.round > 3:
+            raise KeyboardInterrupt
+
+    def stop_at_once(*_values: Any) -> None:
+        raise KeyboardInterrupt
+
+    request = PaperRequest(folder=tmp_path, cells=tuple(select_cells(["fashionmnist"], ["iid"], [10], ["fedavg"])))
+    runs, store, _ = request.table_runs()
+    missing = stored(store, store.missing(runs, [0]))
+    assert compute_runs(missing, ComputeConfig(), stop, checkpoint_interval=0.0) is False
+    monkeypatch.setattr("defedavg.experiments.sweep.run_batched", stop_at_once)
+    assert request.compute_missing(store, runs, "table 1") is False
+    assert len((store.folder / "provenance.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_the_list_marks_the_rates_that_are_not_those_of_table_2(tmp_path: Path) -> None:
+    text = call("paper", "--list", cwd=tmp_path).stdout
+    lines = {tuple(line.split()[:4]): line for line in text.splitlines() if "fashionmnist" in line or "cifar10" in line}
+    assert len(lines) == 64
+    assert "1 / 0.05 [0.1 / 0.05]" in lines["iid", "cifar10", "defedavg-iid", "10"]
+    assert sum("[" in line for line in lines.values()) == sum(cell.correction is not None for cell in cells()) == 5
+    assert ">880 " in lines["iid", "fashionmnist", "favano", "80"]
+    assert lines["iid", "fashionmnist", "fedavg", "10"].split()[-2:] == ["51.89", "77.8"]
+    presets = json.loads(call("paper", "list", "--json", cwd=tmp_path).stdout)
+    (preset,) = (
+        each for each in presets if (each["dataset"], each["algorithm"], each["n"]) == ("cifar10", "defedavg-iid", 10)
+    )
+    assert [preset[name] for name in ("global_lr", "local_lr")] == [0.1, 0.05]
+    assert [preset[name] for name in ("stated_global_lr", "stated_local_lr")] == [1.0, 0.05]
+    assert presets[0]["given_up_after"] == 77.835  # 1.5 × 51.89 is 77.83500000000001
+
+
+def test_the_help_names_the_bounds_of_the_time_limit(tmp_path: Path) -> None:
+    text = " ".join(call("paper", "table1", "--help", cwd=tmp_path).stdout.replace("│", " ").split())
+    for bound in (SHORTEST_LIMIT, *(limit for limits in LIMITS.values() for limit in limits.values())):
+        assert f" {bound:.0f} s" in text
+
+
 def test_figures_are_drawn_from_stored_results(small: None, tmp_path: Path) -> None:
     from defedavg.paper.figures import curves, figure1
 
-    wanted = tuple(select_cells(["fashionmnist"], ["iid"], None, ["defedavg-iid", "fedavg"]))
+    wanted = tuple(select_cells(["fashionmnist"], ["iid"], None, ["defedavg-iid", "fedavg"], FIGURE6_SIZES))
     request = PaperRequest(folder=tmp_path, cells=wanted, compute=ComputeConfig())
     runs, store, _ = request.table_runs(10)
     request.compute_missing(store, runs, "figure 2")
@@ -191,9 +264,9 @@ def test_figures_are_drawn_from_stored_results(small: None, tmp_path: Path) -> N
 def test_the_commands_list_refuse_and_draw(tmp_path: Path) -> None:
     listed = call("paper", "list", "--json", cwd=tmp_path)
     assert len(json.loads(listed.stdout)) == 64
-    assert "defedavg-niid" in call("paper", "--list", cwd=tmp_path).stdout
     refuse(call("paper", "table1", "--dataset", "mnist", cwd=tmp_path), "mnist", "fashionmnist")
-    refuse(call("paper", "table1", "--n", "11", cwd=tmp_path), "11")
+    refuse(call("paper", "table1", "--n", "5", cwd=tmp_path), "--n is 5; it must be one of 10, 20, 40, 80")
+    refuse(call("paper", "figure6", "--n", "7", cwd=tmp_path), "--n is 7; it must be one of 5, 10, 20, 40, 80")
     refuse(call("paper", "table1", "--seeds", "0", cwd=tmp_path), "--seeds")
     refuse(call("paper", "table2", "--rates", "best", cwd=tmp_path), "best", "tuned")
     refuse(call("paper", "figure2", "--max-time", "0", cwd=tmp_path), "--max-time")
@@ -201,10 +274,13 @@ def test_the_commands_list_refuse_and_draw(tmp_path: Path) -> None:
     wrong = call("paper", "figure8", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "figure7" in wrong.stderr
-    missing = call("paper", "table1", "--n", "10", "--data-dir", tmp_path / "nowhere", cwd=tmp_path)
-    assert missing.returncode == 2
-    assert "defedavg data fetch fashionmnist" in missing.stderr
-    assert not list((tmp_path / "results").rglob("*.json.gz"))
+    for rates in ("paper", "tuned"):
+        missing = call(
+            "paper", "table1", "--n", "10", "--rates", rates, "--data-dir", tmp_path / "nowhere", cwd=tmp_path
+        )
+        assert missing.returncode == 2
+        assert "defedavg data fetch fashionmnist" in missing.stderr
+        assert not (tmp_path / "results").exists()  # nothing was computed, so nothing is logged
     nothing = call("paper", "figure6", "--show", cwd=tmp_path)
     assert nothing.returncode == 0
     assert "no results are stored yet" in nothing.stderr

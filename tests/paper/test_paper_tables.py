@@ -18,7 +18,7 @@ from defedavg.paper.paper_tables import (
     to_csv,
     to_markdown,
 )
-from defedavg.paper.published import COMPARED, Cell, cells
+from defedavg.paper.published import COMPARED, FIGURE6_SIZES, Cell, cells
 from defedavg.paper.readings import FIRST, Readings
 from defedavg.paper.result_files import ResultFiles
 from defedavg.paper.run_grid import Choices, PaperRun
@@ -66,14 +66,20 @@ def test_every_cell_is_a_valid_run_with_the_rates_its_algorithm_has(cell: Cell) 
 
 
 def test_selection_of_cells() -> None:
-    few = select_cells(None, None, [5])
+    few = select_cells(None, None, [5], known_sizes=FIGURE6_SIZES)
     assert {c.algorithm for c in few} == {names[-1] for names in COMPARED.values()}
-    assert select_cells(None, None, None) == [*CELLS, *few]
+    assert select_cells(None, None, None, known_sizes=FIGURE6_SIZES) == [*CELLS, *few]
+    assert select_cells(None, None, None) == CELLS
     assert {c.algorithm for c in select_cells(None, ["iid"], None, ["asysg"])} == {"asysg"}
     assert {c.updates_per_round for c in select_cells(["cifar10"], ["iid"], [10, 80])} == {10, 80}
     for wrong in ((["mnist"], None, None), (None, ["iidd"], None), (None, None, [11])):
         with pytest.raises(UserError):
             select_cells(*wrong)
+    for size in (5, 7):  # Table 1 does not have n = 5
+        with pytest.raises(UserError, match=rf"--n is {size}; it must be one of 10, 20, 40, 80$"):
+            select_cells(None, None, [size])
+    with pytest.raises(UserError, match=r"--n is 7; it must be one of 5, 10, 20, 40, 80$"):
+        select_cells(None, None, [7], known_sizes=FIGURE6_SIZES)
 
 
 def test_the_time_limit_follows_the_papers_seconds() -> None:

@@ -219,7 +219,12 @@ def test_the_commands_list_infer_and_refuse(tmp_path: Path) -> None:
     )
     refuse(call("paper", "infer", "--reading", "upload=blocking", cwd=tmp_path), "--reading is for --stage")
     refuse(call("paper", "table1", "--reading", "upload=slow", cwd=tmp_path), "upload=background, upload=blocking")
-    refuse(call("paper", "table1", "--reading", "inputs=unit", cwd=tmp_path), "inputs", "normalise")
+    unknown = call("paper", "table1", "--reading", "nonsense", cwd=tmp_path)
+    refuse(unknown, "unknown reading 'nonsense'", "NAME=VALUE", "`defedavg paper readings` lists them")
+    assert "did you mean" not in unknown.stderr
+    refuse(
+        call("paper", "table1", "--reading", "normalize=unit", cwd=tmp_path), "did you mean 'normalise'?", "NAME=VALUE"
+    )
     old = call("paper", "table1", "--show", "--normalise", "unit", "--sampling=shuffle", cwd=tmp_path)
     assert old.returncode == 0
     assert "--reading normalise=VALUE" in old.stderr
@@ -251,6 +256,7 @@ def test_the_scatter_has_a_point_for_every_cell(tmp_path: Path) -> None:
         points = [np.asarray(c.get_offsets())[0] for c in axes.collections if isinstance(c, PathCollection)]
         assert len(points) == 64
         assert sum(x == y for x, y in points) == on_the_diagonal
-    shown = call("paper", "scatter", cwd=tmp_path)
-    assert shown.returncode == 0
-    assert "no results are stored yet" in shown.stderr
+    shown = call("paper", "scatter", "--out", "nowhere", cwd=tmp_path)
+    assert (shown.returncode, shown.stdout) == (0, "")
+    assert shown.stderr == "there are no results in nowhere; `defedavg paper table1` computes them\n"
+    assert not (tmp_path / "nowhere").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,25 @@ def test_interrupted_runs_end_as_if_they_had_not_been(whole: list[dict[str, Any]
     assert notes == [f"runs continued from checkpoints: {in_progress}"]
     assert outcomes(store, runs) == whole
     assert not (tmp_path / FOLDER).exists()
+
+
+def test_ctrl_c_saves_runs_whatever_the_interval_is(whole: list[dict[str, Any]], tmp_path: Path) -> None:
+    """The default interval of a minute has not passed."""
+    runs, store = small_runs(), ResultFiles(tmp_path, Choices())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def press(event: Event) -> None:
+        if isinstance(event, RunEvaluated) and event.evaluation.round >= 8:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        assert compute_runs(stored(store, store.missing(runs, SEEDS)), ComputeConfig(), press) is False
+    finally:
+        signal.signal(signal.SIGINT, before)
+    in_progress = len(list((tmp_path / FOLDER).iterdir()))
+    _, first = continued(store, runs)
+    assert sum(each > 0 for each in first.values()) == in_progress > 0
+    assert outcomes(store, runs) == whole
 
 
 def test_a_later_command_may_select_other_runs(whole: list[dict[str, Any]], tmp_path: Path) -> None:

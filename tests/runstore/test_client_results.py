@@ -70,6 +70,7 @@ def test_a_damaged_file_of_clients_is_read_as_far_as_possible(tmp_path: Path) ->
     rows, notes = read_client_rows(path)
     assert rows == [row(accuracy=0.5)]
     assert len(notes) == 2
+    assert notes[1] == "clients.jsonl: left out 1 line without a client"
 
 
 def test_a_run_stores_what_each_client_gets_and_a_resumed_one_the_same(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_runs_are_filtered(made: Path, words: tuple[str, ...], count: int) -> No
 def test_filters_that_can_match_nothing_are_refused(made: Path, tmp_path: Path) -> None:
     call("list", "--out", made, "--where", "local_rl=1", fails="did you mean 'local_lr'")
     call("list", "--out", made, "--where", "local_lr", fails="key=value")
+    call("list", "--out", made, "--where", "foo=5", fails="unknown setting 'foo'; `defedavg settings` lists them")
     call("list", "--out", made, "--algorithm", "fedavgg", fails="did you mean 'fedavg'")
     call("list", "--out", made, "--status", "finnished", fails="unknown status 'finnished'; did you mean 'finished'")
     call("list", "--out", tmp_path / "no", fails="there is no folder")

@@ -121,4 +121,5 @@ def test_a_selection_names_its_mistakes() -> None:
     assert len(select_cells(None, None, None)) == len(TASKS) * len(FLEETS) * len(ALGORITHMS)
     assert "did you mean 'flights'" in line_of(lambda: select_cells(["flihts"], None, None))
     assert "fleet of the suite" in line_of(lambda: select_cells(None, ["cars"], None))
+    assert line_of(lambda: select_cells(None, ["nonsense"], None)).endswith("known: equal, paper, phones")
     assert "algorithm" in line_of(lambda: select_cells(None, None, ["fedavgg"]))

@@ -192,7 +192,7 @@ def test_the_planned_updates_are_those_that_are_trained(computed: Path) -> None:
 def test_an_estimate_needs_no_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ("--task", "cifar10-dirichlet", "--fleet", "equal", "--algorithm", "fedavg", "--out", tmp_path)
     assert suite("estimate", *words, "--updates-per-second", 1900) == 0
-    assert "1 cells, at most" in capsys.readouterr().err
+    assert "1 cell, at most" in capsys.readouterr().err
     assert "above zero" in line_of(lambda: suite("estimate", *words, "--updates-per-second", 0))
 
 
@@ -210,6 +210,7 @@ def test_a_missing_data_set_is_one_line_and_the_rest_goes_on(tmp_path: Path, mon
     )
     assert [cell.task.name for cell in asked.missing()] == ["tiny"]
     assert len(lines) == 1
+    assert lines[0].startswith("left out 1 cell: ")
     assert "defedavg data fetch mnist-writers" in lines[0]
 
 

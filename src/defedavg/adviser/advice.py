@@ -17,10 +17,13 @@ from ..config.study import Study
 from ..durations import duration
 from ..errors import UserError, unknown
 from ..experiments.compute import ComputeConfig
-from ..tasks import Task, class_counts
+from ..report.tables import score
+from ..tasks import Task
+from ..tasks.task import ACCURACY
 from .candidates import AlgorithmGrid, GridCell, grids_of
 from .confidence import TimeInterval
-from .constants import TaskConstants, covered, excluded_by, measure
+from .constants import TaskConstants, covered, excluded_cells, measure
+from .interruption import NothingRacedError, before_racing
 from .racing import Budget, Race
 from .reasons import why
 from .screening import Holders, Screening, horizon_of, screen
@@ -28,7 +31,6 @@ from .search import INTERRUPTED, SEEDS, AdviceSearch
 
 DEFAULT_RUNS = 40
 """The default budget, in runs of a mean candidate to the horizon."""
-MAX_CLASS_CLIENTS = 20_000  # whose samples are counted by class
 
 Progress = Callable[[str, float, float | None], None]
 """Receives what is being done, the share of it that is done, and the real seconds left, if they can be estimated."""
@@ -63,6 +65,7 @@ class Advice:
     planned: int
     horizon: float
     target: float
+    metric_name: str  # of what the target is a value
     seeds: tuple[int, ...]
     steps: float  # trained, in local steps
     updates: int
@@ -82,14 +85,23 @@ class Advice:
         """Whether Ctrl-C ended the search."""
         return self.ended == INTERRUPTED
 
+    @property
+    def target_text(self) -> str:
+        """The target for readers: an accuracy as a percentage, the value of another metric as it is."""
+        return f"{100 * self.target:g} %" if self.metric_name == ACCURACY else f"{self.target:g}"
+
+    def value_text(self, candidate: RankedCandidate) -> str:
+        """Return the metric of a candidate when it was last evaluated, for readers."""
+        return score(candidate.metric, self.metric_name)
+
     def failure(self) -> str | None:
         """Return in one line that no candidate reached the target and what was found, or None."""
         if self.best.reached:
             return None
         return (
-            f"no candidate reached {self.target:g} within {duration(self.horizon)} of simulated time; {self.ended}; "
-            f"the best so far, {self.best.label}, had {self.best.metric:.3f} after {self.best.seconds:.3g} s; set a "
-            "lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
+            f"no candidate reached {self.target_text} within {duration(self.horizon)} of simulated time; {self.ended}; "
+            f"the best so far, {self.best.label}, had {self.value_text(self.best)} after {self.best.seconds:.3g} s; "
+            "set a lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
         )
 
     def advised_study(self) -> Study:
@@ -121,8 +133,9 @@ class Advice:
         """Return the recommendation in one sentence."""
         best = self.best
         if best.time is None or not best.reached:
-            return f"{best.label} had {best.metric:.3f} after {best.seconds:.3g} s of simulated time"
-        return f"{best.label} reaches {self.target:g} in {best.time.text()} of simulated time ({best.time.seeds} seeds)"
+            return f"{best.label} had {self.value_text(best)} after {best.seconds:.3g} s of simulated time"
+        found = f"{best.time.text()} of simulated time ({best.time.seeds} seeds)"
+        return f"{best.label} reaches {self.target_text} in {found}"
 
 
 def _single(value: Any) -> Any:
@@ -147,10 +160,11 @@ def advise(
     to try. ``algorithms`` are those to compare, all registered ones by default. The budget is a number of updates of
     ``training.local_steps`` steps each, or real seconds; the same seed and budget of updates give the same advice.
     ``seeds`` are used at most, from ``seed`` on, by default the study's first. ``task`` is a task of your own. Ctrl-C
-    ends the search with the best so far.
+    ends the search with the best so far; before any candidate was raced, it raises ``KeyboardInterrupt``.
     """
     began = time.monotonic()
-    adviser = _Adviser(_study(study, task), algorithms, seed, task, compute or ComputeConfig(), progress)
+    with before_racing():
+        adviser = _Adviser(_study(study, task), algorithms, seed, task, compute or ComputeConfig(), progress)
     return adviser.advise(budget_updates, budget_seconds, seeds, began)
 
 
@@ -208,35 +222,35 @@ class _Adviser:
         return grids, refused
 
     def advise(self, updates: float | None, seconds: float | None, seeds: int, began: float) -> Advice:
-        task = self._task()
-        holders = _holders(task)
-        screening = screen(
-            self.grids, self.horizon, self.seed, holders, lambda text, share: self.report(text, share, None)
-        )
-        self.report("measuring constants of the task", 0.0, None)
-        constants = measure(task, self.base.training.batch_size, self.seed)
-        excluded = self._excluded(screening, constants)
-        budget = self._budget(updates, seconds, screening)
-        race = Race(
-            self.grids,
-            self.compute,
-            self.horizon,
-            budget,
-            lambda each: screening.kept[self.grids[each.algorithm].shape_of(each)].steps_per_update,
-            self.own_task,
-        )
-        search = AdviceSearch(
-            race,
-            self.grids,
-            screening,
-            tuple(range(self.seed, self.seed + max(1, seeds))),
-            self.seed,
-            constants.usual_rate,
-            excluded,
-        )
+        with before_racing():
+            task = self._task()
+            holders = Holders.of(task)
+            screening = screen(
+                self.grids, self.horizon, self.seed, holders, lambda text, share: self.report(text, share, None)
+            )
+            constants = self._constants(task)
+            excluded = excluded_cells(self.grids, screening.kept, constants)
+            budget = self._budget(updates, seconds, screening)
+            race = Race(
+                self.grids,
+                self.compute,
+                self.horizon,
+                budget,
+                lambda each: screening.kept[self.grids[each.algorithm].shape_of(each)].steps_per_update,
+                self.own_task,
+            )
+            search = AdviceSearch(
+                race,
+                self.grids,
+                screening,
+                tuple(range(self.seed, self.seed + max(1, seeds))),
+                self.seed,
+                constants.usual_rate,
+                excluded,
+            )
         self._follow(search, race)
         search.search()
-        return self._result(search, screening, constants, excluded, holders, began)
+        return self._result(search, screening, constants, excluded, holders, task.metric_name, began)
 
     def _task(self) -> Task:
         from ..config.build import build_task
@@ -246,6 +260,13 @@ class _Adviser:
         if task.classes is None and task.metric is None:
             raise UserError("the task has no classes and no metric, so no target can be reached; give it a metric")
         return task
+
+    def _constants(self, task: Task) -> TaskConstants:
+        text = "measuring constants of the task"
+        self.report(text, 0.0, None)
+        return measure(
+            task, self.base.training.batch_size, self.seed, lambda point: self.report(f"{text}, {point}", 0.0, None)
+        )
 
     def _follow(self, search: AdviceSearch, race: Race) -> None:
         text = ["racing"]
@@ -259,17 +280,6 @@ class _Adviser:
             self.report(text[0], min(1.0, share), spent * (1.0 / share - 1.0) if share > 0 else None)
 
         search.phase, race.notify = phase, notify
-
-    def _excluded(self, screening: Screening, constants: TaskConstants) -> dict[GridCell, str]:
-        found: dict[GridCell, str] = {}
-        for shape in screening.kept:
-            grid = self.grids[shape.algorithm]
-            for rates in grid.rate_positions():
-                candidate = GridCell(shape.algorithm, (*shape.position, *rates))
-                reason = excluded_by(grid, candidate, constants)
-                if reason is not None:
-                    found[candidate] = reason
-        return found
 
     def _budget(self, updates: float | None, seconds: float | None, screening: Screening) -> Budget:
         """Return the budget; refuse one that is below a single run."""
@@ -296,15 +306,18 @@ class _Adviser:
         constants: TaskConstants,
         excluded: Mapping[GridCell, str],
         holders: Holders,
+        metric: str,
         began: float,
     ) -> Advice:
         self.report("writing reasons", 1.0, 0.0)
         started = [each for each in search.ranking() if _trained(search, each)]
+        if not started and search.ended == INTERRUPTED:
+            raise NothingRacedError
         if not started:
             raise UserError(
                 f"the search ended before any of {len(search.tried)} candidates was evaluated; give a larger budget"
             )
-        ranked = tuple(self._ranked(search, each, started[0], holders) for each in started)
+        ranked = tuple(self._ranked(search, each, started[0], holders, metric) for each in started)
         dropped = [*self.refused, *((screening.labels[shape], text) for shape, text in screening.dropped.items())]
         dropped += self._not_trained(search, excluded)
         rates = {name: len(grid.rate_positions()) for name, grid in self.grids.items()}
@@ -317,6 +330,7 @@ class _Adviser:
             planned=len(screening.labels),
             horizon=self.horizon,
             target=self.base.stop.target_accuracy,
+            metric_name=metric,
             seeds=search.seeds,
             steps=search.race.steps,
             updates=search.race.updates,
@@ -340,7 +354,9 @@ class _Adviser:
     def _label(self, candidate: GridCell) -> str:
         return self.grids[candidate.algorithm].label(candidate.position)
 
-    def _ranked(self, search: AdviceSearch, candidate: GridCell, leader: GridCell, holders: Holders) -> RankedCandidate:
+    def _ranked(
+        self, search: AdviceSearch, candidate: GridCell, leader: GridCell, holders: Holders, metric: str
+    ) -> RankedCandidate:
         run, plan = search.run(candidate), search.planned(candidate)
         assert run is not None
         reached = search.reached(candidate)
@@ -357,7 +373,7 @@ class _Adviser:
             worst_decile=_worst_decile(run.simulation.client_scores()) if reached else None,
             staleness=plan.stats.staleness_mean,
             steps_per_second=plan.steps_per_second,
-            reason="" if candidate == leader else why(search, candidate, leader, holders),
+            reason="" if candidate == leader else why(search, candidate, leader, holders, metric),
         )
 
 
@@ -372,9 +388,3 @@ def _worst_decile(scores: Any) -> float | None:
         return None
     values = np.sort(scores.accuracy[np.isfinite(scores.accuracy)])
     return float(values[: max(1, math.ceil(len(values) / 10))].mean()) if len(values) else None
-
-
-def _holders(task: Task) -> Holders:
-    if task.classes is None or task.num_clients > MAX_CLASS_CLIENTS or task.train.targets.ndim != 1:
-        return Holders(None)
-    return Holders(np.asarray(class_counts(task.clients, task.train.targets.cpu().numpy(), task.classes)))

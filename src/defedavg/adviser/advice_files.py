@@ -94,7 +94,7 @@ def dropped_groups(advice: Advice) -> list[dict[str, Any]]:
 def facts(advice: Advice) -> list[tuple[str, str]]:
     """Return what a reader must know of the search, as names and values."""
     found = [
-        ("target", f"{advice.target:g} within {duration(advice.horizon)} of simulated time"),
+        ("target", f"{advice.target_text} within {duration(advice.horizon)} of simulated time"),
         (
             "candidates",
             f"{advice.candidates:,}, with {advice.planned:,} plans; {len(advice.ranking)} were raced",

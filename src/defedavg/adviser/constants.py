@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import UserError
 from ..tasks import Task
-from ..theory.estimates import EstimateOptions, Estimates, estimate
+from ..theory.estimates import EstimateOptions, Estimates, Notify, estimate
 from ..theory.formulas import THEOREMS
-from .candidates import RATES, AlgorithmGrid, GridCell
+from .candidates import RATES, AlgorithmGrid, GridCell, PlanShape
 from .screening import PlannedShape
 
 UNSTABLE = 10.0
@@ -35,11 +36,11 @@ class TaskConstants:
         return float("inf") if self.estimates is None else UNSTABLE / self.estimates.smoothness
 
 
-def measure(task: Task, batch_size: int, seed: int) -> TaskConstants:
+def measure(task: Task, batch_size: int, seed: int, notify: Notify) -> TaskConstants:
     """Estimate the constants on a few samples of every client: a screening needs their order of magnitude only."""
     options = EstimateOptions(batch_size, seed, points=2, hessians=3, samples=8, tolerance=1e-2)
     try:
-        found = estimate(task, options)
+        found = estimate(task, options, notify=notify)
     except (UserError, RuntimeError, NotImplementedError) as error:
         return TaskConstants(None, f"the constants of the theory cannot be measured on this task: {error}")
     if not found.smoothness > 0:
@@ -55,6 +56,21 @@ def excluded_by(grid: AlgorithmGrid, candidate: GridCell, constants: TaskConstan
     if rate is None or axis is None or rate <= constants.largest_rate or rate == min(axis.values):
         return None
     return f"η̄ = {rate:g} is above {UNSTABLE:g}/L = {constants.largest_rate:.3g}, where single steps diverge"
+
+
+def excluded_cells(
+    grids: Mapping[str, AlgorithmGrid], shapes: Iterable[PlanShape], constants: TaskConstants
+) -> dict[GridCell, str]:
+    """Return the candidates of these shapes whose rates are not tried, and why."""
+    found: dict[GridCell, str] = {}
+    for shape in shapes:
+        grid = grids[shape.algorithm]
+        for rates in grid.rate_positions():
+            candidate = GridCell(shape.algorithm, (*shape.position, *rates))
+            reason = excluded_by(grid, candidate, constants)
+            if reason is not None:
+                found[candidate] = reason
+    return found
 
 
 def covered(grid: AlgorithmGrid, candidate: GridCell, plan: PlannedShape, constants: TaskConstants) -> str | None:

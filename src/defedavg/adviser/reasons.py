@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..report.tables import score
 from .candidates import GridCell
 from .confidence import ratio
 from .screening import Holders, PlannedShape
@@ -16,9 +17,9 @@ NOTABLE = 1.25
 MOST_FACTS = 2
 
 
-def why(search: AdviceSearch, candidate: GridCell, leader: GridCell, holders: Holders) -> str:
-    """Return why a raced candidate is not the leader."""
-    parts = [_outcome(search, candidate, leader)]
+def why(search: AdviceSearch, candidate: GridCell, leader: GridCell, holders: Holders, metric: str) -> str:
+    """Return why a raced candidate is not the leader; ``metric`` is the name of what the target is a value of."""
+    parts = [_outcome(search, candidate, leader, metric)]
     plan, best = search.planned(candidate), search.planned(leader)
     facts = sorted(_facts(plan, best, holders), reverse=True)[:MOST_FACTS]
     if facts:
@@ -28,7 +29,7 @@ def why(search: AdviceSearch, candidate: GridCell, leader: GridCell, holders: Ho
     return "; ".join(parts)
 
 
-def _outcome(search: AdviceSearch, candidate: GridCell, leader: GridCell) -> str:
+def _outcome(search: AdviceSearch, candidate: GridCell, leader: GridCell, metric: str) -> str:
     if candidate in search.lost:
         return search.lost[candidate]
     run = search.run(candidate)
@@ -37,7 +38,8 @@ def _outcome(search: AdviceSearch, candidate: GridCell, leader: GridCell) -> str
     if run.diverged_at is not None:
         return f"diverged in round {run.diverged_at}"
     if not search.reached(candidate):
-        return f"had not reached the target after {run.seconds:.3g} s, when its metric was {run.value():.3f}"
+        value = score(run.value(), metric)
+        return f"had not reached the target after {run.seconds:.3g} s, when its {metric} was {value}"
     found = ratio(search.times(candidate), search.times(leader))
     if found is None:
         return "shares no seed with the leader"

@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..planning.plan import records, without_gc
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
 from ..planning.records import Round
+from ..tasks import Task, class_counts
 from .candidates import AlgorithmGrid, PlanShape
 
 UPDATES_PER_CLIENT = 12
@@ -29,6 +30,7 @@ SLOWEST = 20.0
 """A shape whose merged local steps per second are this many times fewer than the most of all is dropped."""
 UNHEARD_SHARE = 0.5
 """A shape that never hears the clients with more than this share of a class is dropped."""
+MAX_CLASS_CLIENTS = 20_000  # whose samples are counted by class
 
 Notify = Callable[[str, float], None]
 """Receives what is being done, and the share of it that is done."""
@@ -162,6 +164,13 @@ class Holders:
     """How many training samples of every class each client holds: clients × classes; None if there are no classes."""
 
     counts: NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, task: Task) -> Holders:
+        """Count the samples of a task."""
+        if task.classes is None or task.num_clients > MAX_CLASS_CLIENTS or task.train.targets.ndim != 1:
+            return cls(None)
+        return cls(np.asarray(class_counts(task.clients, task.train.targets.cpu().numpy(), task.classes)))
 
     def heard(self, merged: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Return how often every class is heard relative to its share of the samples; 1 is its share.

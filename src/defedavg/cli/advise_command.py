@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from typer import Option
 
+from ..adviser.interruption import NothingRacedError, before_racing
 from ..durations import parse_duration
 from ..errors import UserError
 from . import options as opt
 from .data_command import DataDir
+from .stop_signals import stopped_by, stopped_code
 
 if TYPE_CHECKING:
     from ..adviser.advice import Advice
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 10.0
 ROWS = 12
 """Rows of the ranking that are printed; the files have all of them."""
+MAX_UPDATES = 1e15
 
 Budget = Annotated[
     str | None,
@@ -51,14 +55,28 @@ def parse_budget(text: str | None) -> tuple[float | None, float | None]:
         return None, None
     match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(k?)\s*", text)
     try:
-        updates = float(match[1]) * (1000 if match[2] else 1) if match else None
-    except ValueError:
-        updates = -1.0
-    if updates is None:
-        return None, parse_duration(text, "--budget")
-    if not 0 < updates <= 1e15:
-        raise UserError(f"--budget is {text[:40]!r}; give a number of updates, such as 20k, or a time, such as 10m")
+        if match is None:
+            return None, parse_duration(text, "--budget")
+        updates = float(match[1]) * (1000 if match[2] else 1)
+    except (UserError, ValueError):  # the line about a duration would say that a number without a unit is a time
+        updates = 0.0
+    if not 0 < updates <= MAX_UPDATES:
+        raise UserError(
+            f"--budget is {text[:40]!r}; give a number of updates above zero, such as 20k, or a time with its unit, "
+            "such as 90s or 10m"
+        )
     return updates, None
+
+
+def parse_algorithms(text: str | None) -> list[str] | None:
+    """Return the names of ``--algorithms``; None without the option."""
+    names = None if text is None else [name.strip() for name in text.split(",")]
+    if names is not None and "" in names:
+        raise UserError(
+            f"--algorithms is {(text or '')[:40]!r}; give names separated by commas, such as fedavg,fedbuff, or leave "
+            "it out to compare all; `defedavg algorithms` lists them"
+        )
+    return names
 
 
 def advise(
@@ -79,10 +97,11 @@ def advise(
     """Recommend algorithm, n, K, concurrency, rates and timeout for the devices, the task and the target of a study.
 
     The study says what the advice is for: `[task]`, `[clients]` (a profile or a trace) and `stop.target_accuracy`. A
-    grid over all algorithms is planned without training and screened; the rest is raced in shared batches with
-    successive halving, first on one seed, then around the leaders, then over seeds, until the leader is separated or
-    the budget is spent. A list in the study is an axis of the grid, a list of one value fixes a setting. Ctrl-C ends
-    the search with the best so far.
+    grid over all algorithms is planned without training and screened; the rest is raced first on one seed, then around
+    the leaders, then over seeds, until the leader is separated or the budget is spent. On the first seed, the
+    candidates that reach the test losses of the fastest one with the least delay continue, as many as a share of the
+    budget can train. A list in the study is an axis of the grid, a list of one value fixes a setting. Ctrl-C ends the
+    search with the best so far; before any candidate was raced, it ends without advice.
 
     FOLDER/NAME-advice receives advised.toml, ready for `run` and `deploy`, a page with the Pareto front of time, bytes
     and worst-decile accuracy, and advice.json with every candidate and the reason why it is not the first.
@@ -90,13 +109,11 @@ def advise(
     Example: `defedavg advise my.toml --set stop.target_accuracy=0.8 --budget 10m`
     """
     parse_budget(budget)
-    study = opt.load_study(file, overrides, plugin)
+    parse_algorithms(algorithms)
+    with _explained_stop(), before_racing():
+        study = opt.load_study(file, overrides, plugin)
     results = folder / f"{study.name}-advice"
-    with opt.working("preparing …"):  # shown before PyTorch is loaded
-        from ..adviser.advice_files import check_advice_folder
-
-        check_advice_folder(results, force=force)
-    search_and_print(study, results, budget, algorithms, seeds, device, memory, precision, as_json=as_json)
+    search_and_print(study, results, budget, algorithms, seeds, device, memory, precision, force=force, as_json=as_json)
 
 
 def advise_from_log(found: Replay, file: Path, budget: str | None, folder: Path, *, force: bool) -> None:
@@ -108,7 +125,7 @@ def advise_from_log(found: Replay, file: Path, budget: str | None, folder: Path,
     study = opt.load_study(file, (), None)
     results = folder / f"{study.name}-advice"
     check_advice_folder(results, force=force)
-    search_and_print(study_of_log(found, study, results), results, budget, as_json=False)
+    search_and_print(study_of_log(found, study, results), results, budget, force=True, as_json=False)
 
 
 def search_and_print(
@@ -121,20 +138,22 @@ def search_and_print(
     memory: str | None = None,
     precision: str = "auto",
     *,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Search, write the files into a folder, and print the ranking."""
     updates, seconds = parse_budget(budget)
-    names = None if algorithms is None else [name.strip() for name in algorithms.split(",")]
-    with opt.working("preparing …"):  # shown before PyTorch is loaded
-        from ..adviser.advice import advise as find_advice
-        from ..adviser.advice_files import write_advice
-        from ..experiments.compute import ComputeConfig
-        from ..runstore.provenance import provenance
+    names = parse_algorithms(algorithms)
+    with _explained_stop(), _progress() as progress:
+        with before_racing():  # PyTorch is loaded here, after the first sign of progress
+            from ..adviser.advice import advise as find_advice
+            from ..adviser.advice_files import check_advice_folder, write_advice
+            from ..experiments.compute import ComputeConfig
+            from ..runstore.provenance import provenance
 
-        compute = ComputeConfig.choose("batched", device, None, memory, precision)
-    origin = provenance(executor="batched", device=compute.device, precision=compute.precision)
-    with _progress() as progress:
+            check_advice_folder(results, force=force)
+            compute = ComputeConfig.choose("batched", device, None, memory, precision)
+            origin = provenance(executor="batched", device=compute.device, precision=compute.precision)
         advice = find_advice(
             study,
             algorithms=names,
@@ -148,13 +167,28 @@ def search_and_print(
     _print(advice, results, as_json)
 
 
+@contextmanager
+def _explained_stop() -> Iterator[None]:
+    """Say why there is no advice if Ctrl-C ends the block before any candidate was raced."""
+    try:
+        yield
+    except NothingRacedError:
+        opt.print_note(
+            f"{stopped_by()}; no candidate had been raced yet, so there is no advice; run the command again, nothing "
+            "needs to be removed"
+        )
+        raise typer.Exit(stopped_code()) from None
+
+
 def _print(advice: Advice, results: Path, as_json: bool) -> None:
-    from ..adviser.advice_files import PAGE, STUDY, advice_json
+    from ..adviser.advice_files import ADVICE, PAGE, STUDY, advice_json
 
     if as_json:
         opt.print_json(advice_json(advice, {}))
     else:
         opt.out.print(ranking_table(advice))
+        if len(advice.ranking) > ROWS:
+            opt.print_line(f"{len(advice.ranking) - ROWS:,} more in {results / ADVICE}")
         opt.print_line(
             f"\n{advice.candidates:,} candidates, {len(advice.ranking)} raced, {advice.updates:,} updates; "
             f"{advice.ended}"
@@ -171,39 +205,66 @@ def _print(advice: Advice, results: Path, as_json: bool) -> None:
 
 def ranking_table(advice: Advice) -> Table:
     """Return the first rows of the ranking."""
-    table = Table(title=f"time to {advice.target:g}", title_justify="left", box=None, pad_edge=False)
+    table = Table(title=f"time to {advice.target_text}", title_justify="left", box=None, pad_edge=False)
     for name in ("candidate", "simulated time", "seeds", "MB", "why not"):
         table.add_column(name, justify="left" if name in ("candidate", "why not") else "right")
     for each in advice.ranking[:ROWS]:
-        time_text = f"{each.metric:.3f} at {each.seconds:.3g} s" if each.time is None else each.time.text()
+        time_text = f"{advice.value_text(each)} at {each.seconds:.3g} s" if each.time is None else each.time.text()
         megabytes = "–" if each.bytes is None else f"{each.bytes / 1e6:.3g}"
         seeds = "1" if each.time is None else str(each.time.seeds)
         table.add_row(each.label, time_text, seeds, megabytes, each.reason or "← advised")
     return table
 
 
+class PlainProgress:
+    """Prints what was reported last every ten seconds, also while a phase computes for long without a report."""
+
+    def __init__(self) -> None:
+        self._line = "preparing …"
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._print_regularly, name="progress", daemon=True)
+
+    def report(self, text: str, share: float, left: float | None) -> None:
+        """Keep what is printed next."""
+        self._line = f"{text}; {100 * share:.0f} %{_time_left(left)}"
+
+    def _print_regularly(self) -> None:
+        while not self._ended.wait(QUIET_SECONDS):
+            try:
+                opt.print_note(self._line)
+            except OSError:  # standard error was closed; the search goes on, and its result is written
+                return
+
+    def __enter__(self) -> PlainProgress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def _time_left(seconds: float | None) -> str:
+    """Return the part of a line that tells the time left, at most; empty while it is unknown."""
+    if seconds is None:
+        return ""
+    from .progress_table import duration  # loads PyTorch, so not before the first line
+
+    return f", at most {duration(seconds)} left"
+
+
 @contextmanager
 def _progress() -> Iterator[AdviceProgress]:
     """Show what the search does, the share of the budget spent and the time left, at most."""
-    from .progress_table import duration
-
     if not opt.err.is_terminal:
-        last = time.monotonic()
-
-        def print_sometimes(text: str, share: float, left: float | None) -> None:
-            nonlocal last
-            if time.monotonic() - last >= QUIET_SECONDS:
-                last = time.monotonic()
-                opt.print_note(f"{text}; {100 * share:.0f} %, at most {duration(left)} left")
-
-        yield print_sometimes
+        with PlainProgress() as plain:
+            yield plain.report
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=opt.err, transient=True) as bar:
         task = bar.add_task("preparing …", total=1.0)
 
         def show(text: str, share: float, left: float | None) -> None:
-            rest = "" if left is None else f", at most {duration(left)} left"
-            bar.update(task, description=text + rest, completed=share)
+            bar.update(task, description=text + _time_left(left), completed=share)
 
         yield show

@@ -290,6 +290,16 @@ app.command()(serve)
 app.command()(join)
 
 
+def _log_of(file: Path) -> Path:
+    """Return a log, or that of a run folder; a folder without one is not of a deployment."""
+    if not file.is_dir():
+        return file
+    log = RunFiles(file).event_log
+    if not log.exists():
+        raise UserError(f"{file} has no {log.name}; replay needs a folder that `defedavg deploy` wrote")
+    return log
+
+
 def replay(
     file: Annotated[Path, typer.Argument(metavar="LOG", help="events.jsonl of a deployment, or its run folder.")],
     what_if: Annotated[
@@ -326,7 +336,7 @@ def replay(
     from ..deploy.whatif import model_error, whatif_plans
     from ..planning.plan_stats import summarise
 
-    found = rebuild(logs.read(RunFiles(file).event_log if file.is_dir() else file))
+    found = rebuild(logs.read(_log_of(file)))
     found.plan.check()
     if save is not None:
         found.plan.save(save)

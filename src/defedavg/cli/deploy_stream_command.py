@@ -69,6 +69,8 @@ def _read_study(file: Path) -> dict[str, Any]:
         return tomllib.loads(read_input(file))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {file}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"the configuration {file} is not UTF-8; save it as UTF-8") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"the configuration {file} cannot be read: {first_line(error)}") from None
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ..errors import UserError, unknown
-from ..paper.published import FIGURE6_SIZES, SIZE_OF, cells
+from ..paper.published import BOUNDS, FIGURE6_SIZES, LIMITS, SIZE_OF, SIZES, Cell, cells
 from ..paper.readings import Readings
-from ..paper.run_grid import Choices, PaperRun
+from ..paper.run_grid import SHORTEST_LIMIT, Choices, PaperRun
 from .consoles import print_text
 from .data_command import DataDir
 from .options import (
@@ -68,7 +68,11 @@ MaxTime = Annotated[
 ]
 TimeLimitFactor = Annotated[
     float,
-    typer.Option(help="Time limit of a run as a multiple of the paper's seconds; at least 60 s and its FedAvg's."),
+    typer.Option(
+        help="Time limit of a run as a multiple of the paper's seconds; at least those of its FedAvg and "
+        f"{SHORTEST_LIMIT:.0f} s, at most {LIMITS['fashionmnist']['iid']:.0f} s on FashionMNIST, "
+        f"{LIMITS['cifar10']['iid']:.0f} s on IID and {LIMITS['cifar10']['non-iid']:.0f} s on non-IID CIFAR-10."
+    ),
 ]
 MeasureSeconds = Annotated[float, typer.Option(help="Simulated seconds between evaluations.")]
 TrainSamples = Annotated[int, typer.Option(help="Samples on which the training loss is evaluated; 0: none.")]
@@ -103,33 +107,64 @@ def _paper(
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
-    """List the presets: every cell of Table 1 with the paper's rates, target and seconds."""
+    """List the presets: every cell of Table 1 with its target, its rates and the paper's seconds.
+
+    Where Table 2 contradicts Table 1, the rates that are used instead are in brackets.
+    """
     from ..report import tables
 
-    presets = [
-        {
-            "setting": cell.setting,
-            "dataset": cell.dataset,
-            "algorithm": cell.algorithm,
-            "n": cell.updates_per_round,
-            "target": cell.target,
-            "global_lr": cell.rates[0],
-            "local_lr": cell.rates[1],
-            "paper_seconds": cell.seconds,
-            "given_up_after": _DEFAULTS.limit(PaperRun(cell, cell.rates)),
-        }
-        for cell in cells()
-    ]
     if as_json:
-        print_json(presets)
+        print_json([_preset(cell) for cell in cells()])
         return
-    rows = [[("–" if value is None else f"{value}") for value in row.values()] for row in presets]
-    out.print(tables.make("Table 1 of the paper", list(presets[0]), rows))
+    columns = [
+        "setting",
+        "data",
+        "algorithm",
+        "n",
+        "target",
+        "η / η̄ of Table 2 [used]",
+        "paper, s",
+        "given up after, s",
+    ]
+    out.print(tables.make("The cells of Table 1", columns, [_preset_row(cell) for cell in cells()]))
+    out.print("[used]: rates that are used because Table 2 contradicts Table 1 in this cell.")
     out.print("table1, table2: all cells. figure2 … figure5: curves of the cells with n = 10, 20, 40, 80.")
     out.print(
         f"figure6: DeFedAvg against rounds for n = {', '.join(map(str, FIGURE6_SIZES))}. figure7: for K = 20, 50, 100."
     )
     out.print("figure1: the activity of three clients over time, n = 2.")
+
+
+def _preset(cell: Cell) -> dict[str, Any]:
+    """Return a cell for programs; ``global_lr`` and ``local_lr`` are the rates that are used."""
+    return {
+        "setting": cell.setting,
+        "dataset": cell.dataset,
+        "algorithm": cell.algorithm,
+        "n": cell.updates_per_round,
+        "target": cell.target,
+        "global_lr": cell.rates[0],
+        "local_lr": cell.rates[1],
+        "stated_global_lr": cell.stated_rates[0],
+        "stated_local_lr": cell.stated_rates[1],
+        "paper_seconds": cell.seconds,
+        "given_up_after": round(_DEFAULTS.limit(PaperRun(cell, cell.rates)), 3),
+    }
+
+
+def _preset_row(cell: Cell) -> list[str]:
+    from ..paper.paper_tables import stated_and_used
+
+    return [
+        cell.setting,
+        cell.dataset,
+        cell.algorithm,
+        f"{cell.updates_per_round}",
+        f"{cell.target:g}",
+        stated_and_used(cell.stated_rates, cell.rates),
+        f">{BOUNDS[cell.dataset]:g}" if cell.seconds is None else f"{cell.seconds:g}",
+        f"{_DEFAULTS.limit(PaperRun(cell, cell.rates)):.1f}",
+    ]
 
 
 def _table1(request: PaperRequest, as_json: bool) -> bool:
@@ -253,8 +288,10 @@ def stopped() -> NoReturn:
     raise typer.Exit(stopped_code())
 
 
-def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool]) -> None:
-    """Add a command with the options that all experiments share."""
+def _register(
+    name: str, help_: str, action: Callable[[PaperRequest, bool], bool], known_sizes: Sequence[int] = SIZES
+) -> None:
+    """Add a command with the options that all experiments share; ``known_sizes`` are the values of its ``--n``."""
 
     def command(
         datasets: Datasets = None,
@@ -283,7 +320,7 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool
         from ..paper.run_request import PaperRequest, select_cells
         from .progress_table import watching
 
-        selected = select_cells(datasets, settings, sizes, algorithms)
+        selected = select_cells(datasets, settings, sizes, algorithms, known_sizes)
         if rates not in RATES:
             raise unknown("rates", rates, RATES)
         readings = Readings.parse(reading or ())
@@ -306,7 +343,7 @@ def _register(name: str, help_: str, action: Callable[[PaperRequest, bool], bool
 
 _RESUME = (
     "A run whose result is stored is not computed again, so the work can be split over several sessions. "
-    "Ctrl-C loses at most the work since the last checkpoint, a minute or less for most runs."
+    "Ctrl-C saves the runs in progress when their batch ends; a kill loses a minute or less of most runs."
 )
 _register(
     "table1",
@@ -321,5 +358,10 @@ for _number, _n in SIZE_OF.items():
         f"Test accuracy and training loss against simulated seconds, n = {_n}: the runs of Table 1.\n\n" + _RESUME,
         partial(_figure, _number),
     )
-_register("figure6", "DeFedAvg against rounds for n = 5, 10, 20, 40, 80.\n\n" + _RESUME, partial(_figure, 6))
+_register(
+    "figure6",
+    "DeFedAvg against rounds for n = 5, 10, 20, 40, 80.\n\n" + _RESUME,
+    partial(_figure, 6),
+    FIGURE6_SIZES,
+)
 _register("figure7", "DeFedAvg against rounds for K = 20, 50, 100 and n = 10.\n\n" + _RESUME, partial(_figure, 7))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -45,6 +47,7 @@ from .paper_command import (
 )
 
 if TYPE_CHECKING:
+    from ..paper.implied_rounds import Progress
     from ..paper.infer import Candidate
     from ..paper.run_request import PaperRequest
 
@@ -85,7 +88,7 @@ def scatter(folder: Folder = OUT) -> None:
 
     tables = compared_tables(folder)
     if not tables:
-        print_note("no results are stored yet")
+        print_note(f"there are no results in {folder}; `defedavg paper table1` computes them")
         return
     print_text(to_markdown(tables))
     save_figure(draw_scatter(tables), folder, "scatter", as_json=False)
@@ -103,6 +106,8 @@ def rounds(
 ) -> None:
     """Show how many rounds the seconds of Table 1 imply, from planned round times. Needs no data and trains nothing.
 
+    All cells take about a minute.
+
     Cells that share data, algorithm and rates need about the same number of rounds. Where they do not, the time model
     is another one, or Table 2 states other rates than those that were used.
     """
@@ -112,12 +117,32 @@ def rounds(
     readings = Readings.parse(reading or ())
     wanted = select_cells(datasets, settings, sizes or SIZES, algorithms)
     chosen = checked_seeds(seeds)
-    with err.status("planning"):
-        table = rows(wanted, readings, chosen)
+    with _planning() as progress:
+        table = rows(wanted, readings, chosen, progress)
     if as_json:
         print_json(table)
     else:
         print_text(to_markdown(table))
+
+
+@contextmanager
+def _planning() -> Iterator[Progress]:
+    """Show how many cells are planned: beside a spinner on a terminal, in a line every ten seconds elsewhere."""
+    from .progress_table import QUIET_SECONDS
+
+    if err.is_terminal:
+        with err.status("planning") as status:
+            yield lambda done, number: status.update(f"planning: {done} of {number} cells")
+        return
+    last = time.monotonic()
+
+    def print_sometimes(done: int, number: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= QUIET_SECONDS:
+            last = time.monotonic()
+            print_note(f"planning: {done} of {number} cells")
+
+    yield print_sometimes
 
 
 @app.command("infer")
@@ -141,7 +166,7 @@ def infer(
 
     Prints the best readings, how much worse the others are, and the cells that stay unexplained. The errors of
     held-out cells are those of `paper table1`, as far as it has been computed with the best readings. A run whose
-    result is stored is not computed again; Ctrl-C loses at most the work since the last checkpoint.
+    result is stored is not computed again; Ctrl-C saves the runs in progress when their batch ends.
 
     With --stage, the readings of earlier stages are those of --reading, or the defaults.
     """

@@ -138,7 +138,10 @@ class _Limits:
 
 
 def _limits(rounds: int | None, seconds: float | None, points: Sequence[SweepPoint]) -> _Limits:
-    """Return the limits given, or else the rounds of the study."""
+    """Return the limit given, or else the rounds of the study."""
+    if rounds is not None and seconds is not None:
+        # Idle time and clients heard are shares of the simulated time, which the rounds would cut short.
+        raise UserError("give --rounds or --seconds, not both")
     return _Limits(MAX_ROUNDS if rounds is None and seconds is not None else _rounds(rounds, points), seconds)
 
 

@@ -17,7 +17,7 @@ from typer import Argument, Option
 
 from ..algorithms import ALGORITHMS
 from ..config.settings import setting_names
-from ..errors import UserError, printable, unknown
+from ..errors import UserError, counted, printable, unknown
 from ..fileio import write_whole, writing
 from ..report import tables
 from ..report.seed_figures import accuracy_text, mean, over_seeds, over_seeds_caption, record_of, time_to_target
@@ -76,7 +76,7 @@ def _select(folder: Path, algorithm: str | None, where: Sequence[str] | None, st
         names = _setting_names(groups)
         for key, _ in wanted:
             if key not in names:
-                raise unknown("setting", key, names)
+                raise unknown("setting", key, names, listed_by="defedavg settings")
     known = {*ALGORITHMS, *itertools.chain.from_iterable(run.algorithms for run in runs)}
     if algorithm is not None and algorithm not in known:
         raise unknown("algorithm", algorithm, ALGORITHMS)
@@ -350,12 +350,13 @@ def export(
     for run, count, bad in track(parts, "exporting", total=len(runs), console=err, transient=True, disable=quiet):
         rows, unread = rows + count, unread + bad
         if bad:
-            what = "file(s) of clients" if clients else "line(s) of metrics.jsonl"
-            print_note(f"{run.name}: {bad} {what} are not valid and were skipped")
+            what = f"{counted(bad, 'file')} of clients" if clients else f"{counted(bad, 'line')} of metrics.jsonl"
+            print_note(f"{run.name}: skipped {what} that cannot be read")
     if as_json:
         print_json({"file": str(file), "runs": len(runs), "rows": rows, "unread_lines": unread})
     else:
-        print_written(f"{rows} {'clients' if clients else 'evaluations'} of {len(runs)} run(s): {file}", file)
+        what = counted(rows, "client" if clients else "evaluation")
+        print_written(f"{what} of {counted(len(runs), 'run')}: {file}", file)
 
 
 def asking() -> bool:

@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from ..durations import duration
-from ..errors import UserError
+from ..errors import UserError, counted
 from ..suite.benchmark import FLEETS, TASKS, SuiteCell, select_cells
 from . import options as opt
 from .data_command import DataDir
@@ -102,8 +102,8 @@ def run(
 ) -> None:
     """Compute cells that have no stored result: tune the rates, then run the reported seeds.
 
-    Cells of a data set that is missing are left out, with the command that fetches it. Ctrl-C loses at most the work
-    since the last checkpoint: the same command continues.
+    Cells of a data set that is missing are left out, with the command that fetches it. Ctrl-C saves the
+    runs in progress when their batch ends: the same command continues.
 
     Example: `defedavg suite run --task flights --fleet phones --algorithm fedbuff --algorithm fedavg`
     """
@@ -157,10 +157,10 @@ def _planned(cells: Sequence[SuiteCell], plugins: Sequence[str]) -> list[CellWor
         nonlocal last, done
         if time.monotonic() - last >= QUIET_SECONDS:
             last = time.monotonic()
-            opt.print_note(f"planning {cell.label}: {done} of {len(cells)} cells")
+            opt.print_note(f"planning {cell.label}: {done} of {counted(len(cells), 'cell')}")
         done += 1
 
-    with opt.working(f"planning {len(cells)} cells …"):
+    with opt.working(f"planning {counted(len(cells), 'cell')} …"):
         return planned(cells, plugins, watch)
 
 
@@ -189,11 +189,14 @@ def _print_estimate(work: Sequence[CellWork], speeds: Mapping[SuiteCell, float] 
         row = rows.setdefault((item.cell.task.name, item.cell.fleet.name), [0, 0, 0.0])
         rows[item.cell.task.name, item.cell.fleet.name] = [row[0] + 1, row[1] + item.updates, row[2] + seconds]
     for (task, fleet), (cells, updates, seconds) in rows.items():
-        opt.print_note(f"{task}, {fleet}: {cells:.0f} cells, at most {updates:,.0f} updates, {duration(seconds)}")
+        opt.print_note(
+            f"{task}, {fleet}: {counted(int(cells), 'cell')}, at most {updates:,.0f} updates, {duration(seconds)}"
+        )
     total = sum(row[2] for row in rows.values())
     updates = sum(item.updates for item in work)
     opt.print_note(
-        f"{len(work)} cells, at most {updates:,} updates: at most {duration(total)}, less where targets are reached"
+        f"{counted(len(work), 'cell')}, at most {updates:,} updates: at most {duration(total)}, less where targets are "
+        "reached"
     )
 
 
@@ -281,7 +284,7 @@ def page(
 
     cells = _stored(folder)
     write_whole(to, page_text(cells).encode())
-    opt.print_written(f"{len(cells)} cells: {to}", to)
+    opt.print_written(f"{counted(len(cells), 'cell')}: {to}", to)
     if findings_page is None and (folder, to, studies) == (OUT, PAGE, STUDIES) and FINDINGS.exists():
         findings_page = FINDINGS
     if findings_page is not None:

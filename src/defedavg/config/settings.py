@@ -229,7 +229,8 @@ class TrainingSettings:
         sizes = ("training.updates_per_round", "training.local_steps", "training.batch_size")
         require(self, is_count, "it must be at least 1", *sizes)
         rates = ("training.global_lr", "training.local_lr")
-        require(self, lambda rate: 0 < rate < math.inf, "a learning rate must be above zero", *rates)
+        require(self, lambda rate: rate > 0, "a learning rate must be above zero", *rates)
+        require(self, math.isfinite, "a learning rate must be finite", *rates)
         if self.sampling not in ("replacement", "shuffle"):
             raise unknown("sampling", self.sampling, ("replacement", "shuffle"))
         if self.weighting not in WEIGHTINGS:
@@ -238,7 +239,7 @@ class TrainingSettings:
             raise unknown("training.server_optimizer", self.server_optimizer, SERVER_OPTIMIZERS)
         decays = ("training.server_momentum", "training.server_beta2")
         require(self, lambda decay: 0 <= decay < 1, "give a number from 0 to below 1", *decays)
-        require(self, lambda e: 0 < e < math.inf, "it must be above zero", "training.server_epsilon")
+        require(self, lambda e: 0 < e < math.inf, "it must be above zero, and finite", "training.server_epsilon")
         require(self, lambda seconds: seconds >= 0, "it must be zero or more", "training.timeout_seconds")
         self._check_optimizer()
         check_limits(self, "training")

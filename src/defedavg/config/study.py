@@ -37,6 +37,7 @@ from .settings import (
     given_settings,
 )
 from .task_module import absolute_spec, file_of, task_from_module
+from .unread_settings import plain_text, unknown_key
 
 __all__ = [
     "TABLES", "ClientSettings", "Settings", "StopSettings", "Study", "SweepPoint", "TaskSettings", "TrainingSettings",
@@ -139,7 +140,9 @@ def load(
         found = tomllib.loads(read_input(path))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise UserError(f"the configuration {path} is not UTF-8; save it as UTF-8") from None
+    except OSError as error:
         raise UserError(f"the configuration {path} cannot be read: {first_line(error)}") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError among them
         raise UserError(f"{path} is not valid TOML: {first_line(error)}") from None
@@ -187,7 +190,7 @@ def _read_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         try:
             given[new] = tomllib.loads(f"value = {raw.strip()}")["value"]
         except (ValueError, RecursionError):
-            given[new] = raw.strip()
+            given[new] = plain_text(new, raw.strip())
     return given
 
 
@@ -205,7 +208,7 @@ def study(
     known = (*TOP_KEYS, *ALGORITHMS)
     for name in found:
         if name not in known:
-            raise unknown("key", name, known)
+            raise unknown_key(name, known)
     made = _complete({**found, "plugins": files}, folder, fallback_name)
     for name in made.algorithms:
         ALGORITHMS.find(name)

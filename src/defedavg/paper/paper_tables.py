@@ -143,6 +143,11 @@ def rates_pair(*rates: float | None) -> str:
     return " / ".join("–" if rate is None else f"{rate:g}" for rate in rates)
 
 
+def stated_and_used(stated: Rates, used: Rates) -> str:
+    """Return the rates that Table 2 states, and in brackets those that are used instead, if they differ."""
+    return rates_pair(*stated) + (f" [{rates_pair(*used)}]" if used != stated else "")
+
+
 @dataclass(frozen=True, slots=True)
 class GivenUp:
     """The target was not held by the time at which a run was given up."""

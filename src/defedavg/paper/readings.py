@@ -6,11 +6,12 @@ that it affects. One value holds for all cells: no reading is chosen per cell or
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
-from ..errors import UserError, unknown
+from ..errors import UserError
 from .published import Cell
 
 ALL, N = "all", "n"
@@ -52,7 +53,7 @@ class Readings:
                 continue
             name, equals, value = word.partition("=")
             if name not in READINGS:
-                raise unknown("reading", name, ["first", *READINGS])
+                raise _unknown_reading(name)
             if not equals or value not in READINGS[name].values:
                 values = ", ".join(f"{name}={known}" for known in READINGS[name].values)
                 raise UserError(f"--reading {word} is not known; use one of {values}")
@@ -110,6 +111,15 @@ class Reading:
     values: tuple[str, ...]
     text: str
     affects: Callable[[Cell, Readings], bool] = lambda _cell, _readings: True
+
+
+def _unknown_reading(name: str) -> UserError:
+    # The names are long and have parts in common, so a name that is only half the same is no good suggestion.
+    near = difflib.get_close_matches(name, ["first", *READINGS], n=1, cutoff=0.75)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UserError(
+        f"unknown reading {name!r}; {hint}--reading takes NAME=VALUE, and `defedavg paper readings` lists them"
+    )
 
 
 def _only(algorithm: str) -> Callable[[Cell, Readings], bool]:

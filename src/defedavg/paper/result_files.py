@@ -21,6 +21,7 @@ from typing import Any
 from ..errors import UserError
 from ..experiments.checkpointing import SUFFIX
 from ..experiments.compute import ComputeConfig
+from ..experiments.deferred_stop import DeferredStop
 from ..experiments.run_events import RunFinished, RunSpec, Watch
 from ..experiments.sweep import Sweep
 from ..fileio import file_name, read_regular, write_whole, writing
@@ -159,15 +160,22 @@ class StoredRun:
 
 def compute_runs(
     runs: Sequence[tuple[StoredRun, int]], compute: ComputeConfig, watch: Watch,
-    notify: Callable[[str], None] = lambda _line: None, checkpoint_interval: float | None = None,
+    notify: Callable[[str], None] = lambda _line: None, began: Callable[[], None] = lambda: None,
+    checkpoint_interval: float | None = None,
 ) -> bool:  # fmt: skip
     """Compute runs of given seeds and store each result as the run ends; return False if Ctrl-C stopped it.
 
-    Runs that had not finished by then continue from their last checkpoint next time; ``checkpoint_interval`` is that of
-    ``RunCheckpoints``.
+    Runs that had not finished by then are saved when their batch ends, and continue next time; ``checkpoint_interval``
+    is that of ``RunCheckpoints``. ``began`` is called, once or more, if a run has been computed or continued.
     """
     checkpoints = RunCheckpoints(compute, _checkpoint_path, checkpoint_interval)
-    sweep = Sweep(compute, lambda: checkpoints.save_if_due(sweep), on_begin=checkpoints.begin)
+    stop = DeferredStop(notify)
+
+    def checkpoint() -> None:
+        checkpoints.save_if_due(sweep, now=stop.requested)
+        stop.stop_if_requested()
+
+    sweep = Sweep(compute, checkpoint, on_begin=checkpoints.begin)
     specs = [RunSpec(stored, stored.store.choices.settings(stored.run), seed) for stored, seed in runs]
     resumed = {spec: saved for spec in specs if (saved := checkpoints.load(spec)) is not None}
     for line in dict.fromkeys(checkpoints.notes):
@@ -175,14 +183,17 @@ def compute_runs(
     if resumed:
         notify(f"runs continued from checkpoints: {len(resumed)}")
     try:
-        for event in sweep.events(specs, resumed):
-            if isinstance(event, RunFinished):
-                stored = _stored_run(event.spec.name)
-                stored.store.save(make_result(event, stored.run, stored.store.choices), stored.run)
-                checkpoints.remove(event.spec)
-            watch(event)
+        with stop:
+            for event in sweep.events(specs, resumed):
+                began()
+                if isinstance(event, RunFinished):
+                    stored = _stored_run(event.spec.name)
+                    stored.store.save(make_result(event, stored.run, stored.store.choices), stored.run)
+                    checkpoints.remove(event.spec)
+                watch(event)
     except KeyboardInterrupt:
-        sweep.interrupt()
+        if sweep.interrupt():  # a run that was continued may not have had an event yet
+            began()
         return False
     return True
 
@@ -199,28 +210,43 @@ def _checkpoint_path(name: Hashable, seed: int) -> Path:
 
 
 @contextmanager
-def logged_session(folder: Path, compute: ComputeConfig) -> Iterator[None]:
-    """Append a line to the log when the block ends, also after an exception."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+def logged_session(folder: Path, compute: ComputeConfig) -> Iterator[Callable[[], None]]:
+    """Yield a function to call when a run begins; if it was called, append a line to the log when the block ends.
+
+    The line is written after an exception, too. A block that computes nothing leaves no folder and no line.
+    """
     start, source = time.perf_counter(), provenance(device=compute.device, precision=compute.precision)
+    begun = False
+
+    def begin() -> None:
+        nonlocal begun
+        if not begun:
+            with writing(folder):  # a folder that cannot be written is an error now, not after hours
+                folder.mkdir(parents=True, exist_ok=True)
+            begun = True
+
     try:
-        yield
+        yield begin
     finally:
-        line = {
-            "time": source["started"],
-            "command": shlex.split(source["command"]),
-            "real_seconds": round(time.perf_counter() - start, 1),
-            "version": source["defedavg"],
-            "commit": source.get("commit"),
-            "python": source["python"],
-            "torch": source["torch"],
-            "device": source["device"] if compute.device == "cuda" else platform.machine(),
-            "precision": compute.precision,
-        }
-        path = folder / _LOG
-        with writing(path), path.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(line) + "\n")
+        if begun:
+            _log_session(folder, compute, source, time.perf_counter() - start)
+
+
+def _log_session(folder: Path, compute: ComputeConfig, source: Mapping[str, Any], real_seconds: float) -> None:
+    line = {
+        "time": source["started"],
+        "command": shlex.split(source["command"]),
+        "real_seconds": round(real_seconds, 1),
+        "version": source["defedavg"],
+        "commit": source.get("commit"),
+        "python": source["python"],
+        "torch": source["torch"],
+        "device": source["device"] if compute.device == "cuda" else platform.machine(),
+        "precision": compute.precision,
+    }
+    path = folder / _LOG
+    with writing(path), path.open("a", encoding="utf-8") as log:
+        log.write(json.dumps(line) + "\n")
 
 
 def last_session(folder: Path) -> dict[str, str]:

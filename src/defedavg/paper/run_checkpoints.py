@@ -52,9 +52,9 @@ class RunCheckpoints:
         """Remember a run that begins, for its evaluations."""
         self._begun[spec] = run
 
-    def save_if_due(self, sweep: Sweep) -> None:
-        """Save all runs in progress if the interval has passed; only within the hook of the sweep."""
-        if not self._interval.due:
+    def save_if_due(self, sweep: Sweep, *, now: bool = False) -> None:
+        """Save all runs in progress if the interval has passed, or ``now``; only within the hook of the sweep."""
+        if not (now or self._interval.due):
             return
         with self._interval.saving():
             for spec, state in sweep.run_states().items():

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 from ..errors import UserError, unknown
 from ..experiments.compute import ComputeConfig
-from ..experiments.run_events import Watch
+from ..experiments.run_events import Event, Watch
 from .published import (
     ALGORITHM_NAMES,
     COMPARED,
@@ -33,8 +32,6 @@ from .result_files import Result, ResultFiles, StoredRun, compute_runs, logged_s
 from .run_grid import ROUNDS, Choices, PaperRun
 from .tuned_rates import RateSearch, TunedRates
 
-T = TypeVar("T")
-
 Watching = Callable[[str, int], AbstractContextManager[Watch]]
 """Takes the title and the number of runs; returns a context that yields the callback for their events."""
 
@@ -44,23 +41,42 @@ def select_cells(
     settings: Sequence[str] | None,
     sizes: Sequence[int] | None,
     algorithms: Sequence[str] | None = None,
+    known_sizes: Sequence[int] = SIZES,
 ) -> list[Cell]:
-    """Return the selected cells of Table 1 and of Figure 6; None selects all values."""
+    """Return the selected cells; None selects all values.
+
+    They are those of Table 1, and with ``FIGURE6_SIZES`` as ``known_sizes`` also those that Figure 6 alone has.
+    """
     selected: list[tuple[str, Sequence[object]]] = [
         ("dataset", _checked("dataset", datasets, DATASETS)),
         ("setting", _checked("setting", settings, SETTINGS)),
-        ("updates_per_round", _checked("n", sizes, FIGURE6_SIZES)),
+        ("updates_per_round", _checked_sizes(sizes, known_sizes)),
         ("algorithm", _checked("algorithm", algorithms, ALGORITHM_NAMES)),
     ]
     every = (*cells(), *figure6_cells())
     return [cell for cell in every if all(getattr(cell, name) in values for name, values in selected)]
 
 
-def _checked(what: str, values: Sequence[T] | None, known: Sequence[T]) -> Sequence[T]:
+def _checked(what: str, values: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
     for value in values or ():
         if value not in known:
-            raise unknown(what, str(value), [str(each) for each in known])
+            raise unknown(what, value, known)
     return values or known
+
+
+def _checked_sizes(sizes: Sequence[int] | None, known: Sequence[int]) -> Sequence[int]:
+    for size in sizes or ():
+        if size not in known:
+            raise UserError(f"--n is {size}; it must be one of {', '.join(map(str, known))}")
+    return sizes or known
+
+
+def _watch_session(watch: Watch, began: Callable[[], None]) -> Watch:
+    def callback(event: Event) -> None:
+        began()
+        watch(event)
+
+    return callback
 
 
 def _quiet(_title: str, _runs: int) -> AbstractContextManager[Watch]:
@@ -125,8 +141,8 @@ class PaperRequest:
         if untuned and not self.show_only:
             self.notify(f"rates to tune: {len(untuned)} cells")
             search = RateSearch(tuned, untuned)
-            with self.watching("rates", search.runs) as watch, logged_session(store.folder, self.compute):
-                finished = search.run(self.compute, watch)
+            with self.watching("rates", search.runs) as watch, logged_session(store.folder, self.compute) as began:
+                finished = search.run(self.compute, _watch_session(watch, began))
             rates = tuned.known(wanted)
         return rates, finished
 
@@ -160,8 +176,8 @@ class PaperRequest:
         if self.show_only:
             return False
         self.notify(f"runs to compute: {len(missing)}; already stored: {stored}")
-        with self.watching(title, len(missing)) as watch, logged_session(folder, self.compute):
-            return compute_runs(missing, self.compute, watch, self.notify)
+        with self.watching(title, len(missing)) as watch, logged_session(folder, self.compute) as began:
+            return compute_runs(missing, self.compute, watch, self.notify, began)
 
 
 def _not_empty(selected: Iterable[Cell]) -> list[Cell]:

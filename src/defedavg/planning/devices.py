@@ -136,12 +136,12 @@ class Fleet:
     def __post_init__(self) -> None:
         for name, valid, rule in (
             ("num_clients", self.num_clients >= 1, "at least one client is needed"),
-            ("step_seconds", 0 < self.step_seconds < math.inf, "it must be above zero"),
-            ("jitter", 0 <= self.jitter < math.inf, "it must be zero or more"),
+            ("step_seconds", 0 < self.step_seconds < math.inf, "it must be above zero, and finite"),
+            ("jitter", 0 <= self.jitter < math.inf, "it must be zero or more, and finite"),
             ("uplink_mbps", self.uplink_mbps > 0, "it must be above zero (inf: transfers take no time)"),
             ("downlink_mbps", self.downlink_mbps > 0, "it must be above zero (inf: transfers take no time)"),
-            ("latency_seconds", 0 <= self.latency_seconds < math.inf, "it must be zero or more"),
-            ("model_megabytes", 0 <= self.model_megabytes < math.inf, "it must be zero or more"),
+            ("latency_seconds", 0 <= self.latency_seconds < math.inf, "it must be zero or more, and finite"),
+            ("model_megabytes", 0 <= self.model_megabytes < math.inf, "it must be zero or more, and finite"),
             ("failure_rate", 0 <= self.failure_rate < 1, "it must be a probability below 1"),
             ("return_seconds", self.return_seconds >= 0, "it must be zero or more (inf: lost clients never return)"),
             ("num_clients", self.num_clients <= MAX_CLIENTS, f"at most {MAX_CLIENTS:,} can be planned"),

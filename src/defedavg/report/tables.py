@@ -15,7 +15,7 @@ from ..algorithms import ALGORITHMS
 from ..config.study import TABLES
 from ..config.timeouts import AUTOMATIC
 from ..durations import duration
-from ..errors import printable
+from ..errors import counted, printable
 from ..planning.plan_stats import PlanStats
 from ..runstore.client_results import FIGURES as CLIENT_FIGURES
 from ..runstore.metrics import PER_POSITION, common_metric, metric_of, perplexity
@@ -112,6 +112,12 @@ def _means(records: Sequence[Record], **formats: str) -> list[str]:
     return ["–" if value is None else format(value, formats[name]) for name, value in means.items()]
 
 
+def _mean_counts(records: Sequence[Record], *names: str) -> list[str]:
+    """Format the means of some counts; one that is not whole has a decimal, since 0.5 is not shown as none."""
+    means = (mean(records, name) for name in names)
+    return ["–" if value is None else f"{value:.{0 if value == round(value) else 1}f}" for value in means]
+
+
 def _participation(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Format the mean participation of the fastest and of the slowest quarter of the clients."""
     return [f"{fmean(record['participation'][quarter] for record in records):.2f}" for quarter in (0, -1)]
@@ -133,8 +139,8 @@ def plan_table(
     caption = f"{_QUARTERS} idle: neither training nor uploading. {_READY} {_LEAN}{' ' + _STATE if stateful else ''}"
     if stateful:
         columns = (*columns, "state")
-    planned = f"{rounds} rounds" if seconds is None else duration(seconds)
-    return make(f"{planned}, mean over {len(stats[0])} seed(s)", columns, rows, caption)
+    planned = counted(rounds, "round") if seconds is None else duration(seconds)
+    return make(f"{planned}, mean over {counted(len(stats[0]), 'seed')}", columns, rows, caption)
 
 
 def _plan_row(label: str, group: Sequence[PlanStats], timed: bool) -> list[str]:
@@ -143,14 +149,14 @@ def _plan_row(label: str, group: Sequence[PlanStats], timed: bool) -> list[str]:
     return [
         label + (" (stalled)" if any(plan["stalled"] for plan in plans) else ""),
         str(group[0].updates_per_round),
-        *(_means(plans, rounds=".0f", jobs_merged=".0f") if timed else []),
+        *(_mean_counts(plans, "rounds", "jobs_merged") if timed else []),
         _duration(mean(plans, "seconds_per_round")),
         *_means(plans, staleness_mean=".1f", staleness_p95=".1f"),
         str(max(plan["staleness_max"] for plan in plans)),
         *_participation(plans),
         share(mean(plans, "idle_share")),
         *(size(mean(plans, name) or 0.0) for name in ("uplink_bytes", "downlink_bytes")),
-        *_means(plans, jobs_started=".0f"),
+        *_mean_counts(plans, "jobs_started"),
         share(mean(plans, "merged_share")),
         *_means(plans, ready_jobs_mean=".1f"),
     ]
@@ -170,9 +176,10 @@ def clients_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]]) -
             [
                 label,
                 *(f"{100 * fmean(plan['coverage'][i] for plan in plans):.0f} %" for i in range(3)),
-                *_means(plans, never_heard=".0f", gini=".2f"),
+                *_mean_counts(plans, "never_heard"),
+                *_means(plans, gini=".2f"),
                 _duration(mean(plans, "timeout_seconds")),
-                *_means(plans, timed_out=".0f", substitutes=".0f"),
+                *_mean_counts(plans, "timed_out", "substitutes"),
                 *(_spread([plan[name] for plan in plans], "B" if "link" in name else "J") for name in spreads),
             ]
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import counted
 from .metrics import is_whole, number, read_lines
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ def read_client_rows(path: Path) -> tuple[list[Row], list[str]]:
     rows = [row for raw in lines.objects if (row := _row(raw)) is not None]
     notes = lines.notes(path.name)
     if len(rows) < len(lines.objects):
-        notes.append(f"{len(lines.objects) - len(rows)} line(s) of {path.name} are not of a client")
+        left_out = counted(len(lines.objects) - len(rows), "line")
+        notes.append(f"{path.name}: left out {left_out} without a client")
     return rows, notes
 
 

@@ -125,7 +125,7 @@ def fit(points: Mapping[int, Sequence[tuple[float, float]]]) -> SlopeFit:
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """Return slope, level, and half the width of the slope's interval."""
     if len({x for x, _ in points}) < 2:
-        raise UserError(f"a slope needs two different values of x, but there are {len(points)} point(s) at one value")
+        raise UserError(f"a slope needs two different values of x, but all points ({len(points)}) have one value")
     x, y = np.log(np.array(points, float)).T
     centred = x - x.mean()
     slope = float(centred @ y / (centred @ centred))

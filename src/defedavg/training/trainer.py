@@ -170,8 +170,7 @@ class Trainer:
             except RuntimeError as error:
                 if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
                     raise
-            # Outside the handler, because the error keeps the tensors of its frames alive. Graphs on a device have
-            # slots for the largest batch, however many jobs this one has.
+            # Outside the handler, whose error keeps tensors alive. Graphs on a device have slots for the largest batch.
             self._shrink(min(limit, self.max_batch_jobs) if self.asynchronous else len(batch))
         return deltas
 

@@ -1,0 +1,199 @@
+"""What ``defedavg advise`` prints: refused options, progress on a pipe, an early Ctrl-C, and the table."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from defedavg.adviser import advice as adviser
+from defedavg.adviser import constants
+from defedavg.adviser.advice import Advice, advise
+from defedavg.adviser.interruption import NothingRacedError
+from defedavg.adviser.racing import Race
+from defedavg.adviser.search import AdviceSearch
+from defedavg.cli import advise_command, options
+from defedavg.cli.advise_command import ROWS, PlainProgress, ranking_table
+from defedavg.cli.main import app, load_command
+from helpers.command_line import refused
+
+STUDY = """name = "my"
+[task]
+model = "softmax"
+[clients]
+num_clients = 6
+[training]
+updates_per_round = [2]
+local_steps = [5]
+local_lr = [0.001, 0.01, 0.03]
+global_lr = [1.0]
+[stop]
+target_accuracy = 0.3
+max_seconds = 0.5
+"""
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> tuple[str, ...]:
+    (tmp_path / "my.toml").write_text(STUDY)
+    out = ("--out", str(tmp_path / "runs"))
+    return ("advise", str(tmp_path / "my.toml"), *out, "--algorithms", "fedavg", "--seeds", "1", "--budget", "300")
+
+
+@cache
+def small() -> tuple[Advice, list[str]]:
+    """Return an advice in which one candidate misses the target, and the texts of its progress."""
+    texts: list[str] = []
+    training = {"updates_per_round": [2], "local_steps": [5], "local_lr": [0.0001, 0.03], "global_lr": [1.0]}
+    study: dict[str, Any] = {
+        "task": {"model": "softmax"},
+        "clients": {"num_clients": 6},
+        "training": training,
+        "stop": {"target_accuracy": 0.3, "max_seconds": 0.5},
+    }
+    names = ["fedavg"]
+    found = advise(study, algorithms=names, budget_updates=300, seeds=1, progress=lambda text, *_: texts.append(text))
+    return found, texts
+
+
+def shown(advice: Advice) -> str:
+    console = Console(width=300)
+    with console.capture() as captured:
+        console.print(ranking_table(advice))
+    return captured.get()
+
+
+@pytest.mark.parametrize("budget", ["0s", "abc", "-5", "0", "1.2.3", "1.2.3s"])
+def test_a_refused_budget_says_that_a_time_needs_a_unit(budget: str, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(STUDY)
+    line = refused("advise", tmp_path / "my.toml", "--budget", budget)
+    assert line == (
+        f"--budget is {budget!r}; give a number of updates above zero, such as 20k, or a time with its unit, such as "
+        "90s or 10m"
+    )
+
+
+@pytest.mark.parametrize("names", ["", " ", "fedavg,", ",fedbuff"])
+def test_an_empty_name_of_an_algorithm_says_what_to_give(names: str, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(STUDY)
+    line = refused("advise", tmp_path / "my.toml", "--algorithms", names)
+    assert line.startswith(f"--algorithms is {names!r}; give names separated by commas, such as fedavg,fedbuff")
+    assert "defedavg algorithms" in line
+
+
+def test_a_phase_that_reports_nothing_prints_lines_on_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    slow = constants.measure
+
+    def measured(*args: Any) -> Any:
+        time.sleep(0.5)
+        return slow(*args)
+
+    monkeypatch.setattr(adviser, "measure", measured)
+    monkeypatch.setattr(advise_command, "QUIET_SECONDS", 0.05)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("measuring constants of the task; 0 %\n") >= 3
+    assert "–" not in result.stderr
+
+
+def test_lines_of_progress_have_the_time_left_only_if_it_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(advise_command, "QUIET_SECONDS", 0.02)
+    with PlainProgress() as progress:
+        for left in (None, 75.0):
+            progress.report("planning 404 settings", 0.73, left)
+            time.sleep(0.2)
+    lines = capsys.readouterr().err.splitlines()
+    assert set(lines) - {"preparing …"} == {
+        "planning 404 settings; 73 %",
+        "planning 404 settings; 73 %, at most 1:15 left",
+    }
+
+
+def test_the_constants_tell_at_which_point_they_are() -> None:
+    points = [text for text in small()[1] if text.startswith("measuring constants of the task, point")]
+    assert [re.findall(r"point \d of \d", text) for text in points] == [["point 1 of 2"], ["point 2 of 2"]]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(options, "load_study"), (adviser, "screen"), (adviser, "measure"), (Race, "run_of")],
+    ids=["loading", "planning", "measuring", "starting"],
+)
+def test_ctrl_c_before_anything_was_raced_says_that_there_is_no_advice(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        result = CliRunner().invoke(app, words)
+    assert result.exit_code == 130
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        "stopped by Ctrl-C; no candidate had been raced yet, so there is no advice; run the command again, nothing "
+        "needs to be removed"
+    ]
+    assert not list(tmp_path.glob("runs/my-advice/*"))
+    if name == "run_of":  # the slowest to prepare; running it again needs no --force
+        assert CliRunner().invoke(app, words).exit_code == 0
+
+
+def test_ctrl_c_after_the_race_does_not_claim_that_nothing_was_raced(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AdviceSearch, "ranking", interrupted)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 130
+    assert "no candidate" not in result.stderr
+    assert issubclass(NothingRacedError, KeyboardInterrupt)  # a script that catches Ctrl-C catches it too
+
+
+def test_the_help_describes_the_rule_by_which_candidates_continue() -> None:
+    text = " ".join((load_command("advise").help or "").split())
+    assert "successive halving" not in text
+    assert (
+        "the candidates that reach the test losses of the fastest one with the least delay continue, as many as a "
+        "share of the budget can train" in text
+    )
+
+
+def test_the_table_names_the_metric_and_shows_accuracies_as_percentages() -> None:
+    advice, _ = small()
+    assert advice.best.reached
+    slow = advice.ranking[-1]
+    assert not slow.reached
+    text = shown(advice)
+    assert text.split("\n")[0].strip() == "time to 30 %"
+    assert f"{100 * slow.metric:.1f} % at {slow.seconds:.3g} s" in text
+    assert f"when its accuracy was {100 * slow.metric:.1f} %" in slow.reason
+    assert "reaches 30 % in" in advice.sentence()
+    other = replace(advice, metric_name="f1", ranking=(slow,))
+    assert shown(other).split("\n")[0].strip() == "time to 0.3"
+    assert f"{slow.metric:.4g} at" in shown(other)
+    assert "no candidate reached 0.3 within" in (other.failure() or "")
+
+
+def test_the_last_line_counts_the_candidates_that_the_table_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    advice, _ = small()
+    first = advice.ranking[0]
+    for rows, line in ((ROWS, None), (ROWS + 3, f"3 more in {tmp_path / 'advice.json'}")):
+        advise_command._print(replace(advice, ranking=(first,) * rows), tmp_path, as_json=False)
+        found = [each for each in capsys.readouterr().out.splitlines() if " more in " in each]
+        assert found == ([] if line is None else [line])
