@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -18,10 +19,11 @@ from defedavg.adviser import constants
 from defedavg.adviser.advice import Advice, advise
 from defedavg.adviser.interruption import NothingRacedError
 from defedavg.adviser.racing import Race
-from defedavg.adviser.search import AdviceSearch
+from defedavg.adviser.search import INTERRUPTED, AdviceSearch
 from defedavg.cli import advise_command, options
 from defedavg.cli.advise_command import ROWS, PlainProgress, ranking_table
 from defedavg.cli.main import app, load_command
+from defedavg.errors import UserError
 from helpers.command_line import refused
 
 STUDY = """name = "my"
@@ -197,3 +199,22 @@ def test_the_last_line_counts_the_candidates_that_the_table_leaves_out(
         advise_command._print(replace(advice, ranking=(first,) * rows), tmp_path, as_json=False)
         found = [each for each in capsys.readouterr().out.splitlines() if " more in " in each]
         assert found == ([] if line is None else [line])
+
+
+def test_no_algorithm_at_all_is_refused() -> None:
+    with pytest.raises(UserError, match="algorithms is empty"):
+        advise({"stop": {"target_accuracy": 0.3}}, algorithms=[])
+
+
+def test_ctrl_c_before_the_target_keeps_the_exit_code_of_an_interruption(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, _ = small()
+    missed = replace(found, ranking=tuple(each for each in found.ranking if not each.reached), ended=INTERRUPTED)
+    assert missed.failure() is not None
+    with pytest.raises(typer.Exit) as stopped:
+        advise_command._print(missed, tmp_path, as_json=False)
+    assert stopped.value.exit_code == 130
+    assert "no candidate reached" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no candidate reached"):
+        advise_command._print(replace(missed, ended="the budget is spent"), tmp_path, as_json=False)

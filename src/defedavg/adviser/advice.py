@@ -194,6 +194,8 @@ class _Adviser:
         compute: ComputeConfig,
         progress: Progress | None,
     ) -> None:
+        if algorithms is not None and not algorithms:
+            raise UserError("algorithms is empty; name at least one, or leave it out to compare all")
         for name in algorithms or ():
             if name not in ALGORITHMS:
                 raise unknown("algorithm", name, ALGORITHMS)

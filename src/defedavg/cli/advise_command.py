@@ -196,6 +196,9 @@ def _print(advice: Advice, results: Path, as_json: bool) -> None:
     say = opt.print_note if as_json else opt.print_line
     say(f"open in a browser: {results / PAGE}")
     failure = advice.failure()
+    if failure is not None and advice.interrupted:
+        opt.print_note(failure)
+        raise typer.Exit(stopped_code())
     if failure is not None:
         raise UserError(failure)
     say(f"advice: {advice.sentence()}")
