@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from defedavg.cli import progress_table
+from defedavg.cli import plain_lines, progress_table
 from defedavg.config import study as config
 from defedavg.errors import UserError
 from defedavg.experiments.run_events import Event, RunEvaluated, RunFinished, RunSpec
@@ -91,7 +91,7 @@ def test_the_table_shows_the_runs_that_fit() -> None:
 def test_a_terminal_shows_a_table_and_a_file_gets_plain_lines(
     tmp_path: Path, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_table, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(plain_lines, "QUIET_SECONDS", 0.0)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, height=30, color_system=None)
     run = StudyRun(STUDY, tmp_path / "small")
     with progress_table.watching(console, "small", 2) as watch:

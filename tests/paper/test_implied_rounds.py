@@ -66,7 +66,7 @@ def test_the_progress_counts_the_cells_that_have_a_time() -> None:
 def test_the_command_shows_its_progress_beside_the_table(
     quiet: float, lines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("defedavg.cli.progress_table.QUIET_SECONDS", quiet)
+    monkeypatch.setattr("defedavg.cli.plain_lines.QUIET_SECONDS", quiet)
     options = ["--dataset", "fashionmnist", "--setting", "iid", "--algorithm", "fedavg", "--n", "10", "--n", "20"]
     noted: list[str] = []
     monkeypatch.setattr("defedavg.cli.paper_readings_command.print_note", noted.append)

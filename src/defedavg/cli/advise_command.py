@@ -20,6 +20,7 @@ from ..durations import parse_duration
 from ..errors import UserError
 from . import options as opt
 from .data_command import DataDir
+from .plain_lines import QUIET_SECONDS
 from .stop_signals import stopped_by, stopped_code
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ..config.study import Study
     from ..deploy.replay import Replay
 
-QUIET_SECONDS = 10.0
 ROWS = 12
 """Rows of the ranking that are printed; the files have all of them."""
 MAX_UPDATES = 1e15

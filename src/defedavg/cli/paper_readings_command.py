@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -45,6 +44,7 @@ from .paper_command import (
     save_figure,
     stopped,
 )
+from .plain_lines import LineTimer
 
 if TYPE_CHECKING:
     from ..paper.implied_rounds import Progress
@@ -128,18 +128,14 @@ def rounds(
 @contextmanager
 def _planning() -> Iterator[Progress]:
     """Show how many cells are planned: beside a spinner on a terminal, in a line every ten seconds elsewhere."""
-    from .progress_table import QUIET_SECONDS
-
     if err.is_terminal:
         with err.status("planning") as status:
             yield lambda done, number: status.update(f"planning: {done} of {number} cells")
         return
-    last = time.monotonic()
+    timer = LineTimer()
 
     def print_sometimes(done: int, number: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= QUIET_SECONDS:
-            last = time.monotonic()
+        if timer.due():
             print_note(f"planning: {done} of {number} cells")
 
     yield print_sometimes

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,8 +43,8 @@ from .options import (
     reported,
     working,
 )
+from .plain_lines import LineTimer
 
-QUIET_SECONDS = 10.0
 MAX_GANTT_PLANS = 8
 GANTT_ROUNDS = 6
 DEFAULT_ROUNDS = 400
@@ -215,13 +214,12 @@ def _progress(plans: int, limits: _Limits) -> Iterator[Advance]:
     """Show planned rounds or seconds: a bar on a terminal, a plain line every ten seconds elsewhere."""
     total = plans * limits.amount
     if not err.is_terminal:
-        last, done = time.monotonic(), 0.0
+        timer, done = LineTimer(), 0.0
 
         def print_sometimes(name: str, amount: float) -> None:
-            nonlocal last, done
+            nonlocal done
             done += amount
-            if time.monotonic() - last >= QUIET_SECONDS:
-                last = time.monotonic()
+            if timer.due():
                 print_note(f"planning {name}: {limits.text(done)} of {limits.text(total)}")
 
         yield print_sometimes

@@ -21,8 +21,8 @@ from ..runstore.layout import RunFiles
 from ..runstore.metrics import common_metric
 from ..runstore.tensorboard import TensorBoardLogs
 from .options import err
+from .plain_lines import LineTimer
 
-QUIET_SECONDS = 10.0
 REFRESHES_PER_SECOND = 4
 HEAD = ("run", "round", "simulated", "accuracy", "updates/s", "staleness", "left, at most")
 """The columns of the table; another metric replaces the accuracy."""
@@ -128,13 +128,11 @@ def watching(console: Console, title: str, runs: int) -> Iterator[Watch]:
     """Show the progress of a sweep of that many runs; yields the callback that receives its events."""
     progress = ProgressTable(title, runs)
     if not console.is_terminal:
-        last = time.monotonic()
+        timer = LineTimer()
 
         def print_sometimes(event: Event) -> None:
-            nonlocal last
             progress.add(event)
-            if isinstance(event, RunEvaluated) and time.monotonic() - last >= QUIET_SECONDS:
-                last = time.monotonic()
+            if isinstance(event, RunEvaluated) and timer.due():
                 console.print(progress.line(), markup=False, soft_wrap=True)
 
         yield print_sometimes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from ..errors import UserError, counted
 from ..suite.benchmark import FLEETS, TASKS, SuiteCell, select_cells
 from . import options as opt
 from .data_command import DataDir
+from .plain_lines import LineTimer
 from .stop_signals import stopped_by, stopped_code
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 OUT, WORK, PAGE = Path("results/suite"), Path("runs/suite"), Path("docs/leaderboard.md")
 STUDIES, FINDINGS = Path("results/findings"), Path("docs/findings.md")
 
-QUIET_SECONDS = 10.0
 
 app = typer.Typer(
     help="A fixed benchmark: every algorithm × tasks × fleets, each cell tuned with the same number of runs.\n\n"
@@ -151,12 +150,11 @@ def _planned(cells: Sequence[SuiteCell], plugins: Sequence[str]) -> list[CellWor
     """Plan the cells; print a line every ten seconds."""
     from ..suite.suite_estimate import planned
 
-    last, done = time.monotonic(), 0
+    timer, done = LineTimer(), 0
 
     def watch(cell: SuiteCell) -> None:
-        nonlocal last, done
-        if time.monotonic() - last >= QUIET_SECONDS:
-            last = time.monotonic()
+        nonlocal done
+        if timer.due():
             opt.print_note(f"planning {cell.label}: {done} of {counted(len(cells), 'cell')}")
         done += 1
 
