@@ -132,7 +132,8 @@ def test_a_target_that_no_candidate_reaches_is_one_line_with_the_best_so_far() -
     line = advice.failure()
     assert line is not None
     assert advice.best.label in line
-    assert f"had {advice.best.metric:.4g} after" in line  # a metric of its own is no percentage
+    assert f"not reached by {advice.best.seconds:.3g} s ({advice.metric_name} {advice.best.metric:.4g})" in line
+    assert advice.sentence().startswith(f"no candidate reached 1; the best so far, {advice.best.label}: not reached by")
     assert "\n" not in line
     assert advice_json(advice, {})["advice"] is None
     assert pareto_front(advice.ranking) == set()
@@ -155,7 +156,8 @@ def test_ctrl_c_returns_the_best_so_far() -> None:
 
 
 def test_a_budget_below_one_run_says_what_a_run_needs() -> None:
-    with pytest.raises(UserError, match=r"below one run: the cheapest of 12 settings .*fedavg n=1 K=.*give more"):
+    line = r"below one run: the cheapest of 12 settings .*fedavg n=1 K=.* the budget has 3; give more"
+    with pytest.raises(UserError, match=line):
         advised(3)
 
 
@@ -164,7 +166,9 @@ def test_a_fleet_that_is_never_available_is_refused(tmp_path: Path) -> None:
     rows = "".join(f"{i},0.01,100,100,1000,2000,\n" for i in range(CLIENTS))
     trace.write_text("client,step_seconds,up_mbps,down_mbps,available_from,available_to,repeat_every\n" + rows)
     study = {**STUDY, "clients": {"trace": str(trace)}}
-    with pytest.raises(UserError, match=r"none of \d+ planned settings .*merges no update within 2 s; check when"):
+    with pytest.raises(
+        UserError, match=r"no planned setting .* of \d+ settings: merges no update within 2 s; check when"
+    ):
         advise(study, algorithms=ALGORITHMS, budget_updates=2000, task=task())
 
 

@@ -113,6 +113,16 @@ def test_equal_plans_and_refused_settings_are_dropped_with_the_reason() -> None:
     assert reason.startswith("has the same plan as fedbuff n=30 K=5 concurrency=20")
 
 
+def test_one_setting_is_counted_in_the_singular() -> None:
+    training: dict[str, object] = {"updates_per_round": [2], "local_steps": [5]}
+    texts: list[str] = []
+    found = grids("fedavg", training=training)
+    screen(found, 5.0, 0, Holders(None), lambda text, _: texts.append(text))
+    assert set(texts) == {"planning 1 setting"}
+    with pytest.raises(UserError, match=r"no planned setting .*; 1 of 1 setting: merges no update within"):
+        screen(found, 1e-6, 0, Holders(None), lambda *_: None)
+
+
 def test_the_horizon_is_that_of_the_study_or_of_its_rounds() -> None:
     (point,) = config.study({"stop": {"max_rounds": 3}}).points()
     (longer,) = config.study({"stop": {"max_rounds": 6}}).points()

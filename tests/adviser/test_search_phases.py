@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 
 from defedavg.adviser.candidates import GridCell, grids_of
 from defedavg.adviser.racing import Budget, BudgetSpentError, Race
+from defedavg.adviser.reasons import why
 from defedavg.adviser.screening import Holders, screen
 from defedavg.adviser.search import INTERRUPTED, AdviceSearch
 from defedavg.config import study as config
@@ -158,6 +160,57 @@ def test_a_candidate_that_was_lucky_on_the_first_seed_is_not_advised() -> None:
     search = searched(times, 0.5 * WHOLE)
     assert search.ranking()[0] == steady
     assert "missed the target on seed 1" in search.lost[lucky]
+    assert search.reached(lucky)  # on the first seed; the second one was not waited for
+    (missed,) = search.missed_runs(lucky).values()
+    assert missed.seconds < times[lucky, 1]
+    assert search.missed_runs(steady) == {}
+
+
+def test_a_run_that_the_budget_stopped_on_a_further_seed_is_not_called_missed() -> None:
+    search = confirmed({0: 1.0, 1: 1.0, 2: 1.0})
+    leader = search.ranking()[0]
+    search.race.advance([(leader, 2)], 0.5)
+    assert search.missed_runs(leader) == {}
+    search.race.advance([(leader, 3)], HORIZON)  # ends by itself, without the target
+    assert list(search.missed_runs(leader)) == [3]
+
+
+def test_a_candidate_that_ends_without_the_target_on_a_further_seed_says_on_which_one() -> None:
+    search = confirmed({0: 1.0})
+    leader = search.ranking()[0]
+    assert not search.reached(leader)
+    assert search.ended == "no candidate reached the target on all its seeds"
+    other = next(each for each in search.tried if each != leader)
+    reason = why(search, leader, other, Holders(None), "accuracy")
+    assert reason.startswith("had not reached the target on seed 1 after 8 s, when its accuracy was 50.0 %")
+
+
+def confirmed(times: Mapping[int, float], phase: Callable[[str], None] = lambda _: None) -> AdviceSearch:
+    """Return a search with one candidate that reaches the target, at these times by seed, and for two seeds at most."""
+    first = AdviceSearch(cast(Race, GivenRace({}, Budget(1.0))), GRIDS, SCREENING, (0,), 0, usual_rate=0.3)
+    (good,) = first.next_arms(1)
+    every = {(each, seed): 2 * HORIZON for each in CELLS for seed in range(SEEDS)}
+    every |= {(good, seed): seconds for seed, seconds in times.items()}
+    race = cast(Race, GivenRace(every, Budget(100 * WHOLE)))
+    search = AdviceSearch(race, GRIDS, SCREENING, (0, 1), 0, usual_rate=0.3)
+    search.phase = phase
+    search.search()
+    search.seeds = tuple(range(SEEDS))
+    return search
+
+
+def test_the_reason_why_the_search_ends_has_its_numbers_in_the_singular_or_the_plural() -> None:
+    phases: list[str] = []
+    assert confirmed({0: 1.0, 1: 1.0}, phases.append).ended == "the leader is separated after 2 seeds"
+    assert "confirming: 1 finalist on seed 1" in phases
+    assert [text for text in phases if re.match(r"exploring: \d+ candidates to", text)]
+    times, _ = drawn(1, 0.0)
+    alone = AdviceSearch(cast(Race, GivenRace(times, Budget(WHOLE))), GRIDS, SCREENING, (0,), 0, usual_rate=0.3)
+    alone.search()
+    assert alone.ended.startswith("the only seed is used, and ")
+    assert [alone._refined(number, None) for number in (1, 2)] == ["1 further candidate", "2 further candidates"]
+    leader = alone.ranking()[0]
+    assert alone._refined(1, leader) == f"1 neighbour of {alone.label(leader)}"
 
 
 def test_a_dropped_candidate_is_not_trained_to_the_end_and_the_reason_says_why() -> None:

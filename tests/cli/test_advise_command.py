@@ -181,12 +181,14 @@ def test_the_table_names_the_metric_and_shows_accuracies_as_percentages() -> Non
     assert not slow.reached
     text = shown(advice)
     assert text.split("\n")[0].strip() == "time to 30 %"
-    assert f"{100 * slow.metric:.1f} % at {slow.seconds:.3g} s" in text
+    assert f"not reached by {slow.seconds:.3g} s" in text
+    assert f"(accuracy {100 * slow.metric:.1f} %)" in text
+    assert advice.time_text(slow) == f"not reached by {slow.seconds:.3g} s (accuracy {100 * slow.metric:.1f} %)"
     assert f"when its accuracy was {100 * slow.metric:.1f} %" in slow.reason
     assert "reaches 30 % in" in advice.sentence()
     other = replace(advice, metric_name="f1", ranking=(slow,))
     assert shown(other).split("\n")[0].strip() == "time to 0.3"
-    assert f"{slow.metric:.4g} at" in shown(other)
+    assert f"(f1 {slow.metric:.4g})" in shown(other)
     assert "no candidate reached 0.3 within" in (other.failure() or "")
 
 
@@ -199,6 +201,37 @@ def test_the_last_line_counts_the_candidates_that_the_table_leaves_out(
         advise_command._print(replace(advice, ranking=(first,) * rows), tmp_path, as_json=False)
         found = [each for each in capsys.readouterr().out.splitlines() if " more in " in each]
         assert found == ([] if line is None else [line])
+
+
+def test_the_leader_is_not_called_advised_if_it_missed_the_target() -> None:
+    advice, _ = small()
+    assert "← advised" in shown(advice)
+    missed = replace(advice, ranking=(replace(advice.ranking[-1], reason=""),))
+    assert "← advised" not in shown(missed)
+    assert "best so far; not advised" in shown(missed)
+
+
+def test_a_candidate_that_missed_a_seed_takes_several_lines_of_the_table() -> None:
+    advice, _ = small()
+    partly = replace(advice.best, missed=(replace(advice.ranking[-1].missed[0], seed=1, seconds=0.3, metric=0.2),))
+    lines = [line.rstrip() for line in shown(replace(advice, ranking=(partly,))).splitlines()]
+    assert advice.best.time is not None
+    assert f"{advice.best.time.mean:.3g} s on 1 of 2 seeds;" in lines[2]
+    assert lines[3].strip() == "on seed 1 not reached by 0.3 s"
+    assert lines[4].strip() == "(accuracy 20.0 %)"
+
+
+def test_the_last_line_has_singulars_and_the_number_that_reached_the_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    advice, _ = small()
+    for candidates, updates, words in (
+        (1, 1, "1 candidate, 2 raced, 1 reached the target, 1 update; "),
+        (6816, 2000, "6,816 candidates, 2 raced, 1 reached the target, 2,000 updates; "),
+    ):
+        advise_command._print(replace(advice, candidates=candidates, updates=updates), tmp_path, as_json=False)
+        assert f"\n{words}" in capsys.readouterr().out
+    assert "(1 seed)" in advice.sentence()
 
 
 def test_no_algorithm_at_all_is_refused() -> None:

@@ -15,9 +15,8 @@ from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..config.study import Study
 from ..durations import duration
-from ..errors import UserError, unknown
+from ..errors import UserError, counted, unknown
 from ..experiments.compute import ComputeConfig
-from ..report.tables import score
 from ..tasks import Task
 from ..tasks.task import ACCURACY
 from .candidates import AlgorithmGrid, GridCell, grids_of
@@ -25,6 +24,7 @@ from .confidence import TimeInterval
 from .constants import TaskConstants, covered, excluded_cells, measure
 from .interruption import NothingRacedError, before_racing
 from .racing import Budget, Race
+from .ranked import MissedRun, RankedCandidate
 from .reasons import why
 from .screening import Holders, Screening, horizon_of, screen
 from .search import INTERRUPTED, SEEDS, AdviceSearch
@@ -34,24 +34,6 @@ DEFAULT_RUNS = 40
 
 Progress = Callable[[str, float, float | None], None]
 """Receives what is being done, the share of it that is done, and the real seconds left, if they can be estimated."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankedCandidate:
-    """A raced candidate in the final ranking; ``reason`` says why it is not the leader, empty for the leader."""
-
-    label: str
-    algorithm: str
-    values: Mapping[str, Any]
-    reached: bool
-    time: TimeInterval | None  # to the target, over seeds
-    metric: float  # when it was last evaluated on the first seed
-    seconds: float  # the simulated time until then
-    bytes: float | None  # up and down until the target
-    worst_decile: float | None  # of the clients' accuracies at the end
-    staleness: float
-    steps_per_second: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +63,11 @@ class Advice:
         return self.ranking[0]
 
     @property
+    def hits(self) -> int:
+        """How many of the raced candidates reached the target on every seed."""
+        return sum(not each.missed for each in self.ranking)
+
+    @property
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended the search."""
         return self.ended == INTERRUPTED
@@ -90,17 +77,22 @@ class Advice:
         """The target for readers: an accuracy as a percentage, the value of another metric as it is."""
         return f"{100 * self.target:g} %" if self.metric_name == ACCURACY else f"{self.target:g}"
 
-    def value_text(self, candidate: RankedCandidate) -> str:
-        """Return the metric of a candidate when it was last evaluated, for readers."""
-        return score(candidate.metric, self.metric_name)
+    def time_text(self, candidate: RankedCandidate) -> str:
+        """Return the time of a candidate to the target, or how far it came without reaching it, for readers."""
+        return candidate.time_text(self.metric_name)
+
+    @property
+    def _nobody(self) -> str:
+        """That no candidate reached the target; the best may have reached it on some of its seeds."""
+        return f"no candidate reached {self.target_text}{'' if self.best.time is None else ' on all its seeds'}"
 
     def failure(self) -> str | None:
         """Return in one line that no candidate reached the target and what was found, or None."""
         if self.best.reached:
             return None
         return (
-            f"no candidate reached {self.target_text} within {duration(self.horizon)} of simulated time; {self.ended}; "
-            f"the best so far, {self.best.label}, had {self.value_text(self.best)} after {self.best.seconds:.3g} s; "
+            f"{self._nobody} within {duration(self.horizon)} of simulated time; "
+            f"{self.ended}; the best so far, {self.best.label}: {self.time_text(self.best)}; "
             "set a lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
         )
 
@@ -133,9 +125,9 @@ class Advice:
         """Return the recommendation in one sentence."""
         best = self.best
         if best.time is None or not best.reached:
-            return f"{best.label} had {self.value_text(best)} after {best.seconds:.3g} s of simulated time"
-        found = f"{best.time.text()} of simulated time ({best.time.seeds} seeds)"
-        return f"{best.label} reaches {self.target_text} in {found}"
+            return f"{self._nobody}; the best so far, {best.label}: {self.time_text(best)}"
+        found = f"{best.time.text()} of simulated time ({counted(best.seeds, 'seed')})"
+        return f"{best.label} reaches {self.target_text} in {self.time_text(best) if best.missed else found}"
 
 
 def _single(value: Any) -> Any:
@@ -293,11 +285,11 @@ class _Adviser:
         else:
             steps = updates * steps_per_update
             if steps < costs[cheapest]:
+                needed = counted(round(costs[cheapest] / steps_per_update), "update")
                 raise UserError(
-                    f"the budget of {updates:g} updates is below one run: the cheapest of {len(costs)} settings that "
-                    f"can be raced, {screening.labels[cheapest]}, trains {costs[cheapest] / steps_per_update:.0f} "
-                    f"updates of {steps_per_update} steps in {duration(self.horizon)}; give more, or a shorter "
-                    "stop.max_seconds"
+                    f"the budget is below one run: the cheapest of {counted(len(costs), 'setting')} that can be raced, "
+                    f"{screening.labels[cheapest]}, trains {needed} of {counted(steps_per_update, 'step')} in "
+                    f"{duration(self.horizon)}, the budget has {updates:g}; give more, or a shorter stop.max_seconds"
                 )
         return Budget(steps, math.inf if seconds is None else seconds)
 
@@ -316,9 +308,8 @@ class _Adviser:
         if not started and search.ended == INTERRUPTED:
             raise NothingRacedError
         if not started:
-            raise UserError(
-                f"the search ended before any of {len(search.tried)} candidates was evaluated; give a larger budget"
-            )
+            tried = counted(len(search.tried), "candidate")
+            raise UserError(f"the search started {tried} and ended before any was evaluated; give a larger budget")
         ranked = tuple(self._ranked(search, each, started[0], holders, metric) for each in started)
         dropped = [*self.refused, *((screening.labels[shape], text) for shape, text in screening.dropped.items())]
         dropped += self._not_trained(search, excluded)
@@ -361,18 +352,20 @@ class _Adviser:
     ) -> RankedCandidate:
         run, plan = search.run(candidate), search.planned(candidate)
         assert run is not None
-        reached = search.reached(candidate)
-        interval = TimeInterval.of(list(search.times(candidate).values())) if reached else None
+        misses = search.missed_runs(candidate).items()
+        hits = [seconds for seconds in search.times(candidate).values() if math.isfinite(seconds)]
+        interval = TimeInterval.of(hits) if hits else None
         return RankedCandidate(
             label=self._label(candidate),
             algorithm=candidate.algorithm,
             values=self.grids[candidate.algorithm].chosen(candidate.position),
-            reached=reached,
+            reached=search.reached(candidate),
             time=interval,
+            missed=tuple(MissedRun.of(seed, each, plan.bytes_per_second) for seed, each in misses),
             metric=run.value(),
             seconds=run.seconds,
-            bytes=None if interval is None else interval.mean * plan.bytes_per_second,
-            worst_decile=_worst_decile(run.simulation.client_scores()) if reached else None,
+            bytes=None if interval is None or misses else interval.mean * plan.bytes_per_second,
+            worst_decile=None if misses else _worst_decile(run.simulation.client_scores()),
             staleness=plan.stats.staleness_mean,
             steps_per_second=plan.steps_per_second,
             reason="" if candidate == leader else why(search, candidate, leader, holders, metric),

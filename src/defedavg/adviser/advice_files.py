@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..durations import duration
-from ..errors import UserError
+from ..errors import UserError, counted
 from ..fileio import FolderLock, write_whole, writing
 from ..jsonio import finite
 from ..report.page import PLOTLY, asset, in_script
 from ..report.palette import look, page_look
-from .advice import Advice, RankedCandidate
+from .advice import Advice
+from .ranked import RankedCandidate
 
 ADVICE, STUDY, PAGE = "advice.json", "advised.toml", "advice.html"
 MAX_ROWS = 300  # of the ranking in the page
@@ -65,11 +66,14 @@ def advice_json(advice: Advice, provenance: Mapping[str, Any]) -> dict[str, Any]
 
 
 def pareto_front(ranking: tuple[RankedCandidate, ...]) -> set[str]:
-    """Return the candidates that no other beats in time, bytes and worst decile; an unknown decile is 0."""
+    """Return the candidates that no other beats in time, bytes and worst decile; an unknown decile is 0.
+
+    One that missed the target on a seed has no time to compare: it is not on the front, and beats no other.
+    """
     points = {
         each.label: (each.time.mean, each.bytes or 0.0, -(each.worst_decile or 0.0))
         for each in ranking
-        if each.reached and each.time is not None
+        if not each.missed and each.time is not None
     }
     return {
         label
@@ -93,16 +97,12 @@ def dropped_groups(advice: Advice) -> list[dict[str, Any]]:
 
 def facts(advice: Advice) -> list[tuple[str, str]]:
     """Return what a reader must know of the search, as names and values."""
+    plans, updates = counted(advice.planned, "plan"), counted(advice.updates, "update")
+    raced = f"raced: {len(advice.ranking)}, of which {advice.hits} reached the target"
     found = [
         ("target", f"{advice.target_text} within {duration(advice.horizon)} of simulated time"),
-        (
-            "candidates",
-            f"{advice.candidates:,}, with {advice.planned:,} plans; {len(advice.ranking)} were raced",
-        ),
-        (
-            "training",
-            f"{advice.updates:,} updates, {100 * advice.steps / advice.grid_steps:.2g} % of the grid on one seed",
-        ),
+        ("candidates", f"{advice.candidates:,}, with {plans}; {raced}"),
+        ("training", f"{updates}, {100 * advice.steps / advice.grid_steps:.2g} % of the grid on one seed"),
         ("the search ended because", advice.ended),
     ]
     if advice.theory is not None:
@@ -113,14 +113,18 @@ def facts(advice: Advice) -> list[tuple[str, str]]:
 def advice_page(advice: Advice, provenance: Mapping[str, Any]) -> str:
     """Return the page, as HTML."""
     front = pareto_front(advice.ranking)
-    not_raced = len(advice.dropped)
+    dropped = counted(len(advice.dropped), "setting")
     payload = {
         "title": f"Advice for {advice.study.name}",
         "conclusion": advice.sentence(),
+        "advised": advice.best.reached,
         "facts": facts(advice),
-        "ranking": [_row(i, each, each.label in front) for i, each in enumerate(advice.ranking[:MAX_ROWS], start=1)],
+        "ranking": [
+            _row(rank, each, each.label in front, advice.metric_name)
+            for rank, each in enumerate(advice.ranking[:MAX_ROWS], start=1)
+        ],
         "dropped": dropped_groups(advice),
-        "dropped_note": f"{not_raced:,} settings and rates were dropped without training, or refused by the algorithm.",
+        "dropped_note": f"{dropped} dropped without training, or refused by the algorithm.",
         "provenance": [(name, str(value)) for name, value in provenance.items()],
     }
     parts = {
@@ -134,20 +138,20 @@ def advice_page(advice: Advice, provenance: Mapping[str, Any]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("advice.html"))
 
 
-def _row(rank: int, each: RankedCandidate, front: bool) -> dict[str, Any]:
-    time = each.time
+def _row(rank: int, each: RankedCandidate, front: bool, metric: str) -> dict[str, Any]:
+    time, bound = each.time, each.longest_miss
     return {
         "rank": rank,
         "label": each.label,
         "look": page_look(look(each.algorithm)),
-        "reached": each.reached,
-        "time": None if time is None else time.text(),
+        "missed": bool(each.missed),
+        "time": each.time_text(metric),
         "seconds_to_target": None if time is None else time.mean,
         "low": None if time is None else time.low,
         "high": None if time is None else time.high,
-        "seeds": 1 if time is None else time.seeds,
-        "metric": each.metric,
-        "seconds": each.seconds,
+        "seeds": each.seeds,
+        "bound_seconds": None if bound is None else bound.seconds,
+        "bound_bytes": None if bound is None else bound.bytes,
         "bytes": each.bytes,
         "worst_decile": each.worst_decile,
         "staleness": each.staleness,

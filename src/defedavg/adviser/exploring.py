@@ -17,6 +17,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from ..errors import counted
 from .candidates import GridCell
 from .racing import RacedRun
 from .search_state import SearchState
@@ -90,7 +91,7 @@ class Exploration:
         while self.alive:
             going = self._continuing(until)
             self._drop_except(going)
-            state.phase(f"exploring: {len(going)} candidates to {until:.3g} s")
+            state.phase(f"exploring: {counted(len(going), 'candidate')} to {until:.3g} s")
             state.race.advance([(each, state.first) for each in self.alive if each in going], until)
             self.lags = lags(self._runs(state.tried), self._runs(self.alive))
             self.alive = state.running(self.alive)

@@ -32,14 +32,14 @@ def why(search: AdviceSearch, candidate: GridCell, leader: GridCell, holders: Ho
 def _outcome(search: AdviceSearch, candidate: GridCell, leader: GridCell, metric: str) -> str:
     if candidate in search.lost:
         return search.lost[candidate]
-    run = search.run(candidate)
-    if run is None:
+    if search.run(candidate) is None:
         return "was not started"
-    if run.diverged_at is not None:
-        return f"diverged in round {run.diverged_at}"
-    if not search.reached(candidate):
+    for seed, run in search.missed_runs(candidate).items():
+        where = "" if seed == search.first else f" on seed {seed}"
+        if run.diverged_at is not None:
+            return f"diverged in round {run.diverged_at}{where}"
         value = score(run.value(), metric)
-        return f"had not reached the target after {run.seconds:.3g} s, when its {metric} was {value}"
+        return f"had not reached the target{where} after {run.seconds:.3g} s, when its {metric} was {value}"
     found = ratio(search.times(candidate), search.times(leader))
     if found is None:
         return "shares no seed with the leader"

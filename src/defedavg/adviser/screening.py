@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..config.build import make_simulator
 from ..config.settings import Settings
 from ..durations import duration
-from ..errors import UserError
+from ..errors import UserError, counted
 from ..planning.plan import records, without_gc
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
 from ..planning.records import Round
@@ -118,7 +118,7 @@ def screen(
     dropped: dict[PlanShape, str] = {}
     labels = {shape: grid.label(shape.position) for grid, shape in shapes}
     for number, (grid, shape) in enumerate(shapes):
-        notify(f"planning {len(shapes)} settings", number / len(shapes))
+        notify(f"planning {counted(len(shapes), 'setting')}", number / len(shapes))
         try:
             planned[shape] = plan_shape(grid, shape, horizon, seed)
         except UserError as error:
@@ -233,6 +233,6 @@ def _nothing_left(dropped: Mapping[PlanShape, str], number: int, horizon: float)
         reasons[reason] = reasons.get(reason, 0) + 1
     reason, count = max(reasons.items(), key=lambda each: each[1])
     return (
-        f"none of {number} planned settings can be advised for {duration(horizon)} of simulated time; {count} of them: "
-        f"{reason}; check when clients are available, or set a longer stop.max_seconds"
+        f"no planned setting can be advised for {duration(horizon)} of simulated time; {count} of "
+        f"{counted(number, 'setting')}: {reason}; check when clients are available, or set a longer stop.max_seconds"
     )

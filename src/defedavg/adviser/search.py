@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 
+from ..errors import counted
 from .candidates import GridCell
 from .confidence import ratio
 from .exploring import explore_all
@@ -79,9 +80,13 @@ class AdviceSearch(SearchState):
                 near = (GridCell(centre.algorithm, p) for p in self.grids[centre.algorithm].neighbours(centre.position))
                 new = [each for each in near if each not in self.tried and self._may_start(each)]
             if new:
-                what = "further candidates" if centre is None else f"neighbours of {self.label(centre)}"
-                self.phase(f"refining: {len(new)} {what} against {self.label(leader)}")
+                self.phase(f"refining: {self._refined(len(new), centre)} against {self.label(leader)}")
                 self._race_against(leader, self.start(new))
+
+    def _refined(self, number: int, centre: GridCell | None) -> str:
+        if centre is None:
+            return counted(number, "further candidate")
+        return f"{counted(number, 'neighbour')} of {self.label(centre)}"
 
     def _further(self, leader: GridCell) -> list[GridCell]:
         """Return the next candidates, as many as a small share of the budget trains until they are first compared."""
@@ -110,21 +115,31 @@ class AdviceSearch(SearchState):
 
     def _confirm(self, seeds: Sequence[int]) -> None:
         """Run finalists on further seeds until the leader is separated."""
+        self.ended = self._verdict()
         if not self.reached(self.ranking()[0]):
-            self.ended = "no candidate reached the target"
             return
         for seed in seeds:
             finalists, leader = self._finalists(), self.ranking()[0]
             if len(self.times(leader)) > 1 and all(self.separated(each, leader) for each in finalists[1:]):
                 break
             finalists = self._affordable(finalists, seed)
-            self.phase(f"confirming: {len(finalists)} finalists on seed {seed}")
+            self.phase(f"confirming: {counted(len(finalists), 'finalist')} on seed {seed}")
             self._run_seed(finalists, seed, PATIENCE * max(self.times(leader).values()))
-        leader, seen = self.ranking()[0], len(self.times(self.ranking()[0]))
+        self.ended = self._verdict()
+
+    def _verdict(self) -> str:
+        """Return why the search ends when all finalists were confirmed."""
+        leader, seeds = self.ranking()[0], len(self.seeds)
+        if not self.reached(leader):
+            return f"no candidate reached the target{' on all its seeds' if math.isfinite(self.best_time) else ''}"
+        seen = len(self.times(leader))
         close = [each for each in self._finalists()[1:] if not self.separated(each, leader)]
-        self.ended = f"the leader is separated after {seen} seeds"
-        if close or seen < 2:
-            self.ended = f"all {len(self.seeds)} seeds are used, and {len(close) + 1} candidates are not separated"
+        if seen > 1 and not close:
+            return f"the leader is separated after {counted(seen, 'seed')}"
+        used = "the only seed is used" if seeds == 1 else f"all {counted(seeds, 'seed')} are used"
+        if close:
+            return f"{used}, and {counted(len(close) + 1, 'candidate')} are not separated"
+        return f"{used}, and the leader has a time on one seed, so no interval"
 
     def _finalists(self) -> list[GridCell]:
         """Return the best candidates whose times on the first seed are near the leader's, the leader first."""
@@ -162,7 +177,7 @@ class AdviceSearch(SearchState):
             return
         until = min(COMPARED * max(self.times(leader).values()), self.race.horizon)
         others = sorted(self.running(self.tried), key=self._loss)[:FINALISTS]
-        self.phase(f"comparing: {len(others)} candidates to {until:.3g} s")
+        self.phase(f"comparing: {counted(len(others), 'candidate')} to {until:.3g} s")
         with suppress(BudgetSpentError):
             self.race.advance([(each, self.first) for each in others], until)
 

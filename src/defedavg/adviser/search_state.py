@@ -55,6 +55,15 @@ class SearchState:
         times = self.times(candidate)
         return self.first in times and all(map(math.isfinite, times.values()))
 
+    def missed_runs(self, candidate: GridCell) -> dict[int, RacedRun]:
+        """Return the runs of a candidate that missed the target, by seed.
+
+        On further seeds, a run that was stopped because the budget was spent says nothing: it is none of them.
+        """
+        runs = {seed: run for seed in self.seeds if (run := self.run(candidate, seed)) is not None and run.hit is None}
+        waited = candidate in self.missed
+        return {seed: run for seed, run in runs.items() if seed == self.first or run.complete or waited}
+
     @property
     def best_time(self) -> float:
         """The best time to the target on the first seed; infinite if it was not reached."""

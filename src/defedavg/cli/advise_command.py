@@ -17,7 +17,7 @@ from typer import Option
 
 from ..adviser.interruption import NothingRacedError, before_racing
 from ..durations import parse_duration
-from ..errors import UserError
+from ..errors import UserError, counted
 from . import options as opt
 from .data_command import DataDir
 from .plain_lines import QUIET_SECONDS
@@ -190,8 +190,8 @@ def _print(advice: Advice, results: Path, as_json: bool) -> None:
         if len(advice.ranking) > ROWS:
             opt.print_line(f"{len(advice.ranking) - ROWS:,} more in {results / ADVICE}")
         opt.print_line(
-            f"\n{advice.candidates:,} candidates, {len(advice.ranking)} raced, {advice.updates:,} updates; "
-            f"{advice.ended}"
+            f"\n{counted(advice.candidates, 'candidate')}, {len(advice.ranking)} raced, {advice.hits} reached the "
+            f"target, {counted(advice.updates, 'update')}; {advice.ended}"
         )
     say = opt.print_note if as_json else opt.print_line
     say(f"open in a browser: {results / PAGE}")
@@ -211,11 +211,12 @@ def ranking_table(advice: Advice) -> Table:
     table = Table(title=f"time to {advice.target_text}", title_justify="left", box=None, pad_edge=False)
     for name in ("candidate", "simulated time", "seeds", "MB", "why not"):
         table.add_column(name, justify="left" if name in ("candidate", "why not") else "right")
+    first = "← advised" if advice.best.reached else "best so far; not advised"
     for each in advice.ranking[:ROWS]:
-        time_text = f"{advice.value_text(each)} at {each.seconds:.3g} s" if each.time is None else each.time.text()
         megabytes = "–" if each.bytes is None else f"{each.bytes / 1e6:.3g}"
-        seeds = "1" if each.time is None else str(each.time.seeds)
-        table.add_row(each.label, time_text, seeds, megabytes, each.reason or "← advised")
+        # How a candidate missed the target takes several short lines, which leaves room for the reason.
+        time_text = advice.time_text(each).replace(" (", "\n(").replace("; ", ";\n")
+        table.add_row(each.label, time_text, str(each.seeds), megabytes, each.reason or first)
     return table
 
 

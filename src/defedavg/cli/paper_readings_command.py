@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import UserError
+from ..errors import UserError, counted
 from ..paper.published import SIZES, cells
 from ..paper.readings import FIRST, READINGS, Readings
 from .consoles import print_text
@@ -130,13 +130,13 @@ def _planning() -> Iterator[Progress]:
     """Show how many cells are planned: beside a spinner on a terminal, in a line every ten seconds elsewhere."""
     if err.is_terminal:
         with err.status("planning") as status:
-            yield lambda done, number: status.update(f"planning: {done} of {number} cells")
+            yield lambda done, number: status.update(f"planning: {done} of {counted(number, 'cell')}")
         return
     timer = LineTimer()
 
     def print_sometimes(done: int, number: int) -> None:
         if timer.due():
-            print_note(f"planning: {done} of {number} cells")
+            print_note(f"planning: {done} of {counted(number, 'cell')}")
 
     yield print_sometimes
 

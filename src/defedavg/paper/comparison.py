@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import counted
 from .infer_report import agreement, agreement_to_markdown, cell_of
 from .paper_tables import rows
 from .published import cells
@@ -31,7 +32,7 @@ def compared_tables(folder: Path) -> Tables:
     for title, request in requests.items():
         runs, store, _ = request.table_runs()
         if found := rows(store.results(runs, request.seeds)):
-            tables[f"{title}, {len(found)} of {len(runs)} cells"] = found
+            tables[f"{title}, {len(found)} of {counted(len(runs), 'cell')}"] = found
     return tables
 
 
@@ -42,6 +43,6 @@ def to_markdown(tables: Mapping[str, Rows]) -> str:
     common = {cell_of(row) for row in shortest}
     for title, table in tables.items():
         if len(table) > len(shortest):
-            name = f"{title.partition(',')[0]}, the {len(shortest)} cells that both have"
+            name = f"{title.partition(',')[0]}, the {counted(len(shortest), 'cell')} that both have"
             shown[name] = [row for row in table if cell_of(row) in common]
     return "\n".join(f"{title}:\n\n{agreement_to_markdown(agreement(table))}" for title, table in shown.items())

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any, Final
 
+from ..errors import counted
 from .infer import HELD_OUT, MISSED, SEARCHED, TIMES, Candidate, Stage, error
 from .paper_tables import markdown
 from .published import BOUNDS, Cell
@@ -80,7 +81,7 @@ def to_markdown(found: Mapping[str, Any]) -> str:
         names = [name for name in shown[0] if name not in TIMES]
         lines = ["| " + " | ".join([*(row[name] for name in names), _score_columns(row)]) + " |" for row in shown]
         parts += [
-            f"\nThe best {len(shown)} of {len(stage['combinations'])} combinations:\n\n",
+            f"\nThe best {len(shown)} of {counted(len(stage['combinations']), 'combination')}:\n\n",
             markdown(" | ".join([*names, *TIMES.values()]), lines),
         ]
     return "".join([*parts, "\n", _unexplained(found["cells"])])

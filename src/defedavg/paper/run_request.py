@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..errors import UserError, unknown
+from ..errors import UserError, counted, unknown
 from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import Event, Watch
 from .published import (
@@ -139,7 +139,7 @@ class PaperRequest:
         rates, finished = tuned.known(wanted, any_limit=self.show_only), True
         untuned = [cell for cell in wanted if cell not in rates]
         if untuned and not self.show_only:
-            self.notify(f"rates to tune: {len(untuned)} cells")
+            self.notify(f"rates to tune: {counted(len(untuned), 'cell')}")
             search = RateSearch(tuned, untuned)
             with self.watching("rates", search.runs) as watch, logged_session(store.folder, self.compute) as began:
                 finished = search.run(self.compute, _watch_session(watch, began))
