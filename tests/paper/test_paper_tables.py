@@ -162,7 +162,7 @@ def test_ranking_counts_a_failed_seed_as_infinite_and_names_undecided_algorithms
     )
     assert (found["first"], found["paper_first"], found["open"]) == ("fedavg", "defedavg-iid", ["favano"])
     assert "defedavg-iid\N{NO-BREAK SPACE}diverged" in ranking_to_markdown([found])
-    assert "1 of 1 seeds, unless favano is faster | no |" in ranking_to_markdown([found])
+    assert "1 of 1 seed, unless favano is faster | no |" in ranking_to_markdown([found])
     (found,) = ranking([*seeds(defedavg, None), *seeds(fedavg, None)])
     assert (found["first"], found["open"]) == (None, [])
     assert "| – | no algorithm holds it |" in ranking_to_markdown([found])

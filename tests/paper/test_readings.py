@@ -188,7 +188,7 @@ def test_the_report_names_the_best_the_next_and_the_unexplained(computed: list[s
     assert "| normalise | symmetric |" in text
     assert "within a factor of 1.25" in text
     far = {**found, "cells": [{**found["cells"][0], "error": 1.0}]}
-    assert "1 of 1 searched cells" in to_markdown(far)
+    assert "1 of 1 searched cell." in to_markdown(far)
     json.dumps(found, allow_nan=False)
 
 

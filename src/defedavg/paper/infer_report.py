@@ -113,7 +113,7 @@ def _unexplained(cells: Sequence[Mapping[str, Any]]) -> str:
         f"| {_seconds(row['first_hit_seconds'])} | {_seconds(row['sustained_seconds'])} | {_paper(row)} |"
         for row in missed
     ]
-    title = f"Unexplained by a factor of more than {WITHIN:g}: {len(missed)} of {len(cells)} searched cells.\n\n"
+    title = f"Unexplained by a factor of more than {WITHIN:g}: {len(missed)} of {counted(len(cells), 'searched cell')}.\n\n"
     return title + markdown("setting | data | algorithm | n | first hit, s | sustained, s | paper, s", lines)
 
 

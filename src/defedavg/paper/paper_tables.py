@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median, stdev
 from typing import Any
 
+from ..errors import counted
 from ..jsonio import about
 from .published import BOUNDS, LOCAL_STEPS, Cell, Rates
 from .result_files import Result
@@ -220,7 +221,7 @@ def ranking_to_markdown(table: Sequence[Mapping[str, Any]]) -> str:
         setting = f"{row['setting']}, {row['dataset']}, n = {row['updates_per_round']}"
         bound = f">{BOUNDS[row['dataset']]:.0f}"
         times, paper = _listed(row["here"]), _listed(row["paper"], bound)
-        seeds = f"{row['first_in']} of {row['seeds']} seeds" if row["first"] else "–"
+        seeds = f"{row['first_in']} of {counted(row['seeds'], 'seed')}" if row["first"] else "–"
         seeds += f", unless {' or '.join(row['open'])} is faster" if row["open"] else ""
         same = "yes" if row["first"] == row["paper_first"] else "no" if row["first"] else "no algorithm holds it"
         lines.append(f"| {setting} | {times} | {paper} | {seeds} | {same} |")
