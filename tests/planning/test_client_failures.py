@@ -252,4 +252,21 @@ def test_without_replacement_no_client_counts_twice_after_a_resample() -> None:
     assert any(isinstance(record, Timeout) and record.drawn for record in plan.records)
     full = [record for record in plan.rounds if len(record.merge.updates) == 4]
     assert len(full) > 40
-    assert all(weight == -0.25 for record in full for _, weight in record.merge.updates)
+    for record in plan.rounds:
+        assert all(weight == -1.0 / len(record.merge.updates) for _, weight in record.merge.updates)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "mifa", "favano", "quafl"])
+def test_without_replacement_a_round_has_every_client_that_is_left(name: str) -> None:
+    """All clients take part; one leaves for good. Each round then has the others once, with equal weights."""
+    kind = ALGORITHMS[name]
+    given = {"replacement": False} if name == "fedavg" else {}
+    trace = leaving(7, {6: (1.0, math.inf)})
+    plan = case(name, 7, 7, settings=kind.settings_type(**given), timeout=2.0, **trace).plan(60)
+    plan.check()
+    after = [record for record in plan.rounds if record.time > 1.0 + 2.0 + 2.0]  # the first timeout has passed
+    assert len(after) >= 10
+    for record in after:
+        assert sorted(update.client for update, _ in record.merge.updates) == list(range(6))
+        weights = {weight for _, weight in (record.merge.states if name == "quafl" else record.merge.updates)}
+        assert len(weights) == 1

@@ -248,7 +248,7 @@ class ServerMachine:
 
 
 class SampledRound(ServerMachine):
-    """A round that draws its clients and waits for all of them; a client drawn twice counts twice."""
+    """A round that waits for all clients it draws; one drawn twice counts twice. If too few are left, it has fewer."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("multiplicity", "waiting", "received", "late", "draws")
 
@@ -282,8 +282,8 @@ class SampledRound(ServerMachine):
 
     def combine(self, received: list[tuple[Update, int]]) -> Merge:
         """Return the merge of a complete round, from its updates and how often each client was drawn (hook)."""
-        n = self.setup.updates_per_round
         if self.setup.shares is None:
+            n = sum(count for _, count in received)  # fewer than the setting if clients are missing
             return self.merge((update, -count / n) for update, count in received)
         weighted = [(update, count * self.share_of(update.client)) for update, count in received]
         total = math.fsum(weight for _, weight in weighted)
@@ -296,19 +296,17 @@ class SampledRound(ServerMachine):
     # The round.
 
     def draw(self, count: int) -> list[int]:
-        """Draw clients from the pool by key."""
+        """Draw clients from the pool by key; without replacement, all of them if there are no more."""
         start = key(self.setup.seed, "draw", self.version, self.draws)
         self.draws += 1
-        if self.with_replacement() or count > len(self.pool):
+        if self.with_replacement():
             return [self.pool[below(extend(start, slot), len(self.pool))] for slot in range(count)]
-        return self.pool.sample(count, start)
+        return self.pool.sample(min(count, len(self.pool)), start)
 
     def draw_again(self, count: int) -> list[int]:
-        """Draw substitutes; without replacement, from clients that have not answered, while there are any."""
+        """Draw substitutes; without replacement, from the clients that have not answered, if there are any."""
         received = [] if self.with_replacement() else sorted(self.received)
         answered = [client for client in received if client in self.pool]
-        if len(answered) == len(self.pool):
-            return self.draw(count)
         for client in answered:
             self.pool.remove(client)
         drawn = self.draw(count)

@@ -2,7 +2,7 @@
 
 For each merge it trains the jobs that the merge uses, one after the other, and applies
 
-    w[t+1] = Σ a·w[v] + global_lr · (Σ b·Δ + Σ c·s)
+    w[t+1] = Σ a·w[v] + global_lr · rate_scale · (Σ b·Δ + Σ c·s)
 
 with the state vectors s that merges assign, or, with a server optimiser, the step that it makes of this merge.
 Running statistics, such as those of batch normalisation, are no weights: a difference of variances can be negative.

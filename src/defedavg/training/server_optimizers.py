@@ -1,7 +1,8 @@
 """Server optimisers on the pseudo-gradient, for any algorithm.
 
 Reddi et al.: Adaptive Federated Optimization (ICLR 2021). The pseudo-gradient g is what a merge with learning rate one
-would subtract from the newest version; the optimiser replaces it by a step s, and w[t+1] = w[t] − global_lr·s.
+would subtract from the newest version; the optimiser replaces it by a step s, and w[t+1] = w[t] − global_lr·s. A merge
+that lowers its rate by ``rate_scale`` lowers that of the step; g does not change.
 
     momentum   m ← μ·m + g;  s = m                       nesterov   m ← μ·m + g;  s = g + μ·m
     adagrad    v ← v + g²                                adam       v ← β₂·v + (1 − β₂)·g²
