@@ -10,11 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pytest
+
 from defedavg.config.build import make_plan
 from defedavg.paper.comparison import compared_tables, to_markdown
 from defedavg.paper.implied_rounds import rows as rounds_rows
 from defedavg.paper.infer import HELD_OUT, STAGES, Search, error
-from defedavg.paper.infer_report import WITHIN, agreement, cell_of, report
+from defedavg.paper.infer_report import WITHIN, agreement, cell_of, complete_time, report
 from defedavg.paper.paper_tables import markdown, ranking
 from defedavg.paper.published import (
     BOUNDS,
@@ -31,6 +33,7 @@ from defedavg.paper.readings import READINGS, Readings
 from defedavg.paper.result_files import ResultFiles
 from defedavg.paper.run_grid import ROUNDS, SHORTEST_LIMIT, Choices, PaperRun
 from defedavg.paper.run_request import PaperRequest
+from defedavg.paper.time_models import SCORED
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "paper"
@@ -97,8 +100,31 @@ def test_the_page_has_the_tables_of_the_results() -> None:
     assert says(searched_table())
     assert says(search_scores())
     assert says(to_markdown(TABLES))
-    for name in ("table1/table1.md", "table1/ranking.md", "rounds.md", "first-reading/table1-tuned/ranking.md"):
+    names = ("table1/table1.md", "table1/ranking.md", "rounds.md", "time-models.md")
+    for name in (*names, "first-reading/table1-tuned/ranking.md"):
         assert says((RESULTS / name).read_text(encoding="utf-8")), name
+
+
+def test_the_scores_of_time_models_belong_to_the_table() -> None:
+    """The present time model has the errors of the table itself; of the others, the page says how they compare."""
+    lines = (RESULTS / "time-models.md").read_text(encoding="utf-8").splitlines()[2:]
+    found = {
+        tuple(cells[:2]): cells[2:] for cells in ([part.strip() for part in line.split("|")[1:-1]] for line in lines)
+    }
+    present = found["uniform(1, 5)", "background"]
+    scored = [row for row in PRESENT_ROWS if row["algorithm"] in SCORED]
+    for name, shown in zip(SCORED, present, strict=False):
+        errors = [error(cell_of(row), complete_time(row, "first_hit")) for row in scored if row["algorithm"] == name]
+        assert shown == f"{fmean(errors):.3f}", name
+    everything = [error(cell_of(row), complete_time(row, "sustained")) for row in scored]
+    assert present[-2] == f"{fmean(everything):.3f}"
+    assert all(float(present[-3]) <= float(other[-3]) for other in found.values())  # "the least error of first hits"
+    assert all(int(present[-1].split()[0]) >= int(other[-1].split()[0]) for other in found.values())
+    speeds = found["inverse-uniform(1, 5)", "blocking"]
+    assert float(speeds[-2]) == pytest.approx(float(present[-2]), abs=0.002)  # "fit as well"
+    errors_of = {name: (float(a), float(b)) for name, a, b in zip(SCORED, present, speeds, strict=False)}
+    assert [name for name, (now, other) in errors_of.items() if other > now + 0.05] == ["fedbuff", "defedavg-iid"]
+    assert errors_of["defedavg-niid"][1] < 0.1
 
 
 def ranked(folder: Path, choices: Choices, *, stated: bool) -> list[dict[str, Any]]:

@@ -125,6 +125,32 @@ def rounds(
         print_text(to_markdown(table))
 
 
+@app.command("timing")
+def timing(folder: Folder = OUT, seeds: Seeds = 3, as_json: Json = False) -> None:
+    """Score other readings of the time model by the stored times of Table 1 and planned rounds. Trains nothing.
+
+    A time to the target is multiplied by the ratio of the planned times of a round under both readings, as if a run
+    needed as many rounds under each. FAVANO, whose rounds have a fixed length, is left out. All cells take about two
+    minutes.
+    """
+    from ..paper.paper_tables import rows
+    from ..paper.run_request import PaperRequest
+    from ..paper.time_models import SCORED, scores, to_markdown
+
+    chosen = checked_seeds(seeds)
+    runs, store, _ = PaperRequest(folder, tuple(cells()), range(3), show_only=True).table_runs()
+    table = [row for row in rows(store.results(runs, range(3))) if row["algorithm"] in SCORED]
+    if not table:
+        print_note(f"there are no results in {folder}; `defedavg paper table1` computes them")
+        return
+    with _planning() as progress:
+        found = scores(table, chosen, progress)
+    if as_json:
+        print_json(found)
+    else:
+        print_text(to_markdown(found))
+
+
 @contextmanager
 def _planning() -> Iterator[Progress]:
     """Show how many cells are planned: beside a spinner on a terminal, in a line every ten seconds elsewhere."""

@@ -113,7 +113,8 @@ def _unexplained(cells: Sequence[Mapping[str, Any]]) -> str:
         f"| {_seconds(row['first_hit_seconds'])} | {_seconds(row['sustained_seconds'])} | {_paper(row)} |"
         for row in missed
     ]
-    title = f"Unexplained by a factor of more than {WITHIN:g}: {len(missed)} of {counted(len(cells), 'searched cell')}.\n\n"
+    number = f"{len(missed)} of {counted(len(cells), 'searched cell')}"
+    title = f"Unexplained by a factor of more than {WITHIN:g}: {number}.\n\n"
     return title + markdown("setting | data | algorithm | n | first hit, s | sustained, s | paper, s", lines)
 
 
@@ -147,8 +148,14 @@ def cell_of(row: Mapping[str, Any]) -> Cell:
     return Cell(row["dataset"], row["setting"], row["algorithm"], row["updates_per_round"])
 
 
+def complete_time(row: Mapping[str, Any], kind: str) -> float | None:
+    """Return the mean time of a row of Table 1, ``first_hit`` or ``sustained``; None if not every seed has one."""
+    time: float | None = row[kind] if row[_KINDS[kind]] == row["seeds"] else None
+    return time
+
+
 def _summary(title: str, kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    seconds = [row[kind] if row[_KINDS[kind]] == row["seeds"] else None for row in rows]
+    seconds = [complete_time(row, kind) for row in rows]
     errors = [error(cell_of(row), time) for row, time in zip(rows, seconds, strict=True)]
     return {
         "cells": title,
