@@ -125,7 +125,9 @@ def test_replay_prints_the_deployment_and_the_what_if_plans(tmp_path: Path) -> N
     words = ["replay", str(tmp_path / "run"), "--what-if", "updates_per_round=1,2,6", "--what-if", "algorithm=fedavg"]
     result = CliRunner().invoke(app, [*words, "--save", str(tmp_path / "plan.jsonl.gz")])
     assert result.exit_code == 0, result.output
-    assert "every invariant holds; 8 merges" in result.output
+    assert "every invariant holds; 8 merges as logged; 0 updates refused, 0 clients quarantined" in result.output
+    titles = [line for line in result.output.splitlines() if " rounds, mean over 1 seed" in line]
+    assert [title.split()[0] for title in titles] == ["8", "100"]  # the deployment, and what the plans simulate
     found = replay(logs.read(tmp_path / "run" / "events.jsonl"))
     measured = found.plan.rounds[-1].time / 8
     predicted = whatif_plans(found, ("updates_per_round=3",), 8)[0][0][1].rounds[-1].time / 8  # the logged setting
@@ -168,6 +170,8 @@ def test_the_measured_clients_of_a_log_are_the_fleet_of_an_advice(tmp_path: Path
     words = ("replay", tmp_path / "run", "--advise", tmp_path / "my.toml", "--out", tmp_path)
     assert "set stop.target_accuracy" in refused(*words)
     assert "leave out --json" in refused(*words, "--json")
+    for option in (("--budget", "10m"), ("--force",)):
+        assert "name the study to advise with --advise" in refused("replay", tmp_path / "run", *option)
 
 
 def test_keys_are_private_and_certify_the_server(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""``defedavg deploy`` and ``defedavg replay``."""
+"""``defedavg deploy``."""
 
 from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +17,8 @@ from ..config.task_module import absolute_spec
 from ..deploy.transport import check_installed
 from ..errors import UserError, unknown
 from ..fileio import launch_lock, read_regular, write_whole
-from ..report import tables
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
-from .advise_command import Budget, advise_from_log
 from .deploy_stream_command import Clients, Sets, join, keys, print_results, serve
 from .options import (
     CommandWithOldNames,
@@ -29,11 +27,8 @@ from .options import (
     Out,
     Plugin,
     err,
-    out,
-    print_json,
     print_line,
     print_note,
-    print_notes,
 )
 from .stop_signals import stopped_by, stopped_code
 
@@ -41,8 +36,6 @@ if TYPE_CHECKING:
     from ..deploy.deploy_config import DeployConfig
     from ..deploy.grpc.local_clients import LocalClients
     from ..deploy.local_progress import OnLine
-    from ..deploy.replay import Replay
-    from ..planning.plan_stats import PlanStats
 
 app = typer.Typer(
     help="Run on a real network, over gRPC or Flower, with the algorithms, tasks and run folders of a simulation.",
@@ -114,7 +107,7 @@ def local(
     ] = None,
     folder: Out = Path("runs"),
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="The port of the SuperLink. Default: a free port.")
+        int | None, typer.Option(min=1, max=65535, help="The port of the server. Default: a free port.")
     ] = None,
     transport: Annotated[
         str | None,
@@ -288,98 +281,3 @@ def _app_settings(folder: Path) -> dict[str, Any]:
 app.command()(keys)
 app.command()(serve)
 app.command()(join)
-
-
-def _log_of(file: Path) -> Path:
-    """Return a log, or that of a run folder; a folder without one is not of a deployment."""
-    if not file.is_dir():
-        return file
-    log = RunFiles(file).event_log
-    if not log.exists():
-        raise UserError(f"{file} has no {log.name}; replay needs a folder that `defedavg deploy` wrote")
-    return log
-
-
-def replay(
-    file: Annotated[Path, typer.Argument(metavar="LOG", help="events.jsonl of a deployment, or its run folder.")],
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=A,B,…",
-            help="Also simulate the measured clients with other settings: updates_per_round=5,10, local_steps=… or "
-            "algorithm=…; several options are combined.",
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="The number of rounds that a what-if simulates.")] = 100,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Save the plan of the deployment (.jsonl or .jsonl.gz).")
-    ] = None,
-    advise: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="STUDY.toml",
-            help="Also advise for the measured clients, as `defedavg advise` does: the study names the task and the "
-            "target, and the log replaces its [clients].",
-        ),
-    ] = None,
-    budget: Budget = None,
-    folder: Out = Path("runs"),
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier advice.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Rebuild the plan of a deployment from its event log and check it; then ask what other settings would do.
-
-    Example: `defedavg replay runs/deployment --what-if updates_per_round=1,3,6 --advise my.toml --budget 10m`
-    """
-    from ..deploy.engine import event_log as logs
-    from ..deploy.replay import replay as rebuild
-    from ..deploy.whatif import model_error, whatif_plans
-    from ..planning.plan_stats import summarise
-
-    found = rebuild(logs.read(_log_of(file)))
-    found.plan.check()
-    if save is not None:
-        found.plan.save(save)
-    plans, impossible = whatif_plans(found, tuple(what_if or ()), rounds)
-    rows = [(label, summarise(plan, found.fleet)) for label, plan in (("as deployed", found.plan), *plans)]
-    print_notes(impossible)
-    wanted = bool(plans) or advise is not None
-    errors = model_error(found) if wanted else None
-    if as_json:
-        _print_replay_json(found, rows, errors, advise)
-        return
-    out.print(tables.plan_table([label for label, _ in rows], [[stats] for _, stats in rows], len(found.plan.rounds)))
-    _print_checked(found)
-    _print_model_error(errors, wanted=wanted)
-    if advise is not None:
-        advise_from_log(found, advise, budget, folder, force=force)
-
-
-def _print_replay_json(
-    found: Replay, rows: Sequence[tuple[str, PlanStats]], errors: tuple[float, float] | None, advise: Path | None
-) -> None:
-    if advise is not None:
-        raise UserError("replay --advise prints a ranking; leave out --json, and read advice.json")
-    named = [{"setting": label, **tables.stats_json([stats], [{}])[0]} for label, stats in rows]
-    error = {"seconds_per_round": dict(zip(("predicted", "measured"), errors, strict=True))} if errors else {}
-    print_json({"refused": len(found.refused), "quarantined": list(found.quarantined), "plans": named} | error)
-
-
-def _print_checked(found: Replay) -> None:
-    print_line(
-        f"\nevery invariant holds; {len(found.plan.rounds)} merges as logged; {len(found.refused)} updates refused, "
-        f"{len(found.quarantined)} clients quarantined; speeds of {len(found.measured_clients)} of "
-        f"{found.plan.header.num_clients} clients measured"
-    )
-
-
-def _print_model_error(errors: tuple[float, float] | None, *, wanted: bool) -> None:
-    """Print how far the simulation with the logged setting is from the logged run."""
-    if errors is not None:
-        predicted, measured = errors
-        print_line(
-            f"model error: with the logged setting the simulation predicts {predicted:.3g} s a round, the deployment "
-            f"took {measured:.3g} s ({predicted / measured - 1:+.0%}); the plans above may be wrong by as much"
-        )
-    elif wanted:
-        print_line("model error: unknown, since the simulation cannot repeat the logged run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
@@ -9,18 +10,22 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..deploy.transport import check_installed
-from ..errors import UserError, first_line
+from ..errors import UserError, first_line, unknown
 from ..fileio import launch_lock, read_input, read_text
 from ..report import tables
 from ..runstore.layout import RunFiles
 from .options import Force, Json, Out, Plugin, err, out, print_json, print_line, print_note
 from .stop_signals import stopped_by, stopped_code
+
+if TYPE_CHECKING:
+    from ..deploy.deploy_config import DeployConfig
 
 Clients = Annotated[int, typer.Option(min=1, max=1000, help="The number of clients.")]
 Insecure = Annotated[
@@ -82,6 +87,8 @@ def study_settings(
     found = _read_study(file)
     merged = config.override(found, tuple(given or ()))
     deploy = merged.pop("deploy", {})
+    for key in difflib.get_close_matches("deploy", merged.keys() - ALGORITHMS.keys(), n=1, cutoff=0.75):
+        raise unknown("key", key, ["deploy"])  # a study knows no such table, and cannot suggest it
     if not isinstance(deploy, dict):
         raise UserError("deploy is a key, not a table; write the settings of the server under [deploy]")
     if algorithm is not None:
@@ -144,8 +151,9 @@ def serve(
         raise UserError("give --keys FOLDER (see `defedavg deploy keys`), or --insecure to try things out on loopback")
     listening.check()
     flat = study_settings(file, given, algorithm, plugin)
+    flat |= {} if name is None else {"name": name}
     run_config = read_deploy_config({**flat, "deploy.resume": resume})
-    run_folder = folder / (name or str(flat["name"]))
+    run_folder = folder / run_config.name
     files = RunFiles(run_folder)
     log_line = ServerLog(run_folder, lambda line: err.print(line, markup=False, highlight=False, soft_wrap=True))
     if resume and not run_folder.is_dir():
@@ -156,16 +164,32 @@ def serve(
                 recover(run_folder)
         else:
             created.enter_context(new_run_folder(run_config, run_folder, force=force, log_line=print_note))
-        run_server(
-            run_config,
-            flat,
-            lambda: task_of_settings(flat, None),
-            run_folder,
-            listening,
-            log_line=log_line,
-            on_listening=lambda port: log_line(f"listening at {listen.rpartition(':')[0]}:{port}"),
-        )
+        with _progress(run_config, run_folder):
+            run_server(
+                run_config,
+                flat,
+                lambda: task_of_settings(flat, None),
+                run_folder,
+                listening,
+                log_line=log_line,
+                on_listening=lambda port: log_line(f"listening at {listen.rpartition(':')[0]}:{port}"),
+            )
     print_results(files, as_json=as_json)
+
+
+@contextmanager
+def _progress(run_config: DeployConfig, run_folder: Path) -> Iterator[None]:
+    """Show the progress of a run while its server runs; the server itself prints what clients do."""
+    from ..deploy.local_progress import followed, progress_display
+    from ..runstore.deployment_status import LogTail
+
+    resumed, total = run_config.deploy.resume, run_config.settings.clients.num_clients
+    tail = LogTail(run_folder, from_end=resumed)
+    with (
+        progress_display(err, total, run_folder if resumed else None, faults=False) as on_line,
+        followed(tail, on_line),
+    ):
+        yield
 
 
 @contextmanager
@@ -219,21 +243,26 @@ def join(
     alone. A task of your own has a function make(config, client), as for a simulation.
     """
     check_installed("grpc")
-    from ..config.task_module import absolute_spec
-    from ..deploy.grpc.identities import check_loopback, client_credentials, host_and_port
+    from ..config.task_module import absolute_spec, file_of
+    from ..deploy.grpc.identities import check_keys, check_loopback, client_credentials, host_and_port
     from ..deploy.grpc.join import run_client
 
     host_and_port(address)
     if insecure != (keys is None) or insecure != (client is not None):
         raise UserError("give --keys FOLDER of this client, or --insecure and --client N to try things out on loopback")
-    if insecure:
+    if keys is None:
         check_loopback(address)
+    else:
+        check_keys(keys, "client")
+    spec = None if task is None else absolute_spec(task, Path.cwd())
+    if spec is not None and file_of(spec) and not Path(file_of(spec)).is_file():
+        raise UserError(f"there is no Python file {file_of(spec)}; correct the path in --task")
     try:
         run_client(
             address,
             None if keys is None else client_credentials(keys),
             client=client,
-            task=None if task is None else absolute_spec(task, Path.cwd()),
+            task=spec,
             step_seconds=step_seconds,
             retry_seconds=retry_seconds,
             log_line=lambda line: err.print(line, markup=False, highlight=False, soft_wrap=True),

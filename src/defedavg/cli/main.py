@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "split": "split_command:split",
         "traces": "traces_command:app",
     },
-    "Deploy": {"deploy": "deploy_command:app", "replay": "deploy_command:replay"},
+    "Deploy": {"deploy": "deploy_command:app", "replay": "replay_command:replay"},
     "Study the paper": {"theory": "theory_command:app", "paper": "paper_readings_command:app"},
     "Try this machine": {"bench": "bench_command:bench", "demo": "demo_command:demo"},
 }
@@ -90,6 +90,18 @@ class CommandsInOrder(TyperGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (the signature is Click's)
         """Return the names of the commands."""
         return list(_PANELS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is called; for an unknown name, suggest a group that has a command of this name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            groups = [name for name, each in self.commands.items() if args[0] in getattr(each, "commands", ())]
+            if groups:
+                error.message = f"No such command {args[0]!r}. Did you mean '{groups[0]} {args[0]}'?"
+            raise
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (see above)
         """Return a command; import it if this has not happened yet. For an unknown name, others can be suggested."""

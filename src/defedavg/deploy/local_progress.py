@@ -1,7 +1,8 @@
-"""The progress of a deployment on this machine, from its event log."""
+"""The progress of a deployment whose server runs on this machine, from its event log."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,6 +18,7 @@ OnLine = Callable[[dict[str, Any]], None]
 """Called with every new line of the event log."""
 
 STATUS_SECONDS = 10.0
+PROGRESS_SECONDS = 0.3  # between two looks at the log
 
 
 class LocalProgress:
@@ -49,10 +51,34 @@ class LocalProgress:
 
 
 @contextmanager
-def progress_display(console: Console, clients: int, resumed: Path | None = None) -> Iterator[OnLine]:
+def followed(tail: LogTail, on_line: OnLine) -> Iterator[None]:
+    """Pass every new line of the event log on, from a thread, while the block runs."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        last = False
+        while not last:
+            last = ended.wait(PROGRESS_SECONDS)
+            for line in tail.lines():
+                on_line(line)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def progress_display(
+    console: Console, clients: int, resumed: Path | None = None, *, faults: bool = True
+) -> Iterator[OnLine]:
     """Yield a function that shows lines of the log: a live status on a terminal, a line from time to time elsewhere.
 
-    ``resumed`` is the folder of a run that continues: what it has done before counts too.
+    ``resumed`` is the folder of a run that continues: what it has done before counts too. ``faults``: also print a line
+    for a client that leaves, fails or cannot take part, unless the server prints it itself.
     """
     progress = LocalProgress(clients, () if resumed is None else LogTail(resumed).lines())
     last = time.monotonic()
@@ -61,7 +87,7 @@ def progress_display(console: Console, clients: int, resumed: Path | None = None
         def show(line: dict[str, Any]) -> None:
             nonlocal last
             message = progress.update(line)
-            if message:
+            if message and faults:
                 console.print(message, markup=False, soft_wrap=True)
             if status is not None:
                 status.update(str(progress))

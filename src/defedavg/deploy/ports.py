@@ -18,9 +18,25 @@ def free_port() -> int:
 
 def check_port(port: int) -> None:
     """Raise ``UserError`` if a port is in use."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise UserError(f"port {port} cannot be used: {error.strerror}; choose another with --port") from None
+    why = _fault(HOST, port)
+    if why is not None:
+        raise UserError(f"port {port} cannot be used: {why}; choose another with --port")
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise ``UserError`` if a server cannot listen at an address."""
+    why = _fault(host, port)
+    if why is not None:
+        raise UserError(f"the server cannot listen at {host}:{port}: {why}; choose another address or port")
+
+
+def _fault(host: str, port: int) -> str | None:
+    """Return why no server can listen at an address; None: it can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be a host's
+        return getattr(error, "strerror", None) or str(error)
+    return None

@@ -90,6 +90,14 @@ class WaitingTransport(Transport, Protocol):
         """Return when a reply has arrived or the nodes have changed, or after that time."""
 
 
+@runtime_checkable
+class RejectingTransport(Transport, Protocol):
+    """A transport that can tell a node why it cannot take part; over others, only the server's log says so."""
+
+    def reject(self, node: int, reason: str) -> None:
+        """End the connection of a node, and tell it why."""
+
+
 def not_installed(transport: str) -> UserError:
     """Return the error for a machine without the packages of a transport."""
     what, extra = NEEDED[transport][0], EXTRAS[transport]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -26,6 +25,7 @@ from defedavg.errors import UserError
 from defedavg.runstore.layout import EVENT_LOG
 from defedavg.tasks import Task
 from helpers.deployments import World, agrees, checked
+from helpers.stream_steps import until
 from helpers.streams import CuttingProxy, StreamWorld, in_loop
 
 
@@ -111,14 +111,6 @@ def test_a_client_that_stays_away_leaves_and_joins_again(tmp_path: Path, keys: P
         checked(cast(World, world))
 
 
-def until(world: StreamWorld, condition: Any, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, world.log_lines[-5:]
-        if not world.coordinator.step():
-            world.transport.wait(0.05)
-
-
 def test_a_second_process_of_a_client_is_refused_and_the_first_stays(
     tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +124,7 @@ def test_a_second_process_of_a_client_is_refused_and_the_first_stays(
         world.run()
         log = finished(world)
     assert not [event for event in log.events if isinstance(event, Left)]
-    assert "refused a second process that connects as client 3" in world.log_lines
+    assert world.log_lines.count("refused a second process that connects as client 3") == 1  # of several attempts
 
 
 def test_a_round_over_streams_interrupts_jobs_that_are_not_finished(tmp_path: Path, keys: Path) -> None:
@@ -343,7 +335,7 @@ def test_a_client_without_a_task_ends_with_its_reason_and_the_server_knows_it(tm
         world.join(0, 1, 2, 3, 4)
         world.join(5, task=no_task)
         world.coordinator.wait_for_clients()
-        until(world, lambda: any("client 5: " in line and "there are no data here" in line for line in world.log_lines))
+        until(world, lambda: "client 5 cannot take part: no_task: there are no data here" in world.log_lines)
         with pytest.raises(UserError, match="there are no data here"):
             world.jobs.pop(5).result(10.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def test_a_run_without_clients_stalls_after_the_wait_and_can_be_resumed(tmp_path
     assert str(world.session.progress.status) == "stalled"
     before = world.session.engine.server.version
     with pytest.raises(StalledError, match=rf"stalled after round {before}: no client .* for 20 s; .* resume"):
-        finish(world.session, 1.0, world.log_lines.append)
+        finish(world.session, world.log_lines.append)
     found = read_run(tmp_path / "run")
     assert not found.finished
     assert [(entry.status, entry.numbers["rounds"]) for entry in found.entries] == [("stalled", before)]
@@ -96,10 +97,27 @@ def test_a_run_without_clients_stalls_after_the_wait_and_can_be_resumed(tmp_path
     assert world.session.progress.status is Status.ROUNDS
     _, replayed = checked(world)
     assert len(replayed.plan.rounds) == 8
-    finish(world.session, 2.0, world.log_lines.append)
+    finish(world.session, world.log_lines.append)
     found = read_run(tmp_path / "run")
     assert found.finished
     assert [entry.status for entry in found.entries] == ["max_rounds"]
+
+
+def test_the_real_time_of_a_resumed_run_is_that_of_all_its_servers(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", stop__max_rounds=6)
+    begin_run(world.session.files, world.config.toml)
+    world.until(lambda: world.session.engine.server.version >= 2)
+    time.sleep(0.4)  # longer than the second server needs for the rest
+    world.until(lambda: world.session.engine.server.version >= 3)
+    world.crash()
+    world.until(lambda: world.session.progress.status is not Status.RUNNING)
+    finish(world.session, world.log_lines.append)
+    log = checked(world)[0]
+    spent = [note.fields["wall_seconds"] for note in log.notes("measured")]
+    assert len(spent) == 7
+    assert spent == sorted(spent)
+    (entry,) = read_run(tmp_path / "run").entries
+    assert entry.numbers["wall_seconds"] >= spent[-1] > 0.4
 
 
 def test_a_run_counts_as_finished_when_its_page_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +132,7 @@ def test_a_run_counts_as_finished_when_its_page_is_complete(tmp_path: Path, monk
         return real(*words)
 
     monkeypatch.setattr(page, "write", observed)
-    finish(world.session, 1.0, world.log_lines.append)
+    finish(world.session, world.log_lines.append)
     assert seen == [False]
     assert read_run(tmp_path / "run").finished
     data = (tmp_path / "run" / "report.html").read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import urllib.error
 import urllib.request
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from defedavg.deploy.local_progress import LocalProgress
+from defedavg.deploy import local_progress
+from defedavg.deploy.local_progress import LocalProgress, followed, progress_display
 from defedavg.deploy.ports import free_port
 from defedavg.deploy.server.metrics_endpoint import metrics_endpoint, metrics_text
 from defedavg.deploy.transport import Message, Reply
@@ -92,6 +95,23 @@ def test_the_progress_line_counts_what_happened_before_a_resume_and_shows_goal_a
     assert left[0] == pytest.approx(world.session.seconds - now, rel=0.25)  # the clients keep their pace
     away = {"note": "turned away", "t": 1.0, "who": "client 4", "node": "17", "why": "its task cannot be made: no file"}
     assert progress.update(away) == "client 4 cannot take part: its task cannot be made: no file"
+
+
+@pytest.mark.parametrize("faults", [True, False])
+def test_a_server_without_a_terminal_prints_lines_of_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: bool
+) -> None:
+    monkeypatch.setattr(local_progress, "STATUS_SECONDS", 0.0)
+    monkeypatch.setattr(local_progress, "PROGRESS_SECONDS", 0.01)
+    console = Console(file=io.StringIO(), width=200)
+    with progress_display(console, 6, faults=faults) as on_line, followed(LogTail(tmp_path), on_line):
+        world = run_with_a_bad_client(tmp_path)
+        world.until(lambda: world.session.progress.status is not Status.RUNNING)
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    last = world.session.progress.evaluations[-1]
+    assert f"round {last.round}, {last.seconds:.0f} s, accuracy " in printed.splitlines()[-1]
+    assert ("client 5 is quarantined" in printed) == faults  # otherwise the server prints it itself
 
 
 def test_the_live_view_and_the_page_show_a_deployment_while_it_runs(tmp_path: Path) -> None:

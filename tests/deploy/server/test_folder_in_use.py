@@ -93,7 +93,7 @@ def test_the_processes_of_a_killed_command_end_before_the_next_one_starts(
 def test_without_force_a_refused_command_ends_no_process(run: Path) -> None:
     with _server(run, run_environment(run)) as server:
         try:
-            assert "already exists" in str(CliRunner().invoke(app, ["deploy", "local"]).exception)
+            assert "holds an unfinished run" in str(CliRunner().invoke(app, ["deploy", "local"]).exception)
             assert server.poll() is None
         finally:
             server.kill()

@@ -57,7 +57,6 @@ def serve(transport: Transport, flat: dict[str, Any], task: str | MakeTask, run:
             resume = restarted or config.deploy.resume
             open_run(config, folder, resume=resume)
             made = task_from_module(task, flat, None)
-            began = time.perf_counter()
             if resume:
                 session = Session.resume(config, flat, made, folder, log_line)
             else:
@@ -67,7 +66,7 @@ def serve(transport: Transport, flat: dict[str, Any], task: str | MakeTask, run:
                 if resume:
                     session.resumed()
                 Coordinator(session, transport, log_line=log_line).run()
-                finish(session, time.perf_counter() - began, log_line)
+                finish(session, log_line)
     except UserError as error:
         if folder.is_dir() and not isinstance(error, InUseError):  # then only the server that runs there may write
             with suppress(OSError):  # a full disk, which the reader of an empty file finds out

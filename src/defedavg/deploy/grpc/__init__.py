@@ -2,9 +2,10 @@
 
 ``frames`` defines the bytes on the wire. ``identities`` reads certificates and the revocation list. ``stream_server``
 and ``link`` are the server's side, and ``stream_transport`` connects them to the coordinator. ``stream_client`` is the
-client's side. ``local_clients`` starts the clients of ``deploy local``.
+client's side, and ``refusals`` has its words for failed connections. ``local_clients`` starts the clients of ``deploy
+local``.
 """
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # failed attempts are reported in this program's own words
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # failed attempts are reported in this program's own words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 import re
 import ssl
@@ -9,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
 from ...errors import UserError
 from ...fileio import read_regular
@@ -19,6 +21,9 @@ from ...fileio import read_regular
 REVOKED = "revoked.txt"
 _CLIENT = re.compile(r"client-(0|[1-9][0-9]{0,8})")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_MAKE_KEYS = "create keys with `defedavg deploy keys`"
+
+Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +102,40 @@ def client_credentials(keys: Path) -> Any:
     return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=certificate)
 
 
+def check_keys(keys: Path, owner: str) -> None:
+    """Refuse a folder whose files are not the key, the certificate and the CA of a ``server`` or a ``client``."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from cryptography.x509 import load_pem_x509_certificate
+
+    def load(name: str, reader: Callable[[bytes], Loaded]) -> Loaded:
+        data = _read(keys / name)
+        try:
+            return reader(data)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            raise UserError(f"{keys / name} is not a key or a certificate; {_MAKE_KEYS}") from None
+
+    key = load(f"{owner}.key", lambda data: load_pem_private_key(data, None))
+    own, ca = (load(name, load_pem_x509_certificate) for name in (f"{owner}.crt", "ca.crt"))
+    if own.public_key() != key.public_key():
+        raise UserError(f"{keys / owner}.crt is not the certificate of {owner}.key; {_MAKE_KEYS}")
+    try:
+        own.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        raise UserError(f"{keys / owner}.crt is not of the CA in {keys / 'ca.crt'}; {_MAKE_KEYS}") from None
+    if own.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
+        raise UserError(f"{keys / owner}.crt expired on {own.not_valid_after_utc:%Y-%m-%d}; {_MAKE_KEYS}")
+
+
 def _read(path: Path) -> bytes:
     try:
         return read_regular(path)
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.strerror or error}; create keys with `defedavg deploy keys`"
-        ) from None
+        hint = _MAKE_KEYS
+        if path.name == "client.key" and (path.parent / "client-0").is_dir():
+            hint = f"{path.parent} has the keys of all clients: give the folder of one, such as {path.parent}/client-0"
+        elif path.name == "server.key" and (path.parent / "client.key").exists():
+            hint = f"{path.parent} is the folder of a client: give the one that `defedavg deploy keys` created"
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; {hint}") from None
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +17,13 @@ from ...runstore.deployment_status import LogTail
 from ...runstore.layout import RunFiles
 from ...tasks import Task
 from ..deploy_config import DeployConfig
-from ..local_progress import OnLine
+from ..local_progress import OnLine, followed
 from ..tls_keys import make_keys
 from .join import task_of_settings
 from .local_clients import LocalClients
 from .run_server import Listening, ServerLog, run_server
 
 HOST = "127.0.0.1"
-PROGRESS_SECONDS = 0.3
-
-
-@contextmanager
-def followed(tail: LogTail, on_line: OnLine) -> Iterator[None]:
-    """Pass every new line of the event log on, from a thread, while the block runs."""
-    ended = threading.Event()
-
-    def follow() -> None:
-        last = False
-        while not last:
-            last = ended.wait(PROGRESS_SECONDS)
-            for line in tail.lines():
-                on_line(line)
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def run_local_streams(

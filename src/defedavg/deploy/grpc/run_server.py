@@ -15,11 +15,12 @@ from ...runstore.layout import RunFiles
 from ...tasks import Task
 from ...training import Status
 from ..deploy_config import DeployConfig
+from ..ports import check_address
 from ..server.coordinator import Coordinator
 from ..server.deployment_folder import finish, open_run
 from ..server.metrics_endpoint import metrics_endpoint
 from ..server.session import LogLine, Session
-from .identities import REVOKED, RevocationList, check_loopback, host_and_port, server_credentials
+from .identities import REVOKED, RevocationList, check_keys, check_loopback, host_and_port, server_credentials
 from .stream_server import StreamSettings
 from .stream_transport import StreamTransport
 
@@ -35,12 +36,13 @@ class Listening:
     keys: Path | None
 
     def check(self) -> None:
-        """Refuse an address that cannot be used, and plain text for other machines."""
-        host_and_port(self.address)
+        """Refuse an address or keys that cannot be used, and plain text for other machines."""
+        host, port = host_and_port(self.address)
         if self.keys is None:
             check_loopback(self.address)
         else:
-            server_credentials(self.keys)
+            check_keys(self.keys, "server")
+        check_address(host, port)
 
 
 def client_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def run_server(
     """Run a deployment to its end; ``on_listening`` receives the port. The run folder exists."""
     with FolderLock(folder, launched=True):
         open_run(config, folder, resume=config.deploy.resume)
-        task, began = make_task(), time.perf_counter()
+        task = make_task()
         if config.deploy.resume:
             session = Session.resume(config, dict(flat), task, folder, log_line)
         else:
@@ -78,7 +80,7 @@ def run_server(
                 on_listening(transport.port)
                 Coordinator(session, transport, log_line=log_line).run()
                 transport.finished = session.progress.status is not Status.STALLED  # its clients may connect again
-            finish(session, time.perf_counter() - began, log_line)
+            finish(session, log_line)
 
 
 def _stream_settings(

@@ -23,6 +23,7 @@ from ...errors import UserError, first_line
 from ..transport import Vector
 from . import frames
 from .frames import Assembler, EncodedVector, FrameError, Shape
+from .refusals import final_fault, plain_reason
 
 if TYPE_CHECKING:
     from ..client.handler import ClientHandler
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 15.0
 """Seconds between two attempts to connect: they double from the first to the longest, and vary at random."""
 
+REMIND_SECONDS = 60.0  # between two lines that say why there is no connection
+
 CLAIM_SECONDS = 90.0
 """How long a client tries to connect while the server says that another process is connected for it."""
 
 BYE_SECONDS = 1.0
+GRPC_ERRORS = (grpc.aio.BaseError, grpc.aio.UsageError)
 
 CLIENT_OPTIONS = (
     ("grpc.max_receive_message_length", frames.MAX_FRAME_BYTES),
@@ -45,14 +49,6 @@ CLIENT_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # every attempt opens a connection of its own
     ("grpc.http2.lookahead_bytes", 1 << 20),
 )
-
-TLS_FAULTS = {
-    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not valid for the ca.crt of this client; use the folder "
-    "that `defedavg deploy keys` made for it together with the server's keys",
-    "Hostname Verification Check failed": "the server's certificate is for another host; name this one with --host "
-    "of `defedavg deploy keys`",
-}
-"""What gRPC says when the keys do not match, in words for users. Another attempt would not help."""
 
 MakeHandler = Callable[[Mapping[str, Any], int], "ClientHandler"]
 """(settings of the run, number of the client) -> the handler of its messages."""
@@ -114,7 +110,7 @@ class StreamClient:
 
     async def run(self) -> None:
         """Answer messages until the run is over; raise ``UserError`` if the server refuses this client."""
-        pause, lost_at = FIRST_PAUSE, time.monotonic()
+        pause, lost_at, told_at = FIRST_PAUSE, time.monotonic(), -REMIND_SECONDS
         while True:
             self._welcomed = False
             try:
@@ -131,8 +127,10 @@ class StreamClient:
             if self._welcomed:
                 pause, lost_at = FIRST_PAUSE, time.monotonic()
             self._check_patience(time.monotonic() - lost_at, reason, claimed=claimed)
-            if pause == FIRST_PAUSE:
-                self._log_line(f"not connected to {self._address}: {reason}; trying again")
+            if pause == FIRST_PAUSE or time.monotonic() - told_at >= REMIND_SECONDS:
+                told_at = time.monotonic()
+                limit = f" for at most {self._retry_seconds:g} s" if self._retry_seconds else ""
+                self._log_line(f"not connected to {self._address}: {reason}; trying again{limit}")
             await asyncio.sleep(pause * (0.5 + int.from_bytes(os.urandom(2)) / 131072))
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -153,10 +151,10 @@ class StreamClient:
         )
         if error.code() in final:
             raise UserError(f"the server at {self._address} refuses this client: {reason}") from None
-        for sign, meaning in TLS_FAULTS.items():
-            if sign in reason:
-                raise UserError(f"no secure connection to {self._address}: {meaning}") from None
-        return str(reason)
+        fault = final_fault(reason)
+        if fault is not None:
+            raise UserError(f"no secure connection to {self._address}: {fault}") from None
+        return plain_reason(reason, secure=self._credentials is not None)
 
     async def _connect(self) -> None:
         """Use one connection until it ends."""
@@ -268,16 +266,17 @@ class Stream:
         """Send these replies, then read and write until the connection ends."""
         for name in replies:
             self.send(name)
-        writer = asyncio.create_task(self._write())
+        writer, reader = asyncio.create_task(self._write()), asyncio.create_task(self._read())
         try:
-            await self._read()
+            await asyncio.shield(reader)  # gRPC ends the whole stream when a pending read is cancelled
         except asyncio.CancelledError:
             await self._say_bye(writer)
             raise
         finally:
-            writer.cancel()
-            with suppress(asyncio.CancelledError, asyncio.InvalidStateError, grpc.aio.BaseError, grpc.aio.UsageError):
-                await writer
+            for task in (writer, reader):
+                task.cancel()
+                with suppress(asyncio.CancelledError, asyncio.InvalidStateError, FrameError, *GRPC_ERRORS):
+                    await task
 
     async def _say_bye(self, writer: asyncio.Task[None]) -> None:
         """Tell the server that this client leaves, so that it does not wait for another connection."""

@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -88,6 +88,7 @@ class StreamServer:
         self._links: dict[int, Link] = {}
         self._nodes: dict[int, Link] = {}
         self._next_node = itertools.count(1)
+        self._refused: dict[int, str] = {}  # client -> the newest second process that was refused
         self._ended = False
         self.budget = ByteBudget(max(UPLOAD_BYTES, 2 * settings.update_bytes))
 
@@ -208,19 +209,37 @@ class StreamServer:
         return identity
 
     def _claim(self, identity: Identity, process: str) -> Link:
-        """Return the link of a client process; refuse a second process while the first one is connected."""
+        """Return the link of a client process; refuse a second process while the first one is connected.
+
+        A first process without a connection has most likely crashed, and the second is its restart: it takes its place.
+        """
         if self._ended:
             raise StreamEndError(grpc.StatusCode.UNAVAILABLE, "the server is ending")
         link = self._links.get(identity.client)
         if link is not None and link.process != process:
-            self._log_line(f"refused a second process that connects as client {identity.client}")
-            reason = f"client {identity.client} is connected from another process"
-            raise StreamEndError(grpc.StatusCode.ALREADY_EXISTS, reason)
+            if link.connection is not None:
+                self._refuse_second(identity.client, process)
+            self._drop(link)
+            link = None
         if link is None:
             link = Link(identity, process, next(self._next_node))
             self._links[identity.client] = self._nodes[link.node] = link
             self._changed(frozenset(self._nodes))
         return link
+
+    def _refuse_second(self, client: int, process: str) -> NoReturn:
+        if self._refused.get(client) != process:  # one line for a process, however often it tries
+            self._refused[client] = process
+            self._log_line(f"refused a second process that connects as client {client}")
+        raise StreamEndError(grpc.StatusCode.ALREADY_EXISTS, f"client {client} is connected from another process")
+
+    def reject(self, node: int, reason: str) -> None:
+        """End a client process that cannot take part, and tell it why."""
+        link = self._nodes.get(node)
+        if link is not None:
+            self._drop(link)
+            if link.connection is not None:
+                link.connection.end(grpc.StatusCode.FAILED_PRECONDITION, reason)
 
     async def _serve(self, link: Link, connection: Connection) -> None:
         """Read and write until the client ends the stream, the connection is lost, or the server cuts it."""
@@ -336,5 +355,5 @@ def _reply(link: Link, name: str, fields: dict[str, Any], update: Vector | None,
     if error is None and stated != link.client:
         error = f"it claims to be client {str(stated)[:40]}"
     if error is not None:
-        return Reply(name, bytes=size, error=f"client {link.client}: {error}", failed=True)
+        return Reply(name, {"client": link.client}, bytes=size, error=error, failed=True)
     return Reply(name, {**fields, "client": link.client}, update, size)

@@ -96,6 +96,10 @@ class StreamTransport:
             self._loop.call_soon_threadsafe(self._server.push, batch)
         return names
 
+    def reject(self, node: int, reason: str) -> None:
+        """End the connection of a node that cannot take part, and tell it why."""
+        self._loop.call_soon_threadsafe(self._server.reject, node, reason)
+
     def _outgoing(self, name: str, message: Message) -> OutgoingMessage:
         vector = None if message.weights is None else self._encode(message.weights)
         described = None if vector is None else vector.described

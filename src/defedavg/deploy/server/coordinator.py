@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ...errors import UserError
+from ...errors import UserError, counted
 from ...training import Status
 from ..engine import events
 from ..engine.client_tracker import ClockSync
@@ -21,6 +21,7 @@ from ..transport import (
     POLICY_FIELDS,
     TRAINING_FIELDS,
     Message,
+    RejectingTransport,
     Reply,
     Transport,
     WaitingTransport,
@@ -99,14 +100,14 @@ class Coordinator:
         """Wait until enough clients are connected, then start the run; raise ``UserError`` if they do not connect."""
         needed = self.deploy.min_clients or self.session.config.settings.clients.num_clients
         deadline = self._clock() + self.deploy.wait_seconds
-        self._log_line(f"waiting for {needed} clients, at most {self.deploy.wait_seconds:g} s")
+        self._log_line(f"waiting for {counted(needed, 'client')}, at most {self.deploy.wait_seconds:g} s")
         while len(self.session.engine.connected) < needed:
             if self._clock() > deadline:
                 why = "; ".join(f"{name}: {reason}" for name, reason in sorted(self._excluded.items()))
                 raise UserError(
                     f"{len(self.session.engine.connected)} of the {needed} clients expected connected within "
                     f"{self.deploy.wait_seconds:g} s{f' ({why})' if why else ''}; start the others, or lower "
-                    "deploy.min_clients"
+                    "deploy.min_clients, then resume the run"
                 )
             self._update_nodes()
             arrived = self._handle_replies()
@@ -283,7 +284,10 @@ class Coordinator:
         self._handle(event)
         if self.session.engine.links[event.client].quarantined:
             self._log_line(f"client {event.client} is quarantined")
-            self._ignored.update(self._forget_nodes(event.client))
+            nodes = self._forget_nodes(event.client)
+            self._ignored.update(nodes)
+            for node in nodes:
+                self._reject(node, f"it is quarantined after repeated faults; the last one: {event.why}")
 
     def _leave(self, client: int, why: str) -> None:
         self._forget_nodes(client)
@@ -341,11 +345,17 @@ class Coordinator:
                 self._excluded[name] = str(error)
                 self._log_line(f"{name} cannot take part: {error}")
                 self.session.note("turned away", who=name, node=str(node), why=str(error))
+            if reply.error is None:  # otherwise the client has reported the reason itself, and ends
+                self._reject(node, str(error))
             return
         self._excluded.pop(name, None)
         self._client_of[node] = client
         self._log_line(f"client {client} connected")
         self._handle(events.Joined(self.now, client, str(node)))
+
+    def _reject(self, node: int, reason: str) -> None:
+        if isinstance(self.transport, RejectingTransport):
+            self.transport.reject(node, reason)
 
     def _check_client(self, client: int, node: int, reply: Reply) -> None:
         total = self.session.config.settings.clients.num_clients

@@ -31,6 +31,11 @@ class StalledError(UserError):
     """A run ended because no client was connected any more."""
 
 
+def _unfinished(folder: Path) -> bool:
+    """Return whether a folder has a run that --resume continues."""
+    return RunFiles(folder).event_log.exists() and not read_run(folder).finished
+
+
 def open_run(config: DeployConfig, folder: Path, *, resume: bool) -> None:
     """Prepare a run folder for the server."""
     files = RunFiles(folder)
@@ -53,7 +58,7 @@ def new_run_folder(config: DeployConfig, folder: Path, *, force: bool, log_line:
     holds the launch lock of the folder.
     """
     if not force and not is_being_replaced(folder):
-        check_folder(folder, force=False)  # before the processes of a run end that stays
+        check_folder(folder, force=False, resumable=_unfinished(folder))  # before processes of a run end that stays
     with no_other_processes(folder, log_line):
         recover(folder)
         check_folder(folder, force=force)
@@ -106,7 +111,7 @@ def _write_summary(files: RunFiles, name: str, entries: Sequence[Any], *, finish
     write_summary(files, name, origin, {"runs": entries}, finished=finished)
 
 
-def finish(session: Session, wall_seconds: float, log_line: LogLine = print) -> None:
+def finish(session: Session, log_line: LogLine = print) -> None:
     """Check the invariants of a run that has ended, and write its plan, its page and last its summary.
 
     The summary says that the run is finished when all other files are complete. A stalled run is not finished: it can
@@ -128,7 +133,7 @@ def finish(session: Session, wall_seconds: float, log_line: LogLine = print) -> 
         summarise(found.plan, found.fleet),
         found.plan.hash(),
         metric=session.executor.task.metric_name,
-        wall_seconds=wall_seconds,
+        wall_seconds=session.wall_seconds,
         threads=torch.get_num_threads(),
     )
     _write_summary(files, config.name, [entry], finished=False)

@@ -31,7 +31,16 @@ from ...runstore.layout import RunFiles
 from ...runstore.metrics import metric_field
 from ...runstore.writer import append_lines, write_lines
 from ...tasks import Task
-from ...training import EvalResult, EvalSchedule, Evaluation, PendingEval, RunProgress, Status, evaluate_version
+from ...training import (
+    EvalCounters,
+    EvalResult,
+    EvalSchedule,
+    Evaluation,
+    PendingEval,
+    RunProgress,
+    Status,
+    evaluate_version,
+)
 from ..deploy_config import DeployConfig, make_engine, read_deploy_config
 from ..engine import event_log as logs
 from ..engine.event_log import EventLog, EventLogWriter, LogNote, notes_for
@@ -49,6 +58,12 @@ SAVE_MODELS, SAVE_BYTES_LEAST, SAVE_BYTES_MOST = 16, 4 << 20, 64 << 20
 def save_bytes(model: int) -> int:
     """Return how many bytes of updates may wait on disk for a save, from the bytes of a model."""
     return min(max(SAVE_MODELS * model, SAVE_BYTES_LEAST), SAVE_BYTES_MOST)
+
+
+def _spent(log: EventLog | None) -> float:
+    """Return the real seconds up to the last evaluation in a log; what its server did later is lost or not known."""
+    measured = () if log is None else log.notes("measured")
+    return max((logs.read_number(note.fields["wall_seconds"]) for note in measured), default=0.0)
 
 
 class Session:
@@ -75,7 +90,7 @@ class Session:
         self.store = StateStore(self.files.server_state, self.executor.versions[0])
         self.in_flight: Callable[[], list[dict[str, Any]]] = list
         self._log_line = log_line
-        self._schedule = EvalSchedule(task, self.stopping_rule, self.progress)
+        self._schedule = EvalSchedule(task, self.stopping_rule, self.progress, EvalCounters(wall_seconds=_spent(log)))
         self._pending_evals: list[PendingEval] = [self._schedule.start(self.executor.versions[0])]
         self._vectors: dict[int, Vector] = {}
         self._received: dict[UpdateKey, Tensor] = {}  # updates that are in memory, besides on disk
@@ -145,6 +160,11 @@ class Session:
         """Add an update, which belongs to the session now, before its event is handled; ``commit`` writes it."""
         update = torch.from_numpy(values if values.flags.writeable else values.copy())  # PyTorch needs the former
         self._unwritten[client, index] = self._received[client, index] = update
+
+    @property
+    def wall_seconds(self) -> float:
+        """Real seconds that the run has taken, over all its servers."""
+        return self._schedule.wall_seconds
 
     @property
     def finished(self) -> bool:
