@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -346,8 +347,10 @@ def test_bench_measures_both_executors(tmp_path: Path) -> None:
     speeds = json.loads(result.stdout)
     assert speeds["device"] == "cpu"
     counted = ("reference_updates_per_s", "batched_updates_per_s", "gemm_gflops", "mean_batch", "peak_memory_bytes")
-    for name in (*counted, "overhead_seconds"):
+    for name in counted:
         assert speeds[name] > 0
+    # The difference between the times of two processes, which may be negative while others use the machine.
+    assert math.isfinite(speeds["overhead_seconds"])
     assert speeds["ready_jobs_per_run"] >= 10  # at least the jobs of a round
     assert speeds["ratio"] == pytest.approx(speeds["batched_updates_per_s"] / speeds["reference_updates_per_s"])
     assert 0 < speeds["batch_fill"] <= 1

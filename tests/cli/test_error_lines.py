@@ -264,3 +264,29 @@ def test_a_folder_without_results_has_a_page(place: Path) -> None:
     page = (place / "page.html").read_text()
     assert "summary.json is missing" in page
     assert "No run reached any accuracy" in page
+
+
+# Names of commands and settings.
+
+
+@pytest.mark.parametrize(("word", "hint"), [("compare", "'runs compare'"), ("fetch", "'data fetch'"), ("rnu", "'run'")])
+def test_an_unknown_command_is_answered_with_the_one_that_was_meant(tmp_path: Path, word: str, hint: str) -> None:
+    done = call(word, "a", "b", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"No such command '{word}'. Did you mean {hint}?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("clients", "unheld"), [(3, "4 of the 10 classes"), (5, "")])
+def test_classes_that_no_client_holds_are_named(tmp_path: Path, clients: int, unheld: str) -> None:
+    (tmp_path / "few.toml").write_text(
+        f'name = "few"\nalgorithms = ["fedavg"]\n[task]\nmodel = "softmax"\nsplit = "classes"\n[clients]\n'
+        f"num_clients = {clients}\n[training]\nupdates_per_round = 2\nlocal_steps = 1\n[stop]\nmax_rounds = 1\n"
+    )
+    done = call("run", "few.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads((tmp_path / "runs" / "few" / "split.json").read_text())["counts"]
+    missing = [str(label) for label, column in enumerate(zip(*counts, strict=True)) if not sum(column)]
+    expected = f"no client holds a sample of {unheld} ({', '.join(missing)}), which limits the accuracy"
+    assert (expected in done.stderr) == bool(unheld)
+    assert bool(missing) == bool(unheld)

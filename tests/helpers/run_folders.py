@@ -27,6 +27,7 @@ def make_folder(
     seeds: tuple[int, ...] = (0, 1),
     rounds: int = 12,
     clients: int = 8,
+    fleet: dict[str, Any] | None = None,
     finished: bool = True,
     target: float = 0.5,
     **tables: dict[str, Any],
@@ -34,7 +35,7 @@ def make_folder(
     """Write a run folder in which earlier algorithms of the list learn faster than later ones."""
     whole = {
         "task": TASK,
-        "clients": {"num_clients": clients},
+        "clients": fleet or {"num_clients": clients},
         "training": {"updates_per_round": 2, "local_steps": 3},
         "stop": {"target_accuracy": target, "max_rounds": rounds},
         **tables,

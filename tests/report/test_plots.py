@@ -126,6 +126,16 @@ def test_only_the_first_clients_and_the_first_seconds_are_shown() -> None:
     assert not [text for text in ax.texts if text.get_gid() == "merge-labels"], "a hundred merges carry no labels"
 
 
+@pytest.mark.parametrize(("first", "count"), [(0, 7), (1, 7), (0, 30), (1, 30)])
+def test_the_rows_carry_the_numbers_of_the_clients(first: int, count: int) -> None:
+    made = plan("fedbuff", clients=count, updates=2, rounds=5)
+    (ax,) = gantt({"title": made}, clients=count, first_number=first).axes
+    shown = {round(y): text.get_text() for y, text in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True)}
+    assert all(int(text) == row - 1 + first for row, text in shown.items())
+    assert (min(shown), shown[1]) == (1, str(first)), "the first client has a number"
+    assert max(shown) <= count
+
+
 def test_successive_versions_differ_in_colour() -> None:
     (ax,) = gantt({"title": plan("fedavg")}).axes
     bars = part(ax, "jobs")
@@ -239,7 +249,7 @@ def test_split_map_shows_the_counts(clients: int) -> None:
     image = np.asarray(ax.images[0].get_array())
     assert np.array_equal(image.T, counts)
     low, high = ax.get_xlim()
-    assert (low, high) == (0.5, clients + 0.5)
+    assert (low, high) == (-0.5, clients - 0.5), "clients are numbered from 0, as in files and on the page"
     assert all(tick == round(tick) for axis in (ax.xaxis, ax.yaxis) for tick in axis.get_majorticklocs())
     assert bool(ax.texts) == (clients <= 10)
     with pytest.raises(UserError, match="nothing to draw"):

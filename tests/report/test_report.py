@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from defedavg.report.page import PLOTLY, asset, build, in_script, write, write_r
 from defedavg.report.payload import payload
 from defedavg.report.plan_digest import client_activity, digest, participation
 from defedavg.runstore.in_memory import folder_of_records
-from defedavg.runstore.layout import find_run_folders
-from defedavg.runstore.reader import read_run
+from defedavg.runstore.layout import RunFiles, find_run_folders
+from defedavg.runstore.reader import PartitionCounts, read_run
+from defedavg.runstore.writer import write_partition
 from helpers.page_data import page_data
 from helpers.run_folders import HOSTILE, make_folder, make_hostile, metrics_line, write_summary
 from helpers.strategies import case
@@ -164,6 +166,53 @@ def test_the_conclusion_says_when_a_lead_may_be_chance(tmp_path: Path) -> None:
     assert "may be chance" in conclusion("close", {"a": [1.0, 3.0], "b": [2.0, 2.6]})
     assert "one seed only" in conclusion("single", {"a": [1.0], "b": [3.0]})
     assert "chance" not in conclusion("alone", {"a": [1.0, 3.0]})
+
+
+def test_the_conclusion_says_when_a_faster_setting_reached_the_target_in_fewer_seeds(tmp_path: Path) -> None:
+    def conclusion(hits: Mapping[str, Sequence[float | None]]) -> str:
+        records = [
+            {"label": label, "algorithm": label, "seed": seed, "target_accuracy": 0.5, "first_hit_seconds": hit}
+            for label, seconds in hits.items()
+            for seed, hit in enumerate(seconds)
+        ]
+        (group,) = payload([folder_of_records("study", records)], "study")["groups"]
+        return str(group["conclusion"])
+
+    sure, quick, slow = [2.0, 2.0], [1.0, None], [3.0, None]
+    first = "a reached 50 % in the most seeds: after 2 simulated seconds in 2 of 2 seeds"
+    faster = f"{first}. b was faster, but only in 1 of 2 seeds"
+    assert conclusion({"a": sure, "b": quick}) == f"{faster}."
+    assert (
+        conclusion({"a": sure, "b": quick, "c": [None, None], "d": [None, None]})
+        == f"{faster}. c and d did not reach it."
+    )
+    slower = "a reached 50 % first: after 2 simulated seconds; b reached it in 1 of 2 seeds."
+    assert conclusion({"a": sure, "b": slow}) == slower
+    third = conclusion({"a": sure, "b": [4.0, 4.0], "c": quick})
+    assert third == f"{first}, 2 times as fast as b. c was faster, but only in 1 of 2 seeds."
+
+
+def test_swept_fleets_are_ranked_apart_and_share_the_data_split(tmp_path: Path) -> None:
+    swept = {"num_clients": 8, "slowness": ["equal", "uniform(1, 9)"]}
+    one = make_folder(tmp_path, "one", fleet=swept)
+    other = make_folder(tmp_path, "other", fleet={"num_clients": 8, "slowness": "equal"})
+    write_partition(RunFiles(one), PartitionCounts("the split", [[1, 0]] * 8))
+    groups = payload([read_run(path) for path in (one, other)], "both")["groups"]
+    assert [group["title"] for group in groups] == ["one + other", "one"]
+    names = [[series["name"] for series in group["series"]] for group in groups]
+    assert names[0][:2] == ["fedavg slowness=equal", "defedavg-niid slowness=equal"]
+    assert names[0][2:] == ["fedavg", "defedavg-niid"], "the same fleet in another study is compared"
+    assert names[1] == ["fedavg slowness=uniform(1, 9)", "defedavg-niid slowness=uniform(1, 9)"]
+    assert [group["split"]["title"] for group in groups] == ["the split"] * 2
+    (alone,) = payload([read_run(other)], "other")["groups"]
+    assert len(alone["series"]) == 2
+
+
+def test_sizes_of_a_fleet_are_ranked_together_and_unequal_numbers_of_seeds_are_stated(tmp_path: Path) -> None:
+    one = make_folder(tmp_path, "one", fleet={"num_clients": [6, 8]})
+    other = make_folder(tmp_path, "other", seeds=(0,))
+    (group,) = payload([read_run(path) for path in (one, other)], "both")["groups"]
+    assert group["task"] == "mnist5k, model softmax; 6 or 8 clients, every client has 2 classes; 1 to 2 seeds"
 
 
 def test_differing_settings_are_listed_apart_from_shared_ones(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from defedavg.errors import UserError
 from defedavg.report.run_curves import curve_of, draw_run, figures_of
 from defedavg.runstore.in_memory import folder_of_records
-from defedavg.runstore.reader import RunFolder
+from defedavg.runstore.reader import RunFolder, read_run
+from helpers.run_folders import make_folder
 
 
 def folder(path: Path, **more: Any) -> RunFolder:
@@ -69,3 +70,27 @@ def test_the_axis_says_which_seconds_it_shows(tmp_path: Path, executor: str, clo
         for what in ("accuracy", "loss")
         for axis, label in (("seconds", clock), ("rounds", "rounds"))
     }
+
+
+def test_every_swept_task_or_fleet_has_a_panel_with_its_target(tmp_path: Path) -> None:
+    task = {"model": "softmax", "split": "dirichlet", "alpha": [0.1, 1.0]}
+    fleet = {"num_clients": 8, "slowness": ["equal", "uniform(1, 9)"]}
+    path = make_folder(tmp_path, task=task, fleet=fleet, training={"updates_per_round": 2, "local_steps": [3, 4]})
+    figure = dict(figures_of(read_run(path)))["accuracy-over-seconds"]
+    assert [ax.get_title() for ax in figure.axes] == [
+        f"alpha {alpha}, slowness {slowness}" for alpha in (0.1, 1.0) for slowness in ("equal", "uniform(1, 9)")
+    ]
+    assert all([line.get_gid() for line in ax.lines].count("target") == 1 for ax in figure.axes)
+    (legend,) = figure.legends
+    labels = [f"{name} local_steps={steps}" for name in ("fedavg", "defedavg-niid") for steps in (3, 4)]
+    assert [text.get_text() for text in legend.get_texts()] == [*labels, "target"]
+    colours = [[line.get_color() for line in ax.lines if line.get_gid() != "target"] for ax in figure.axes]
+    assert len(set(colours[0])) == 4
+    assert all(each == colours[0] for each in colours), "a setting has one colour in all panels"
+
+
+def test_a_study_without_swept_task_or_fleet_has_one_panel_with_whole_labels(tmp_path: Path) -> None:
+    path = make_folder(tmp_path, training={"updates_per_round": 2, "local_steps": [3, 4]})
+    (ax,) = dict(figures_of(read_run(path)))["loss-over-rounds"].axes
+    assert ax.get_title() == "study"
+    assert len(ax.lines) == 4

@@ -174,6 +174,9 @@ DOUBLE = {"train": (X[:50].astype("float64"), Y[:50]), "test": (X[50:].astype("f
         ({"train": (np.where(X[:50] > 1, np.nan, X[:50]), Y[:50])}, "the train inputs have NaN, first in sample"),
         ({"test": (np.full((10, 5), np.nan, "float32"), Y[50:])}, "the test inputs have NaN, first in sample 0"),
         ({"train": (X[:50], np.full(50, np.nan))}, "the train targets have NaN, first in sample 0"),
+        ({"test": (np.where(X[50:] > 1, np.inf, X[50:]), Y[50:])}, "the test inputs have infinity, first in sample"),
+        ({"train": (X[:50], np.full(50, -np.inf))}, "the train targets have infinity, first in sample 0"),
+        ({"train": (X[:0], Y[:0]), "clients": [[]]}, "the training set is empty; give it at least one sample"),
         ({"train": (torch.tensor(X[:50]).to_sparse(), Y[:50])}, "train has a sparse, nested or meta tensor"),
         ({"train": (torch.empty(50, 5, device="meta"), Y[:50])}, "train has a sparse, nested or meta tensor"),
         ({"train": DataLoader(TensorDataset(torch.tensor(X), torch.tensor(Y)))}, "train is DataLoader; pass a pair"),
@@ -195,6 +198,27 @@ DOUBLE = {"train": (X[:50].astype("float64"), Y[:50]), "test": (X[50:].astype("f
 )  # fmt: skip
 def test_a_bad_argument_is_one_line(changes: dict[str, Any], line: str) -> None:
     assert line_of(lambda: custom(**changes)).startswith(line)
+
+
+def test_the_mask_of_a_dict_may_have_infinity_but_no_nan() -> None:
+    def masked(value: float) -> Task:
+        parts = [({"x": part, "mask": np.full(len(part), value, "float32")}) for part in (X[:50], X[50:])]
+        return custom(train=(parts[0], Y[:50]), test=(parts[1], Y[50:]))
+
+    assert len(masked(-np.inf).train) == 50
+    assert line_of(lambda: masked(np.nan)).startswith("the train inputs have NaN, first in sample 0")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("local_steps", "setting 'local_steps' cannot be read; write it as 'training.local_steps'"),
+        ("nonsense", "setting 'nonsense' cannot be read; write it as 'table.key'"),
+        ("seeds", "'seeds' is not a setting of simulate, which runs one seed; pass the argument seed=…"),
+    ],
+)
+def test_a_setting_without_its_table_is_one_line_with_the_right_name(name: str, line: str) -> None:
+    assert line_of(lambda: simulate("fedavg", task=custom(), settings={name: 1})) == line
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def plan(
     limits = _limits(rounds, horizon(seconds), points)
     stats, kept = _make_plans(study, limits, save, keep=gantt is not None)
     if gantt:
-        _draw(kept, until, gantt)
+        _draw(kept, until, gantt, first_number=0 if example is None else 1)  # the paper counts clients from 1
     if as_json:
         print_json(tables.stats_json(stats, [dict(point.swept) for point in points for _ in study.seeds]))
         return
@@ -230,7 +230,7 @@ def _progress(plans: int, limits: _Limits) -> Iterator[Advance]:
         yield lambda name, amount: bar.update(task, advance=amount, description=name)
 
 
-def _draw(plans: dict[str, Plan], until: float | None, path: Path) -> None:
+def _draw(plans: dict[str, Plan], until: float | None, path: Path, first_number: int) -> None:
     from ..report.gantt import gantt
     from ..report.plots import save
 
@@ -238,5 +238,5 @@ def _draw(plans: dict[str, Plan], until: float | None, path: Path) -> None:
     if not ends:
         raise UserError("there is nothing to draw: every client was lost before the first round")
     with working("drawing the chart …"):
-        save(gantt(plans, until=until or max(ends)), path)
+        save(gantt(plans, until=until or max(ends), first_number=first_number), path)
     print_note(f"chart: {path}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ..config import study as config
 from ..config.build import build_task, make_executor, make_plan, make_simulator, make_stopping_rule, with_client_tests
-from ..config.settings import Settings
+from ..config.settings import TABLES, Settings
 from ..config.study import Study
 from ..config.unused_settings import NoEffectWarning, replaced, unused_settings
 from ..errors import FallbackWarning, UserError, unknown
@@ -232,12 +232,21 @@ def _unused_beside(study: Study) -> list[str]:
     return [*replaced(study, "task", reason, kept=("client_test_share",)), *others]
 
 
+def _without_table(name: str) -> str:
+    """Return the line for a setting without its table, with the name that it should have."""
+    if name in ("seed", "seeds"):
+        return f"{name!r} is not a setting of simulate, which runs one seed; pass the argument seed=…"
+    tables = [table for table, kind in TABLES.items() if name in {item.name for item in fields(kind)}]
+    hint = " or ".join(repr(f"{table}.{name}") for table in tables) or "'table.key'"
+    return f"setting {name!r} cannot be read; write it as {hint}"
+
+
 def _single_settings(algorithm: str, settings: Mapping[str, Any], task: Task | None) -> Settings:
     tables: dict[str, Any] = {"algorithms": [algorithm]}
     for name, value in settings.items():
         table, dot, key = name.partition(".")
         if not dot:
-            raise UserError(f"setting {name!r} cannot be read; write it as 'table.key'")
+            raise UserError(_without_table(name))
         tables.setdefault(table, {})[key] = value
     if task is not None:
         if tables.get("task", {}).get("module"):

@@ -205,6 +205,7 @@ class StudyRun:
         begin_run(self._files, self.study.to_toml())
         if self._partition is not None:
             write_partition(self._files, self._partition)
+            self._note_unheld_classes(self._partition)
         if not self.finished:
             self._write_summary(finished=False)
 
@@ -279,6 +280,16 @@ class StudyRun:
             key=lambda entry: (order[current_label(entry["label"])], self.study.seeds.index(entry["seed"]))
         )
         self._write_summary(finished=False)
+
+    def _note_unheld_classes(self, partition: PartitionCounts) -> None:
+        """Say of which classes no client holds a sample; this is unknown unless all clients are counted."""
+        unheld = [str(label) for label, counts in enumerate(zip(*partition.counts, strict=True)) if not any(counts)]
+        if unheld and len(partition.counts) == self.points[0].settings.clients.num_clients:
+            names = ", ".join(unheld[:10]) + (", …" if len(unheld) > 10 else "")
+            self.notes.append(
+                f"no client holds a sample of {len(unheld)} of the {len(partition.counts[0])} classes ({names}), which "
+                "limits the accuracy; use more clients, more classes per client, or another partition"
+            )
 
     # Results.
 

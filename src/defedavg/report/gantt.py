@@ -42,8 +42,11 @@ Polygon: TypeAlias = list[tuple[float, float]]
 Activity = TypeVar("Activity", Job, Uploaded)
 
 
-def gantt(plans: Mapping[str, Plan], *, clients: int = 20, until: float | None = None) -> Figure:
-    """Draw the first ``clients`` of every plan on one time axis, up to the last merge or ``until``."""
+def gantt(plans: Mapping[str, Plan], *, clients: int = 20, until: float | None = None, first_number: int = 1) -> Figure:
+    """Draw the first ``clients`` of every plan on one time axis, up to the last merge or ``until``.
+
+    ``first_number`` is the number of the first client: 1 as in the paper's figure, 0 as in plans and pages.
+    """
     if clients < 1:
         raise UserError(f"clients is {clients}; give at least one client to draw")
     if not plans:
@@ -70,7 +73,7 @@ def gantt(plans: Mapping[str, Plan], *, clients: int = 20, until: float | None =
             box = (_LEFT / _WIDTH, top / height, width, row_inches * panel.clients / height)
             ax = figure.add_axes(box, sharex=first)
             first = first or ax
-            _draw_panel(ax, title, panel)
+            _draw_panel(ax, title, panel, first_number)
             ax.tick_params(labelbottom=False)
         ax.tick_params(labelbottom=True)
         ax.set_xlabel("simulated seconds")
@@ -122,7 +125,7 @@ def _last_known_time(plan: Plan) -> float:
     return max([plan.seconds, *jobs, *(record.time for record in plan.records if isinstance(record, Stall))])
 
 
-def _draw_panel(ax: Axes, title: str, panel: _Panel) -> None:
+def _draw_panel(ax: Axes, title: str, panel: _Panel, first_number: int) -> None:
     _draw_bars(ax, panel)
     _draw_start_versions(ax, panel)
     if panel.end < panel.until:
@@ -137,7 +140,8 @@ def _draw_panel(ax: Axes, title: str, panel: _Panel) -> None:
         ax.set_title(note, loc="right", pad=17, size=8.5, weight="normal", color="0.35")
     ax.set_ylabel("client")
     step = 1 if count <= 25 else max(5, 5 * (count // 50))
-    ax.set_yticks(sorted({1, *range(step, count + 1, step)}))
+    numbers = sorted({first_number, *range(step, count + first_number, step)})
+    ax.set_yticks([number - first_number + 1 for number in numbers], [str(number) for number in numbers])
     ax.tick_params(axis="y", length=0, labelsize=9 if panel.row_inches > 0.2 else 7.5)
 
 

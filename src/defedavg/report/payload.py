@@ -1,7 +1,7 @@
 """The data of the report page: series of runs, in groups that can be compared.
 
-A series is a setting with its seeds. A group holds the series that learn the same task to the same target, since only
-these can be ranked. Everything here is plain data, ready for JSON.
+A series is a setting with its seeds. A group holds the series that can be ranked against each other. Everything here is
+plain data, ready for JSON.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from .. import __version__
 from ..config.build import make_fleet, message_megabytes
 from ..config.study import Settings
-from ..errors import UserError
+from ..errors import UserError, counted
 from ..runstore.deployment_status import DeploymentMonitor
 from ..runstore.layout import RunFiles
 from ..runstore.reader import RunEntry, RunFolder
 from .client_points import clients_of
+from .groups import groups_of, series_of, titles_of
 from .palette import look, page_look
 from .plan_digest import Digest, Floats, client_activity, digest, participation
 from .seed_figures import accuracy_text, mean, record_of, time_to_target
 from .series import Series, clock_of, conclusion, has_result, looks_of, names_of, shorten
-from .tables import grouped
 
 MAX_EVALUATIONS = 60_000  # on one page; above, every second, third, … is shown
 MAX_ACTIVITY_CHARTS = 12  # in a group
@@ -37,18 +37,17 @@ MAX_LIVE_VARIANTS = 15  # settings of one algorithm in the live view that differ
 def payload(folders: Sequence[RunFolder], title: str) -> dict[str, Any]:
     """Return all the data of the page."""
     every = _all_series(folders)
-    groups = grouped(every, Series.key)
-    for group in groups.values():
+    groups = groups_of(every)
+    for group in groups:
         for rank, series in enumerate(sorted(group, key=Series.rank)):
             _read_plans(series, with_activity=rank < MAX_ACTIVITY_CHARTS)
     step = max(1, math.ceil(sum(len(run.trail.rounds) for series in every for run in series.runs) / MAX_EVALUATIONS))
-    titles = _titles(list(groups.values()))
     return {
         "title": title,
         "made": datetime.now(UTC).isoformat(timespec="minutes"),
         "version": __version__,
         "thinning": step,
-        "groups": [_group(group, name, step) for name, group in zip(titles, groups.values(), strict=True)],
+        "groups": [_group(group, name, step) for name, group in zip(titles_of(groups), groups, strict=True)],
         "folders": [_folder(folder, [series for series in every if series.folder is folder]) for folder in folders],
     }
 
@@ -56,7 +55,7 @@ def payload(folders: Sequence[RunFolder], title: str) -> dict[str, Any]:
 def live(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the data of a run for the live view: its evaluations, without its plans."""
     found = []
-    for series in _series_of(folder):
+    for series in series_of(folder):
         step = max(1, math.ceil(max(len(run.trail.rounds) for run in series.runs) / MAX_LIVE_EVALUATIONS))
         runs = [_run(run, None, None, step) for run in series.runs]
         found.append(
@@ -72,14 +71,10 @@ def live(folder: RunFolder) -> list[dict[str, Any]]:
     return found
 
 
-def _series_of(folder: RunFolder) -> list[Series]:
-    return [Series(folder, label, runs) for label, runs in grouped(folder.runs, lambda run: run.label).items()]
-
-
 def _all_series(folders: Sequence[RunFolder]) -> list[Series]:
     if not folders:
         raise UserError("there is nothing to show: no run was given")
-    every = [series for folder in folders for series in _series_of(folder)]
+    every = [series for folder in folders for series in series_of(folder)]
     return every or [_without_results(folder) for folder in folders]
 
 
@@ -98,26 +93,6 @@ def _read_plans(series: Series, *, with_activity: bool) -> None:
                 series.digests[run.seed] = digest(path, bars=with_activity and not series.digests)
             except UserError as error:
                 series.notes.append(str(error))
-
-
-def _titles(groups: Sequence[Sequence[Series]]) -> list[str]:
-    """Return the names of the studies, with what differs between their tasks where the names are not unique."""
-    names = [" + ".join(dict.fromkeys(series.folder.title for series in group)) for group in groups]
-    if len(set(names)) == len(names):
-        return names
-    details = _task_differences([group[0] for group in groups])
-    return [f"{name}: {', '.join(words)}" if words else name for name, words in zip(names, details, strict=True)]
-
-
-def _task_differences(series: Sequence[Series]) -> list[list[str]]:
-    """Return, for every series, those values of its task and its target that differ between the series."""
-    tasks, targets = [each.settings for each in series], [each.target for each in series]
-    keys = [key for key in tasks[0] if key.startswith("task.") and len({str(task.get(key)) for task in tasks}) > 1]
-    details = [[f"{key.split('.')[-1]} {task.get(key)}" for key in keys] for task in tasks]
-    if len(set(targets)) > 1:
-        for words, one, target in zip(details, series, targets, strict=True):
-            words += [f"target {one.goal()}"] if target else []
-    return details
 
 
 def _group(group: Sequence[Series], title: str, step: int) -> dict[str, Any]:
@@ -170,10 +145,11 @@ def _task(group: Sequence[Series]) -> str:
         "sampled-classes": f"{samples} drawn from {settings['task.classes_per_client']} random classes",
     }.get(split, split)
     clients = sorted({series.settings["clients.num_clients"] for series in group})
-    seeds = {run.seed for series in group for run in series.runs}
+    fewest, most = min(len(series.runs) for series in group), max(len(series.runs) for series in group)
+    seeds = counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
     return (
         f"{settings['task.data']}, model {settings['task.model']}; {' or '.join(map(str, clients))} clients, "
-        f"{partition}; {len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+        f"{partition}; {seeds}"
     )
 
 
@@ -198,12 +174,20 @@ def _setting_text(value: Any) -> str:
 
 
 def _split(group: Sequence[Series]) -> dict[str, Any] | None:
-    """Return the data split of the first folder that has one and whose first setting is in this group."""
+    """Return the data split of the first folder that has one and whose first setting has the task of this group."""
     for series in group:
         split, runs = series.folder.partition, series.folder.runs
-        if split is not None and runs and runs[0].label == series.label:
+        if split is not None and runs and _has_split_of(series, runs[0].label):
             return {"title": split.title, "counts": split.counts[:MAX_SPLIT_CLIENTS], "of": len(split.counts)}
     return None
+
+
+def _has_split_of(series: Series, label: str) -> bool:
+    """Return whether a series has the data split of another label of its folder: fleets of one study share it."""
+    own, other = series.folder.settings(series.label), series.folder.settings(label)
+    if label == series.label or own is None or other is None:
+        return label == series.label
+    return (own.task, own.clients.num_clients) == (other.task, other.clients.num_clients)
 
 
 def _series(series: Series, step: int, *, with_activity: bool) -> dict[str, Any]:

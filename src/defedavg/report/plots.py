@@ -283,7 +283,7 @@ def _freeze(figure: Figure) -> None:
 
 
 def split_map(counts: NDArray[Any], title: str) -> Figure:
-    """Draw samples per client (x) and class (y) as an image, with the numbers where they fit."""
+    """Draw samples per client (x, from 0) and class (y) as an image, with the numbers where they fit."""
     counts = np.asarray(counts)
     if counts.ndim != 2 or not counts.size:
         raise UserError("there is nothing to draw: the counts must be a table of clients by classes")
@@ -293,13 +293,13 @@ def split_map(counts: NDArray[Any], title: str) -> Figure:
         figure = Figure(figsize=size, layout="constrained")
         ax = figure.subplots()
         scale: dict[str, Any] = {"cmap": "Blues", "vmin": 0, "vmax": max(1, counts.max()), "interpolation": "nearest"}
-        extent = (0.5, clients + 0.5, -0.5, classes - 0.5)
+        extent = (-0.5, clients - 0.5, -0.5, classes - 0.5)
         image = ax.imshow(counts.T, aspect="auto", origin="lower", extent=extent, **scale)
         if clients <= 16 and classes <= 20:
             for client, label in np.argwhere(counts > 0).tolist():
                 samples = counts[client, label]
                 shade = "white" if samples > 0.6 * counts.max() else "0.15"
-                ax.text(client + 1, label, f"{samples:g}", ha="center", va="center", size=7.5, color=shade)
+                ax.text(client, label, f"{samples:g}", ha="center", va="center", size=7.5, color=shade)
         ax.set(title=title, xlabel="client", ylabel="class")
         for axis, number in ((ax.xaxis, clients), (ax.yaxis, classes)):
             axis.set_major_locator(MaxNLocator(min(number, 10) + 1, integer=True, **_TICKS))

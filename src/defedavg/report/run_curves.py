@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -16,7 +17,9 @@ from ..fileio import writing
 from ..runstore.layout import RunFiles
 from ..runstore.metrics import common_metric
 from ..runstore.reader import RunEntry, RunFolder
+from .groups import differences_of, differing_keys, groups_of, series_of
 from .plots import FORMATS, Against, Curve, accuracy_curves, loss_curves, save, split_map
+from .series import Series
 
 AXES: tuple[Against, ...] = ("seconds", "rounds")
 
@@ -58,12 +61,10 @@ def draw_run(folder: RunFolder, formats: Sequence[str] = FORMATS) -> list[Path]:
 
 def figures_of(folder: RunFolder) -> Iterator[tuple[str, Figure]]:
     """Yield the figures by name; a run without evaluations has none."""
-    curves = [curve for curve in map(curve_of, folder.runs) if curve.seconds]
-    if not curves:
+    if not any(curve_of(run).seconds for run in folder.runs):
         return
-    targets = {run.numbers["target_accuracy"] for run in folder.runs}
-    target = targets.pop() if len(targets) == 1 else None
-    metric, panels = common_metric(run.metric for run in folder.runs), {folder.title: curves}
+    panels, target = _panels(folder)
+    metric = common_metric(run.metric for run in folder.runs)
     word = re.sub(r"[^A-Za-z0-9._=-]+", "_", metric)
     for axis in AXES:
         name = f"test {metric}"
@@ -72,3 +73,32 @@ def figures_of(folder: RunFolder) -> Iterator[tuple[str, Figure]]:
         yield f"loss-over-{axis}", loss_curves(panels, against=axis, clock=folder.clock)
     if folder.partition is not None:
         yield "split", split_map(np.array(folder.partition.counts), folder.partition.title)
+
+
+def _panels(folder: RunFolder) -> tuple[dict[str, list[Curve]], dict[str, float]]:
+    """Return the curves of every panel, and targets: tasks and fleets that a study sweeps have a panel each."""
+    groups = [group for group in groups_of(series_of(folder)) if any(curve.seconds for curve in _curves(group, {}))]
+    titles = [folder.title] if len(groups) == 1 else differences_of(groups)
+    if len(set(titles)) < len(groups):  # a damaged folder: nothing that a title could name differs
+        return {folder.title: [curve for group in groups for curve in _curves(group, {})]}, {}
+    panels = {
+        title: _curves(group, _short_labels(group, differing_keys(groups)))
+        for title, group in zip(titles, groups, strict=True)
+    }
+    targets = {title: group[0].target for title, group in zip(titles, groups, strict=True)}
+    return panels, {title: target for title, target in targets.items() if target}
+
+
+def _curves(group: Sequence[Series], labels: Mapping[str, str]) -> list[Curve]:
+    curves = [curve_of(run) for series in group for run in series.runs]
+    return [replace(curve, label=labels.get(curve.label, curve.label)) for curve in curves if curve.seconds]
+
+
+def _short_labels(group: Sequence[Series], named: Sequence[str]) -> dict[str, str]:
+    """Return the labels of a panel without the values that its title names, if they still differ without them."""
+    short = {series.label: series.label for series in group}
+    for series in group:
+        for key in named:
+            value = f" {key.split('.')[-1]}={series.settings.get(key)}"
+            short[series.label] = short[series.label].replace(value, "", 1)
+    return short if len(set(short.values())) == len(short) else {}

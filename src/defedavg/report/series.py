@@ -96,20 +96,38 @@ def _comparison(name: str, best: Series, others: Sequence[tuple[str, Series]]) -
     reached = [(other, series) for other, series in others if series.hits]
     missed = [other for other, series in others if not series.hits and not series.running]
     clock = clock_of([best, *(series for _, series in others)])
-    seeds = f" in {of_seeds(best.hits, len(best.runs))}" if best.misses else ""
-    sentence = f"{name} reached {best.goal()} first: after {best.seconds_to_target:.3g} {clock}{seeds}"
+    faster = _faster(best, reached)
+    seeds = f" in {of_seeds(best.hits, len(best.runs))}" if best.misses or faster else ""
+    how = "in the most seeds" if faster else "first"
+    sentence = f"{name} reached {best.goal()} {how}: after {best.seconds_to_target:.3g} {clock}{seeds}"
     if reached:
         sentence += _lead(best, *reached[0])
+    sentence += faster
     if missed:
-        more = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
-        sentence += f". {', '.join(missed[:3])}{more} did not reach it"
+        sentence += f". {_listed(missed)} did not reach it"
     return f"{sentence}. {_caveat(best, reached[0][1]) if reached else ''}".strip()
 
 
-def _lead(best: Series, name: str, second: Series) -> str:
-    """Return how much faster the best was than the second, if as many seeds of both reached the target."""
-    if second.misses != best.misses or best.seconds_to_target <= 0:
+def _faster(best: Series, reached: Sequence[tuple[str, Series]]) -> str:
+    """Return which setting is faster than the best; it is ranked lower, since fewer of its seeds reached the target."""
+    name, fastest = min(reached, key=lambda pair: pair[1].seconds_to_target, default=("", best))
+    if fastest.seconds_to_target >= best.seconds_to_target:
         return ""
+    return f". {name} was faster, but only in {of_seeds(fastest.hits, len(fastest.runs))}"
+
+
+def _listed(names: Sequence[str], limit: int = 3) -> str:
+    """Return names as words of a sentence, with the number of those beyond a limit."""
+    shown = [*names[:limit], *([f"{len(names) - limit} more"] if len(names) > limit else [])]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _lead(best: Series, name: str, second: Series) -> str:
+    """Return how much faster the best was than the second, or in how many seeds a slower second reached the target."""
+    if best.seconds_to_target <= 0 or second.seconds_to_target < best.seconds_to_target:
+        return ""
+    if second.misses != best.misses:
+        return f"; {name} reached it in {of_seeds(second.hits, len(second.runs))}"
     ratio = second.seconds_to_target / best.seconds_to_target
     return f", {about(ratio)} times as fast as {name}" if ratio >= 1.05 else f", just ahead of {name}"
 
@@ -118,6 +136,8 @@ def _caveat(best: Series, second: Series) -> str:
     """Return why the ranking may be chance, if it may."""
     if min(len(best.runs), len(second.runs)) == 1:
         return "This is one seed only; other seeds may rank differently."
+    if second.misses != best.misses:
+        return ""  # the number of seeds decides, and the sentence states it
     deviations = [spread(series.numbers, "first_hit_seconds") for series in (best, second)]
     lead = second.seconds_to_target - best.seconds_to_target
     if any(deviation is not None and lead < deviation for deviation in deviations):

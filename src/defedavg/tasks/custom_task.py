@@ -139,11 +139,17 @@ def _single_precision(*several: Data) -> list[Data]:
 
 
 def _check_numbers(which: str, data: Data) -> None:
+    """Refuse NaN and infinity; the parts of a dict may have infinity, since attention masks use it."""
     for part in data.tensors:
-        if (part.is_floating_point() or part.is_complex()) and bool(part.isnan().any()):
-            sample = int(part.isnan().nonzero()[0, 0])
-            kind = "targets" if part is data.targets else "inputs"
-            raise UserError(f"the {which} {kind} have NaN, first in sample {sample}; fill or remove such samples")
+        if not (part.is_floating_point() or part.is_complex()):
+            continue
+        masks = isinstance(data.inputs, dict) and part is not data.targets
+        for bad, word in ((part.isnan(), "NaN"), (part.isinf(), "infinity")):
+            if bool(bad.any()) and not (masks and word == "infinity"):
+                sample, kind = int(bad.nonzero()[0, 0]), "targets" if part is data.targets else "inputs"
+                raise UserError(
+                    f"the {which} {kind} have {word}, first in sample {sample}; fill or remove such samples"
+                )
 
 
 PAIRS = "every item must be a pair (input, target) of arrays of one shape; an input may be a dict of arrays"

@@ -108,6 +108,8 @@ def _name(function: Callable[..., Any]) -> str:
 def _check_clients(clients: Clients, samples: int) -> None:
     if not clients:
         raise UserError("the task has no clients; give the sample indices of at least one client")
+    if not samples:
+        raise UserError("the training set is empty; give it at least one sample")
     if isinstance(clients, LazyPartition):
         return  # correct by construction, and too many to check
     for i, indices in enumerate(clients):

@@ -286,7 +286,13 @@
     const current = ++latest;
     const steps = [staleness, participation, clients, activity, deployments, split, settings, provenance,
       () => { document.documentElement.dataset.ready = "yes"; }];
-    const afterPaint = (step) => requestAnimationFrame(() => setTimeout(step, 0));
+    // A hidden tab, and a browser that only prints or makes a screenshot, paints no frame: a timer continues there.
+    const afterPaint = (step) => {
+      let due = true;
+      const once = () => { if (due) setTimeout(step, 0); due = false; };
+      requestAnimationFrame(once);
+      setTimeout(once, 250);
+    };
     const next = () => {
       if (current !== latest || !steps.length) return;
       steps.shift()();
