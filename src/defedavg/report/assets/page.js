@@ -29,13 +29,15 @@
     const { target, winner, series } = group();
     const value = target ? s.seconds_to_target : s.best_accuracy;
     const best = s === series[winner];
+    // A setting that reached the target in fewer seeds ranks lower, even if it was faster in these.
+    const fastest = target && series.every((other) => other.seconds_to_target === null || other.seconds_to_target >= value);
     const box = element("input", { type: "checkbox", checked: s.shown, "aria-label": `show ${s.name} in the charts` });
     box.addEventListener("change", () => toggle(s, box.checked));
     const bar = element("span", { class: value === null ? "bar-fill not-reached" : "bar-fill" });
     bar.style.width = `calc(var(--bar-width) * ${value === null ? 1 : Math.max(0.008, value / longest)})`;
     const badge = (text) => element("span", { class: "badge" }, text);
     const name = element("span", { class: "name-cell" }, box, swatch(s.look), element("span", { title: s.name }, s.name),
-      best ? badge(target ? "★ fastest" : "★ best") : null, s.chosen ? badge("← chosen") : null);
+      best ? badge(fastest ? "★ fastest" : "★ best") : null, s.chosen ? badge("← chosen") : null);
     return element("tr", best ? { class: "best" } : {}, element("th", { scope: "row" }, name),
       element("td", { class: "bar-cell" }, element("span", { class: "bar-row" }, bar, element("span", {}, resultText(s)))),
       ...columns().map(([key, , format]) => element("td", { class: "number" }, format(s[key]))));
@@ -55,7 +57,7 @@
       element("thead", {}, head), element("tbody", {}, ...rows.map((s) => resultRow(s, longest))));
     $("count").textContent = `${counted(rows.length, "setting")}, ${shown().length} shown in the charts`;
     const bars = target
-      ? `A bar is the time until the ${metric} first reached the target: mean ± sample standard deviation over the seeds that reached it. Shorter is better. A hatched bar did not reach the target.`
+      ? `A bar is the time until the ${metric} first reached the target: mean ± sample standard deviation over the seeds that reached it. Shorter is better, but settings that reached it in more seeds rank first. A hatched bar did not reach the target.`
       : `No target ${metric} was set, so settings are ranked by their best ${metric}: the highest of each seed, mean ± sample standard deviation over seeds. Longer is better.`;
     const more = series.length > shown().length ? " Tick a setting to show it in the charts below." : "";
     $("results-how").replaceChildren(element("b", {}, "How to read it. "), bars + more);
