@@ -254,3 +254,11 @@ def test_numpy_numbers_are_numbers() -> None:
     study = config.study({"training": {"local_steps": np.int64(3), "local_lr": np.float32(0.5)}})
     assert study.points()[0].settings.training.local_steps == 3
     assert study.points()[0].settings.training.local_lr == 0.5
+
+
+@pytest.mark.parametrize("value", ["0.5", "[0.5, 2]"])
+def test_a_number_in_the_place_of_a_text_is_answered_with_an_example(tmp_path: Path, value: str) -> None:
+    with pytest.raises(
+        UserError, match=r"clients\.slowness is 0\.5; it must be text in quotes, such as 'uniform\(1, 5\)'"
+    ):
+        config.load(example(tmp_path, f"[clients]\nslowness = {value}"))

@@ -50,3 +50,8 @@ def test_bfloat16_stays_within_the_documented_distance_and_is_bit_identical_in_e
     far = float((half - exact).norm() / (exact - start).norm())
     print(f"{model}: {far:.1e}")
     assert 0 < far < 0.2
+
+
+def test_an_unknown_precision_is_answered_with_all_values_of_the_option() -> None:
+    with pytest.raises(UserError, match="auto.*float32.*tf32.*bf16"):
+        check_precision("fp8", "cpu")

@@ -337,11 +337,11 @@ def _fill_clients(clients: dict[str, Any], folder: Path | None) -> None:
 # Values.
 
 
-def _several(name: str, value: Any, kind: type[Any]) -> tuple[Any, ...]:
+def _several(name: str, value: Any, kind: type[Any], example: Any = None) -> tuple[Any, ...]:
     values = value if isinstance(value, list) else [value]
     if not values:
         raise UserError(f"{name} is empty; give at least one")
-    read = tuple(single(name, item, kind) for item in values)
+    read = tuple(single(name, item, kind, example) for item in values)
     if len(set(read)) != len(read):
         raise UserError(f"{name} names something twice: {', '.join(map(str, read))}")
     return read
@@ -355,16 +355,16 @@ def _table(table: str, found: Any, *kinds: type[Any]) -> dict[str, Any]:
     for name, value in found.items():
         if name not in known:
             raise unknown(f"key in [{table}]", name, known)
-        kind, word = type(known[name].default), f"{table}.{name}"
-        read[name] = _several(word, value, kind) if isinstance(value, list) else single(word, value, kind)
+        default, word = known[name].default, f"{table}.{name}"
+        read[name] = (_several if isinstance(value, list) else single)(word, value, type(default), default)
     return read
 
 
 _TYPE_NAMES = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false"}
 
 
-def single(name: str, value: Any, kind: type[Any]) -> Any:
-    """Return a value of that type, or raise ``UserError`` with the name of the setting."""
+def single(name: str, value: Any, kind: type[Any], example: Any = None) -> Any:
+    """Return a value of that type, or raise ``UserError`` with the name of the setting and an example of a text."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()  # from Python: a scalar of NumPy or PyTorch
     numbers = {int: Integral, float: Real}.get(kind)
@@ -373,7 +373,8 @@ def single(name: str, value: Any, kind: type[Any]) -> Any:
     except OverflowError:
         read = None
     if type(read) is not kind or read != read:
-        raise UserError(f"{name} is {repr(value)[:80]}; it must be {_TYPE_NAMES[kind]}")
+        such = f", such as {example!r}" if kind is str and example else ""
+        raise UserError(f"{name} is {repr(value)[:80]}; it must be {_TYPE_NAMES[kind]}{such}")
     return read
 
 

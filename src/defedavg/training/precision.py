@@ -17,7 +17,7 @@ DEFAULT: Final = {"cpu": "float32", "cuda": "tf32"}
 def check_precision(precision: str, device: str) -> None:
     """Refuse a precision that is unknown or that the device does not support."""
     if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
+        raise unknown("precision", precision, ("auto", *PRECISIONS))
     if device == "cpu" and precision == "tf32":
         raise UserError("--precision tf32 needs a CUDA device; use float32")
     if device == "cpu" and precision == "bf16" and not cpu_has_bf16():
