@@ -256,7 +256,7 @@ def test_without_replacement_no_client_counts_twice_after_a_resample() -> None:
         assert all(weight == -1.0 / len(record.merge.updates) for _, weight in record.merge.updates)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "mifa", "favano", "quafl"])
+@pytest.mark.parametrize("name", ["fedavg", "mifa"])
 def test_without_replacement_a_round_has_every_client_that_is_left(name: str) -> None:
     """All clients take part; one leaves for good. Each round then has the others once, with equal weights."""
     kind = ALGORITHMS[name]
@@ -268,5 +268,14 @@ def test_without_replacement_a_round_has_every_client_that_is_left(name: str) ->
     assert len(after) >= 10
     for record in after:
         assert sorted(update.client for update, _ in record.merge.updates) == list(range(6))
-        weights = {weight for _, weight in (record.merge.states if name == "quafl" else record.merge.updates)}
-        assert len(weights) == 1
+        assert len({weight for _, weight in record.merge.updates}) == 1
+
+
+@pytest.mark.parametrize("name", ["favano", "quafl"])
+def test_a_server_that_interrupts_does_not_interrupt_all_clients_that_are_left_in_every_round(name: str) -> None:
+    """One of three leaves for good; the others are drawn with replacement, so that one of them may train on."""
+    plan = case(name, 3, 3, timeout=2.0, **leaving(3, {2: (1.0, math.inf)})).plan(80)
+    plan.check()
+    after = [record for record in plan.rounds if record.time > 1.0 + 2.0 + 2.0]
+    drawn = {tuple(sorted(update.client for update, _ in record.merge.updates)) for record in after}
+    assert drawn == {(0,), (1,), (0, 1)}

@@ -251,6 +251,7 @@ class SampledRound(ServerMachine):
     """A round that waits for all clients it draws; one drawn twice counts twice. If too few are left, it has fewer."""
 
     state_attributes: ClassVar[tuple[str, ...]] = ("multiplicity", "waiting", "received", "late", "draws")
+    takes_all_left: ClassVar[bool] = True  # without replacement, if fewer than n are left; else some may count twice
 
     def __init__(self, setup: Setup, settings: Any = None) -> None:
         super().__init__(setup, settings)
@@ -296,17 +297,18 @@ class SampledRound(ServerMachine):
     # The round.
 
     def draw(self, count: int) -> list[int]:
-        """Draw clients from the pool by key; without replacement, all of them if there are no more."""
+        """Draw clients from the pool by key."""
         start = key(self.setup.seed, "draw", self.version, self.draws)
         self.draws += 1
-        if self.with_replacement():
+        if self.with_replacement() or (count > len(self.pool) and not self.takes_all_left):
             return [self.pool[below(extend(start, slot), len(self.pool))] for slot in range(count)]
         return self.pool.sample(min(count, len(self.pool)), start)
 
     def draw_again(self, count: int) -> list[int]:
         """Draw substitutes; without replacement, from the clients that have not answered, if there are any."""
-        received = [] if self.with_replacement() else sorted(self.received)
-        answered = [client for client in received if client in self.pool]
+        answered = [] if self.with_replacement() else [c for c in sorted(self.received) if c in self.pool]
+        if len(answered) == len(self.pool) and not self.takes_all_left:
+            answered = []
         for client in answered:
             self.pool.remove(client)
         drawn = self.draw(count)

@@ -7,9 +7,14 @@ from .protocol import ClientPolicy, Discard, Request, Send, ServerAction, SetTim
 
 
 class InterruptedRound(SampledRound):
-    """After ``settings.wait_seconds``, draw different clients; each sends what it has, and waits for a version."""
+    """After ``settings.wait_seconds``, draw different clients; each sends what it has, and waits for a version.
+
+    If fewer than n clients are left, they are drawn with replacement: with an interruption of all of them at every
+    interval, none would have the time to train.
+    """
 
     policy = ClientPolicy(hold_until_requested=True, pause_when_full=True, interruptible=True, allow_same_version=True)
+    takes_all_left = False
 
     # Hooks.
 
@@ -45,7 +50,7 @@ class InterruptedRound(SampledRound):
         return [Send(client, self.version), *super().returned(client)]
 
     def with_replacement(self) -> bool:
-        """Return False: the clients of a round are distinct."""
+        """Return False: the clients of a round are distinct, as long as n are left."""
         return False
 
     def invite(self, client: int) -> ServerAction:
