@@ -133,19 +133,15 @@ def timing(folder: Folder = OUT, seeds: Seeds = 3, as_json: Json = False) -> Non
     needed as many rounds under each. FAVANO, whose rounds have a fixed length, is left out. All cells take about two
     minutes.
     """
-    from ..paper.paper_tables import rows
-    from ..paper.run_request import PaperRequest
-    from ..paper.time_models import SCORED, scores, to_markdown
+    from ..paper.comparison import present_rows
+    from ..paper.time_models import scores, to_markdown
 
     chosen = checked_seeds(seeds)
-    runs, store, _ = PaperRequest(folder, tuple(cells()), range(3), show_only=True).table_runs()
-    table = [row for row in rows(store.results(runs, range(3))) if row["algorithm"] in SCORED]
-    if not table:
-        print_note(f"there are no results in {folder}; `defedavg paper table1` computes them")
-        return
     with _planning() as progress:
-        found = scores(table, chosen, progress)
-    if as_json:
+        found = scores(present_rows(folder), chosen, progress)
+    if not found:
+        print_note(f"there are no results in {folder}; `defedavg paper table1` computes them")
+    elif as_json:
         print_json(found)
     else:
         print_text(to_markdown(found))

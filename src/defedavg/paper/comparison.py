@@ -19,21 +19,28 @@ Rows = Sequence[Mapping[str, Any]]
 Tables = dict[str, Rows]
 
 
+def present_rows(folder: Path) -> Rows:
+    """Return the stored rows of Table 1 under the present readings."""
+    return _stored_rows(PaperRequest(folder, tuple(cells()), SEEDS, show_only=True))
+
+
+def _stored_rows(request: PaperRequest) -> Rows:
+    runs, store, _ = request.table_runs()
+    return rows(store.results(runs, request.seeds))
+
+
 def compared_tables(folder: Path) -> Tables:
     """Return the rows of Table 1 by title: the first results, at the rates of Table 2, and the present ones."""
-    every = tuple(cells())
-    requests = {
-        "first readings": PaperRequest(
-            folder / "first-reading", every, SEEDS, "stated", Choices(readings=FIRST), show_only=True
+    every, first = tuple(cells()), folder / "first-reading"
+    tables = {
+        "first readings": _stored_rows(
+            PaperRequest(first, every, SEEDS, "stated", Choices(readings=FIRST), show_only=True)
         ),
-        "present readings": PaperRequest(folder, every, SEEDS, show_only=True),
+        "present readings": present_rows(folder),
     }
-    tables: Tables = {}
-    for title, request in requests.items():
-        runs, store, _ = request.table_runs()
-        if found := rows(store.results(runs, request.seeds)):
-            tables[f"{title}, {len(found)} of {counted(len(runs), 'cell')}"] = found
-    return tables
+    return {
+        f"{title}, {len(found)} of {counted(len(every), 'cell')}": found for title, found in tables.items() if found
+    }
 
 
 def to_markdown(tables: Mapping[str, Rows]) -> str:

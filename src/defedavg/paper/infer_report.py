@@ -18,7 +18,7 @@ WITHIN: Final = 1.25
 """A cell is explained if our time and the paper's differ by at most this factor."""
 
 _SHOWN = 5  # combinations of a stage
-_KINDS = {"first_hit": "reached", "sustained": "sustained_reached"}
+KINDS = {"first_hit": "reached", "sustained": "sustained_reached"}
 
 
 def alternatives(stage: Stage, candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def agreement(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         _summary(title, kind, [row for row in rows if selects(cell_of(row))])
         for title, selects in groups.items()
-        for kind in _KINDS
+        for kind in KINDS
     ]
 
 
@@ -150,7 +150,7 @@ def cell_of(row: Mapping[str, Any]) -> Cell:
 
 def complete_time(row: Mapping[str, Any], kind: str) -> float | None:
     """Return the mean time of a row of Table 1, ``first_hit`` or ``sustained``; None if not every seed has one."""
-    time: float | None = row[kind] if row[_KINDS[kind]] == row["seeds"] else None
+    time: float | None = row[kind] if row[KINDS[kind]] == row["seeds"] else None
     return time
 
 

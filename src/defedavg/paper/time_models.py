@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from .implied_rounds import Progress, round_seconds
 from .infer import TIMES, error
-from .infer_report import WITHIN, cell_of, complete_time
+from .infer_report import KINDS, WITHIN, cell_of, complete_time
 from .paper_tables import markdown
 from .published import Cell
 from .readings import READINGS, Readings
@@ -47,8 +47,13 @@ def time_models() -> list[Readings]:
 
 
 def scores(table: Rows, seeds: Sequence[int], progress: Progress = lambda _done, _all: None) -> list[dict[str, Any]]:
-    """Return one row for every time model: mean errors by algorithm, and those of all cells for both kinds of time."""
+    """Return one row for every time model: mean errors by algorithm, and those of all cells for both kinds of time.
+
+    There are none if the table has no cell that can be scored.
+    """
     scored = [row for row in table if row["algorithm"] in SCORED and cell_of(row).seconds is not None]
+    if not scored:
+        return []
     models, times, found = time_models(), _RoundTimes(seeds, {}), []
     for number, readings in enumerate(models):
         ratios = []
@@ -61,10 +66,7 @@ def scores(table: Rows, seeds: Sequence[int], progress: Progress = lambda _done,
 
 
 def _errors(scored: Rows, ratios: Sequence[float]) -> dict[str, Any]:
-    errors = {
-        kind: [_error(row, kind, ratio) for row, ratio in zip(scored, ratios, strict=True)]
-        for kind in ("first_hit", "sustained")
-    }
+    errors = {kind: [_error(row, kind, ratio) for row, ratio in zip(scored, ratios, strict=True)] for kind in KINDS}
     algorithms = [row["algorithm"] for row in scored]
     by_algorithm = {
         name: fmean(each for each, own in zip(errors["first_hit"], algorithms, strict=True) if own == name)

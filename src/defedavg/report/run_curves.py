@@ -61,9 +61,9 @@ def draw_run(folder: RunFolder, formats: Sequence[str] = FORMATS) -> list[Path]:
 
 def figures_of(folder: RunFolder) -> Iterator[tuple[str, Figure]]:
     """Yield the figures by name; a run without evaluations has none."""
-    if not any(curve_of(run).seconds for run in folder.runs):
-        return
     panels, target = _panels(folder)
+    if not panels:
+        return
     metric = common_metric(run.metric for run in folder.runs)
     word = re.sub(r"[^A-Za-z0-9._=-]+", "_", metric)
     for axis in AXES:
@@ -76,22 +76,32 @@ def figures_of(folder: RunFolder) -> Iterator[tuple[str, Figure]]:
 
 
 def _panels(folder: RunFolder) -> tuple[dict[str, list[Curve]], dict[str, float]]:
-    """Return the curves of every panel, and targets: tasks and fleets that a study sweeps have a panel each."""
-    groups = [group for group in groups_of(series_of(folder)) if any(curve.seconds for curve in _curves(group, {}))]
+    """Return the curves of every panel, and targets: tasks and fleets that a study sweeps have a panel each.
+
+    A study without evaluations has no panel.
+    """
+    drawn = [(group, curves) for group in groups_of(series_of(folder)) if (curves := _curves(group))]
+    if not drawn:
+        return {}, {}
+    groups = [group for group, _ in drawn]
     titles = [folder.title] if len(groups) == 1 else differences_of(groups)
     if len(set(titles)) < len(groups):  # a damaged folder: nothing that a title could name differs
-        return {folder.title: [curve for group in groups for curve in _curves(group, {})]}, {}
+        return {folder.title: [curve for _, curves in drawn for curve in curves]}, {}
+    named = differing_keys(groups)
     panels = {
-        title: _curves(group, _short_labels(group, differing_keys(groups)))
-        for title, group in zip(titles, groups, strict=True)
+        title: _relabelled(curves, _short_labels(group, named))
+        for title, (group, curves) in zip(titles, drawn, strict=True)
     }
     targets = {title: group[0].target for title, group in zip(titles, groups, strict=True)}
     return panels, {title: target for title, target in targets.items() if target}
 
 
-def _curves(group: Sequence[Series], labels: Mapping[str, str]) -> list[Curve]:
-    curves = [curve_of(run) for series in group for run in series.runs]
-    return [replace(curve, label=labels.get(curve.label, curve.label)) for curve in curves if curve.seconds]
+def _curves(group: Sequence[Series]) -> list[Curve]:
+    return [curve for series in group for run in series.runs if (curve := curve_of(run)).seconds]
+
+
+def _relabelled(curves: Sequence[Curve], labels: Mapping[str, str]) -> list[Curve]:
+    return [replace(curve, label=labels.get(curve.label, curve.label)) for curve in curves]
 
 
 def _short_labels(group: Sequence[Series], named: Sequence[str]) -> dict[str, str]:
