@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from defedavg.training.kernels.deferred import DeferredUpdates
 from defedavg.training.kernels.plain import LayerKernels, LayerWeights, Window
 from defedavg.training.kernels.triton_layers import CONFIGS, TritonLayerKernels
 
@@ -32,6 +34,7 @@ LAYERS = {  # image (height, width, channels) or inputs, outputs, and the convol
 }
 ROWS, FEW = ("1-32", "3-32"), ("padded",)  # layers whose kernels have these configurations
 FIRST = ROWS + FEW
+DEFERRED = ("deferred_linear", "deferred_step", "add_updates")
 LIMITS = {"float32": 1e-5, "tf32": 5e-3, "bf16": 5e-2}
 
 
@@ -136,6 +139,89 @@ def times(name: str, clients: int, precision: str) -> dict[str, float]:
     return found
 
 
+class DeferredCase(Case):
+    """A fully connected layer whose updates are deferred."""
+
+    def __init__(self, name: str, clients: int, samples: int = 10) -> None:
+        super().__init__(name, clients, samples)
+        self.step, self.samples = torch.zeros(1, dtype=torch.int64, device="cuda"), samples
+        self.updates = DeferredUpdates.of(self.params.weight, samples, self.step)
+        self.params = replace(self.params, deferred=self.updates)
+        self.steps = torch.full((clients,), 1000, device="cuda")
+
+    def add(self, kernels: LayerKernels, first: int, end: int) -> None:
+        """Add the updates of these steps to the weights."""
+        assert self.params.rates is not None
+        kernels.add_updates(self.params.weight, self.updates, self.params.rates, self.steps, (first, end), self.samples)
+
+
+def compare_deferred(name: str) -> dict[str, float]:
+    """Return the relative errors after eight steps with other inputs, the first six of which are added together."""
+    case = DeferredCase(name, clients=5)
+    exact, kernels, period = case.double(), TritonLayerKernels("tf32"), case.updates.period
+    before = exact.params.weight.clone()
+    assert case.params.rates is not None
+    assert exact.params.rates is not None
+    case.params.rates.fill_(1e-3)
+    exact.params.rates.fill_(case.params.rates[0].item())
+    source = torch.Generator(device="cuda").manual_seed(2)
+    case.add(kernels, 0, 0)
+    for number in range(period + 2):
+        case.step.fill_(number)
+        case.x.normal_(generator=source)
+        exact.x = case.x.double()
+        (out, saved), (expected, kept) = case.forward(kernels), exact.forward(LayerKernels())
+        grad = torch.randn(out.shape, device="cuda", generator=source)
+        found = case.backward(kernels, grad, saved, True)
+        wanted = exact.backward(LayerKernels(), grad.double(), kept, True)
+        if number == period - 1:
+            case.add(kernels, 0, period)
+    case.add(kernels, period, period + 2)
+    assert found is not None
+    assert wanted is not None
+    changed = (case.params.weight.double() - before, exact.params.weight - before)
+    pairs = {"outputs": (out.double(), expected), "inputs": (found.double(), wanted), "step": changed}
+    return {key: float((a - b).norm() / b.norm()) for key, (a, b) in pairs.items()}
+
+
+def deferred_work(case: DeferredCase, kernels: LayerKernels) -> dict[str, Callable[[], object]]:
+    """Return the kernels of a layer with half of the pending steps, by the name of their tiles."""
+    case.add(kernels, 0, 0)
+    case.step.fill_(0)
+    for _ in range(case.updates.period // 2):
+        out, saved = case.forward(kernels)
+        case.backward(kernels, torch.randn_like(out), saved, True)
+        case.step.add_(1)
+    grad, period = torch.randn_like(out), case.updates.period
+    return {
+        "deferred_linear": lambda: case.forward(kernels),
+        "deferred_step": lambda: case.backward(kernels, grad, saved, True),
+        "add_updates": lambda: case.add(kernels, 0, period),
+    }
+
+
+def tune_deferred(clients: int) -> None:
+    """Try other tiles of the kernels of deferred updates, and print the fastest."""
+    kernels = TritonLayerKernels("tf32")
+    sizes = {"deferred_linear": ((64, 128), (32, 64, 128)), "deferred_step": ((16, 32, 64), (64, 128, 256))}
+    sizes["add_updates"] = ((16, 32, 64), (64, 128, 256))
+    for name in [layer for layer in LAYERS if "-512" in layer]:
+        works = deferred_work(DeferredCase(name, clients), kernels)
+        for kind, (rows, columns) in sizes.items():
+            kept, results = CONFIGS[kind], []
+            for bm, other in itertools.product(rows, columns):
+                for warps, stages in ((2, 2), (4, 1), (4, 2), (4, 3), (4, 4), (8, 2), (8, 3)):
+                    tile = "BK" if kind == "deferred_linear" else "BN"
+                    CONFIGS[kind] = {"BM": bm, tile: other, "num_warps": warps, "num_stages": stages}
+                    try:
+                        results.append((milliseconds(works[kind], 10), CONFIGS[kind]))
+                    except Exception as error:  # the configuration does not fit the device
+                        print("failed:", kind, CONFIGS[kind], str(error).splitlines()[0][:80])
+            CONFIGS[kind] = kept
+            for spent, setting in sorted(results, key=lambda result: result[0])[:4]:
+                print(f"{kind:<16} {name:<18} {spent:.4f} ms  {setting}", flush=True)
+
+
 def tiles(kind: str) -> Iterator[dict[str, int]]:
     """Yield the configurations to try."""
     sizes = {
@@ -190,12 +276,16 @@ def tune(kind: str, names: list[str], clients: int, precision: str) -> None:
 def main() -> None:
     """Compare and time the kernels, or search for tiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tune", nargs="*", metavar="KERNEL", help="search tiles; all kernels if none is named")
+    parser.add_argument(
+        "--tune", nargs="*", metavar="KERNEL", help="search tiles; all if none is named; deferred: its three"
+    )
     parser.add_argument("--clients", type=int, default=192)
     parser.add_argument("--precision", choices=list(LIMITS), default="tf32")
     options = parser.parse_args()
     if options.tune is not None:
-        for kind in options.tune or CONFIGS:
+        if "deferred" in (options.tune or ["deferred"]):
+            tune_deferred(options.clients)
+        for kind in [name for name in options.tune or CONFIGS if name in CONFIGS and name not in DEFERRED]:
             names = [n for n in LAYERS if ("conv" in n) == ("conv" in kind)]
             names = [n for n in names if n.endswith(ROWS) == kind.endswith("rows")]
             names = [n for n in names if n.endswith(FEW) == kind.endswith("few")]
@@ -207,6 +297,13 @@ def main() -> None:
             print(f"{name:<18} {precision:<8} " + "  ".join(f"{k} {v:.1e}" for k, v in far.items()))
             if not far["outputs"] <= limit:
                 raise SystemExit(f"{name}: the kernels disagree with the plain operations; results would be wrong")
+    for name in [layer for layer in LAYERS if "-512" in layer]:
+        far = compare_deferred(name)
+        print(f"{name:<18} deferred " + "  ".join(f"{k} {v:.1e}" for k, v in far.items()))
+        if not max(far.values()) <= LIMITS["tf32"]:
+            raise SystemExit(f"{name}: deferred updates disagree with the plain operations; results would be wrong")
+        works = deferred_work(DeferredCase(name, options.clients), TritonLayerKernels("tf32"))
+        print(f"{name:<18} deferred " + "  ".join(f"{k} {milliseconds(v):.4f} ms" for k, v in works.items()))
     for name in LAYERS:
         spent = times(name, options.clients, options.precision)
         print(f"{name:<18} {options.clients} clients  " + "  ".join(f"{k} {v:.4f} ms" for k, v in spent.items()))

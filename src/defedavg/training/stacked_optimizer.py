@@ -26,7 +26,8 @@ class LocalMethod:
     """What the jobs of a batch have in common: which terms they have; the numbers in them may differ.
 
     A ``fused`` method is plain SGD, whose update is part of the backward pass. A job whose rate is zero is not fused,
-    because the kernels do not compute such a client, and its running statistics would stay behind.
+    because the kernels do not compute such a client, and its running statistics would stay behind. Updates of a job
+    with a ``single_step`` are not deferred.
     """
 
     optimizer: str = "sgd"
@@ -38,6 +39,7 @@ class LocalMethod:
     correction: bool = False
     zero_rate: bool = False
     augment: str = "none"
+    single_step: bool = False
 
     @classmethod
     def of(cls, training: LocalTraining) -> LocalMethod:
@@ -51,7 +53,7 @@ class LocalMethod:
     @property
     def fused(self) -> bool:
         """Whether the fused update of plain SGD computes it."""
-        return self == LocalMethod(augment=self.augment)
+        return self == LocalMethod(augment=self.augment, single_step=self.single_step)
 
     @property
     def state_vectors(self) -> int:

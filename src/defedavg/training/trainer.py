@@ -15,13 +15,12 @@ from ..errors import UserError
 from ..tasks import Data, Task
 from .augmentation import augmentation_of
 from .job_group import SMALL_GROUP, JobGroup, active_counts, groups_of, train_directly
-from .kernels.cpu_kernels import CpuLayerKernels
+from .kernels.chosen import kernels_for
 from .kernels.cuda_graph import StepGraphs
-from .kernels.plain import LayerKernels
+from .kernels.deferred import DeferredUpdates, deferred_bytes, pending_steps
 from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_minibatches
 from .memory import BatchLimits, allowed, batch_limits, least_bytes, step_bytes
 from .module_state import VersionLayout, same_constants
-from .precision import DEFAULT, check_precision
 from .scoring import hits, output_gradient, own_metric, sample_losses
 from .stacked_optimizer import LocalMethod, StackedOptimizer, numbers_of
 from .stacking.direct import DirectStep
@@ -29,7 +28,7 @@ from .stacking.layer_registry import CHANNELS_LAST, StackedPass, StackingError, 
 from .stacking.stacked_model import stack
 from .state_memory import NO_NEED, StateMemory, StateNeed
 from .tensor_rng import extend_all, signed
-from .threads import in_parallel, keep_freed_memory
+from .threads import in_parallel
 
 DEFAULT_MAX_BATCH_JOBS = {"cpu": 64, "cuda": 192}
 LEAST_STEPS = 64  # that the buffers of graphs have room for: they are small, and new ones need new graphs
@@ -65,7 +64,7 @@ class Trainer:
         self._device = task.train.device
         dtype = next(module.parameters()).dtype
         self.asynchronous = self._device.type == "cuda"
-        self._kernels = _kernels(self._device, dtype, precision)
+        self._kernels = kernels_for(self._device, dtype, precision)
         self._stacked = stack(module, self._kernels, task.train[:3].inputs)
         self._layout = VersionLayout.of(module, self._stacked.statistics)
         self._shapes = self._layout.shapes
@@ -80,6 +79,8 @@ class Trainer:
         self._vector_bytes = self._size * dtype.itemsize
         self._cores = torch.get_num_threads()
         self._step_bytes = step_bytes(partial(self._discarded_step, batch_size), self._device)
+        self._step_bytes += deferred_bytes(self._shapes[name] for name in self._stacked.deferrable)
+        self.add_updates = self._kernels.add_updates
         self._group_jobs = self._most_in_group()
         self._batch_size, self._asked_jobs, self._allowed = batch_size, max_batch_jobs, allowed(memory, self._device)
         self._limits: dict[int, BatchLimits] = {}
@@ -143,7 +144,9 @@ class Trainer:
     def train(self, jobs: Sequence[TrainingJob]) -> list[Tensor]:
         """Return Δ of every job, in their order; jobs with different methods are in different batches."""
         # Jobs of one run mostly have the same method, which is not computed for each of them.
-        kinds = [(id(job.local_training), job.local_rate, job.correction is None) for job in jobs]
+        kinds = [
+            (id(job.local_training), job.local_rate, job.correction is None, job.update.steps == 1) for job in jobs
+        ]
         known = {kind: self._method(job) for kind, job in dict(zip(kinds, jobs, strict=True)).items()}
         methods = [known[kind] for kind in kinds]
         deltas: dict[int, Tensor] = {}
@@ -156,7 +159,8 @@ class Trainer:
     def _method(self, job: TrainingJob) -> LocalMethod:
         rounded = torch.tensor(job.local_rate, dtype=job.start.dtype)
         method = LocalMethod.of(job.local_training)
-        return replace(method, correction=job.correction is not None, zero_rate=not rounded)
+        single = bool(self._stacked.deferrable) and job.update.steps == 1
+        return replace(method, correction=job.correction is not None, zero_rate=not rounded, single_step=single)
 
     def _train_alike(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         """Train jobs of one method; after running out of memory, continue with smaller batches."""
@@ -241,6 +245,12 @@ class Trainer:
             )
         return StackedOptimizer(method, {name: weights[name] for name in self._trainable})
 
+    def deferrable(self, method: LocalMethod, size: int) -> tuple[str, ...]:
+        """Return the names of the weights whose updates are deferred in steps with mini-batches of this size."""
+        if not method.fused or method.single_step or pending_steps(size) == 1:
+            return ()
+        return self._stacked.deferrable if isinstance(self._task.train.inputs, Tensor) else ()
+
     def _start(self, optimizer: StackedOptimizer, jobs: Sequence[TrainingJob], numbers: Tensor) -> None:
         """Start new jobs with an optimiser."""
         method, parts = optimizer.method, []
@@ -258,13 +268,14 @@ class Trainer:
         steps, keys = self._minibatches.send(rows).unbind(1)
         samples = self._minibatches.draw(jobs, longest)
         graphs = self._graphs_for(size, longest, starts[:1], method)
-        captured = graphs.capture(list(active_counts([job.update.steps for job in jobs])))
+        active = list(active_counts([job.update.steps for job in jobs]))
+        graphs.capture(active)
         if graphs.optimizer is None:
             rates = self._minibatches.send([job.local_rate for job in jobs], starts.dtype)
         else:
             rates = torch.ones_like(starts[:, 0])  # not zero: these clients are active
             self._start(graphs.optimizer, jobs, self._minibatches.send(list(map(numbers_of, jobs)), torch.float64))
-        ends = graphs.run(captured, starts, samples, rates, steps, keys)
+        ends = graphs.run(active, starts, samples, rates, steps, keys)
         # Each difference has its own memory: one that waits long for its round must not keep a whole batch alive.
         deltas = list(torch._foreach_sub(list(starts.unbind()), list(ends.unbind())))
         if self._layout.statistics:
@@ -286,11 +297,12 @@ class Trainer:
 
     def step(
         self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor, method: LocalMethod,
-        optimizer: StackedOptimizer | None = None,
+        optimizer: StackedOptimizer | None = None, deferred: dict[str, DeferredUpdates] | None = None,
     ) -> None:  # fmt: skip
         """Do one step for every client, in place: (C, …) weights, (C, B) samples, (C,) rates and keys.
 
-        An ``optimizer`` has rates of its own; on a CUDA device, a client with rate zero keeps its weights.
+        An ``optimizer`` has rates of its own; on a CUDA device, a client with rate zero keeps its weights. Weights with
+        ``deferred`` updates stay as they are.
         """
         clients, size = samples.shape
         flat = samples.reshape(-1)
@@ -299,7 +311,7 @@ class Trainer:
             data = replace(data, inputs=augmentation.stacked(data.inputs, keys))
 
         if optimizer is None and self.asynchronous and self._stacked.direct and isinstance(data.inputs, Tensor):
-            direct = DirectStep(self._stacked.direct, StackedPass(weights, rates, keys))
+            direct = DirectStep(self._stacked.direct, StackedPass(weights, rates, keys, deferred=deferred or {}))
             direct(data.inputs, partial(output_gradient, self._task, targets=data.targets, size=size))
             return
 
@@ -382,19 +394,3 @@ class Trainer:
         for name, view in self.views(vectors).items():
             view.copy_(weights[name])
         return vectors
-
-
-def _kernels(device: torch.device, dtype: torch.dtype, precision: str | None) -> LayerKernels:
-    precision = precision or DEFAULT[device.type]
-    check_precision(precision, device.type)
-    if device.type == "cpu":
-        keep_freed_memory()
-        return CpuLayerKernels(half=precision == "bf16")
-    if dtype == torch.float32:
-        try:
-            from .kernels.triton_layers import TritonLayerKernels
-
-            return TritonLayerKernels(precision)
-        except ImportError:  # without Triton, plain operations give the same results up to rounding
-            pass
-    return LayerKernels(half=precision == "bf16")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,53 +17,13 @@ from defedavg.training.kernels import cuda_graph
 from defedavg.training.kernels.cuda_graph import StepGraphs
 from defedavg.training.local_training import DeviceMinibatches
 from helpers.local_options import OPTIONS
+from helpers.replayed_graphs import Stream, trained, without_a_device
 from helpers.small_runs import CLIENTS, task_of
-
-
-class Stream:
-    """Records which streams it waits for."""
-
-    def __init__(self) -> None:
-        self.waits: list[Any] = []
-
-    def wait_stream(self, other: Any) -> None:
-        self.waits.append(other)
-
-
-class Replayed:
-    """A graph whose replay is the step that would have been captured."""
-
-    def replay(self) -> None:
-        assert self.step is not None
-        self.step()
-
-    step: Any = None
 
 
 @pytest.fixture(autouse=True)
 def _without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured = StepGraphs._graph
-
-    def graph(self: StepGraphs, slots: int) -> Any:
-        found: Any = captured(self, slots)
-        found.step = partial(self._once, slots)
-        return found
-
-    def send(_: DeviceMinibatches, values: Sequence[Any], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype)
-
-    monkeypatch.setattr(StepGraphs, "_graph", graph)
-    monkeypatch.setattr(DeviceMinibatches, "send", send)
-    for name, value in {
-        "Stream": Stream, "current_stream": Stream, "stream": lambda _: nullcontext(), "CUDAGraph": Replayed,
-        "graph": lambda *_, **__: nullcontext(), "synchronize": lambda: None,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(torch.cuda, name, value)
-
-
-def trained(trainer: Trainer, jobs: list[TrainingJob]) -> list[Tensor]:
-    trainer.asynchronous, trainer.side = True, trainer.side or Stream()
-    return trainer.train(jobs)
+    without_a_device(monkeypatch)
 
 
 def recorded_streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:

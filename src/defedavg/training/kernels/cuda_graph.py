@@ -11,6 +11,7 @@ from torch import Tensor
 from ...planning.plan import without_gc
 from ..stacked_optimizer import LocalMethod, StackedOptimizer
 from ..tensor_rng import extend_all
+from .deferred import DeferredUpdates, pending_steps
 
 SLOTS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768)
 """The numbers of slots of graphs below the capacity of a batch."""
@@ -32,9 +33,14 @@ class _StepSource(Protocol):
 
     def step(
         self, weights: dict[str, Tensor], samples: Tensor, rates: Tensor, keys: Tensor, method: LocalMethod,
-        optimizer: StackedOptimizer | None,
+        optimizer: StackedOptimizer | None, deferred: dict[str, DeferredUpdates],
     ) -> None: ...  # fmt: skip
     def optimizer(self, method: LocalMethod, weights: dict[str, Tensor]) -> StackedOptimizer | None: ...
+    def deferrable(self, method: LocalMethod, size: int) -> tuple[str, ...]: ...
+    def add_updates(
+        self, weight: Tensor, deferred: DeferredUpdates, rates: Tensor, steps: Tensor, between: tuple[int, int],
+        size: int,
+    ) -> None: ...  # fmt: skip
     def views(self, vectors: Tensor) -> dict[str, Tensor]: ...
     def split(self, vectors: Tensor) -> dict[str, Tensor]: ...
     def join(self, weights: dict[str, Tensor]) -> Tensor: ...
@@ -53,7 +59,7 @@ class StepGraphs:
     ) -> None:
         device = like.device
         self.steps = steps
-        self._source, self._method, self._capacity = source, method, capacity
+        self._source, self._method, self._capacity, self._size = source, method, capacity, size
         self._weights = source.split(like.expand(capacity, -1))
         self.optimizer = source.optimizer(method, self._weights)
         # One copy selects what a step needs: the numbers of its samples and its key.
@@ -61,6 +67,9 @@ class StepGraphs:
         self._rates = torch.zeros(capacity, dtype=like.dtype, device=device)
         self._steps = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
+        self._deferred = {
+            name: DeferredUpdates.of(self._weights[name], size, self._step) for name in source.deferrable(method, size)
+        }
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._graph(capacity)  # the largest first: smaller ones fit into its memory
 
@@ -72,11 +81,10 @@ class StepGraphs:
         return [self._graph(self._slots(jobs)) for jobs in active]
 
     def run(
-        self, graphs: Sequence[torch.cuda.CUDAGraph], starts: Tensor, samples: Tensor, rates: Tensor, steps: Tensor,
-        keys: Tensor,
-    ) -> Tensor:  # fmt: skip
-        """Return the end weights of all jobs without waiting for the device; ``graphs`` are those of their steps."""
-        count, longest = len(starts), len(graphs)
+        self, active: Sequence[int], starts: Tensor, samples: Tensor, rates: Tensor, steps: Tensor, keys: Tensor
+    ) -> Tensor:
+        """Return the end weights of all jobs without waiting for the device; ``active`` is that of ``capture``."""
+        count, longest, graphs = len(starts), len(active), self.capture(active)
         for name, start in self._source.views(starts).items():
             self._weights[name][:count].copy_(start)
         self._samples_and_key[:count, :longest, :-1].copy_(samples)
@@ -86,9 +94,25 @@ class StepGraphs:
         self._steps.zero_()
         self._steps[:count].copy_(steps)
         self._step.zero_()
-        for graph in graphs:
+        self._add_updates(count, 0, 0)
+        for number, graph in enumerate(graphs):
             graph.replay()
+            done = number + 1
+            if done == longest or done % self._period == 0:
+                first = number // self._period * self._period
+                self._add_updates(active[first], first, done)
         return self._source.join({name: weights[:count] for name, weights in self._weights.items()})
+
+    @property
+    def _period(self) -> int:
+        return pending_steps(self._size)
+
+    def _add_updates(self, jobs: int, first: int, end: int) -> None:
+        """Add the deferred updates of the steps from ``first`` to ``end`` of the first jobs to their weights."""
+        rates, steps = self._rates[:jobs], self._steps[:jobs]
+        for name, deferred in self._deferred.items():
+            part, weight = deferred.part(slice(0, jobs)), self._weights[name][:jobs]
+            self._source.add_updates(weight, part, rates, steps, (first, end), self._size)
 
     def _slots(self, jobs: int) -> int:
         return min(self._capacity, next((slots for slots in SLOTS if jobs <= slots), self._capacity))
@@ -134,5 +158,6 @@ class StepGraphs:
 
     def _part(self, chosen: Tensor, rates: Tensor, part: slice) -> None:
         weights = {name: w[part] for name, w in self._weights.items()}
+        deferred = {name: updates.part(part) for name, updates in self._deferred.items()}
         samples, keys = chosen[part, :-1], chosen[part, -1]
-        self._source.step(weights, samples, rates[part], keys, self._method, self.optimizer)
+        self._source.step(weights, samples, rates[part], keys, self._method, self.optimizer, deferred)

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .deferred import DeferredUpdates
+
 aten = torch.ops.aten
 
 
@@ -29,6 +31,7 @@ class LayerWeights:
     trainable: tuple[bool, bool] = (True, True)  # weight, bias
     targets: tuple[Tensor | None, Tensor | None] = (None, None)  # updated instead of weight and bias
     all_train: bool = False  # whether it is known that no rate is zero
+    deferred: DeferredUpdates | None = None  # of the weight; without them, every step updates it
 
     @property
     def updated_weight(self) -> Tensor:
@@ -73,6 +76,7 @@ class LayerKernels:
     """One batched product per layer, for a convolution over the patches of all samples; for all devices and dtypes."""
 
     skips_zero_rates = False  # whether a client with learning rate zero costs almost no time
+    defers_updates = False  # whether large fully connected layers may have deferred updates
 
     def __init__(self, half: bool = False) -> None:
         self._half = half
@@ -92,6 +96,16 @@ class LayerKernels:
         grad_x = self.product(grad, params.weight) if needs_x else None
         self._update(params, grad, x)
         return grad_x
+
+    def add_updates(
+        self, weight: Tensor, deferred: DeferredUpdates, rates: Tensor, steps: Tensor, between: tuple[int, int],
+        size: int,
+    ) -> None:  # fmt: skip
+        """Add the updates of the steps between two numbers to the weights, of (C,) clients with these rates and steps.
+
+        Steps have mini-batches of ``size``. With two equal numbers, this prepares the products of the first step.
+        """
+        raise NotImplementedError
 
     def conv(self, x: Tensor, params: LayerWeights, window: Window) -> tuple[Tensor, Saved]:
         """Return the (C·B, H', W', O) outputs of (C·B, H, W, I) images, and the tensors for the backward pass."""

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import triton_deferred, triton_norm
 from . import triton_kernels as kernels
-from . import triton_norm
+from .deferred import PENDING_ROWS, DeferredUpdates
 from .plain import Gradient, LayerKernels, LayerWeights, Saved, Window
 
 SPLIT = 4  # with fewer tiles than this, the update of a convolution is summed in as many parts
@@ -27,6 +28,9 @@ CONFIGS: dict[str, dict[str, int]] = {
     "conv_step_rows": {"BM": 64, "BN": 64, "BK": 16, "num_warps": 1, "num_stages": 3},
     "linear": {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3},
     "linear_step": {"BM": 32, "BN": 128, "num_warps": 4, "num_stages": 2},
+    "deferred_linear": {"BM": 64, "BK": 64, "num_warps": 4, "num_stages": 3},
+    "deferred_step": {"BM": 32, "BN": 128, "num_warps": 4, "num_stages": 2},
+    "add_updates": {"BM": 32, "BN": 128, "num_warps": 4, "num_stages": 2},
 }
 """The fastest tiles, warps and stages (benchmarks/kernels.py); BM and BN are upper limits."""
 
@@ -65,6 +69,7 @@ class TritonLayerKernels(LayerKernels):
     def __init__(self, precision: str) -> None:
         super().__init__(half=precision == "bf16")
         self._precision = {"float32": "ieee"}.get(precision, precision)
+        self.defers_updates = precision == "tf32"
 
     def linear(self, x: Tensor, params: LayerWeights, relu: bool) -> tuple[Tensor, Saved]:
         """Do what ``LayerKernels.linear`` does."""
@@ -72,6 +77,9 @@ class TritonLayerKernels(LayerKernels):
         outs = params.weight.shape[1]
         x = x.contiguous()
         out = x.new_empty((clients, rows, outs))
+        if params.deferred is not None:
+            self._deferred_linear(x, params, params.deferred, relu, out)
+            return out, (x, out)
         config = _config("linear", BM=outs, BN=rows, BK=ins)
         grid = (_parts(outs, config["BM"]), _parts(rows, config["BN"]), clients)
         kernels.linear[grid](
@@ -84,6 +92,8 @@ class TritonLayerKernels(LayerKernels):
         """Do what ``LayerKernels.linear_backward`` does."""
         x, out = saved
         clients, rows, ins = x.shape
+        if params.deferred is not None:
+            return self._deferred_step(grad.contiguous(), saved, params, params.deferred, relu, needs_x)
         if rows > ROWS:
             return super().linear_backward(grad, saved, params, relu, needs_x)
         outs = params.weight.shape[1]
@@ -96,6 +106,45 @@ class TritonLayerKernels(LayerKernels):
             PRECISION=self._precision, BR=_tile(rows, ROWS), **config,
         )  # fmt: skip
         return grad_x if needs_x else None
+
+    def _deferred_linear(
+        self, x: Tensor, params: LayerWeights, deferred: DeferredUpdates, relu: bool, out: Tensor
+    ) -> None:
+        (clients, rows, ins), outs = x.shape, out.shape[-1]
+        config = _config("deferred_linear", BM=outs, BK=ins)
+        triton_deferred.deferred_linear[_parts(outs, config["BM"]), clients](
+            x, deferred.weight, deferred.scales, deferred.inputs, deferred.gradients,
+            *_filled(x, params.bias, params.rates), deferred.step, out, rows, I=ins, O=outs, PERIOD=deferred.period,
+            RELU=relu, BIAS=params.bias is not None, PRECISION=self._precision, BR=_tile(rows, ROWS), BH=PENDING_ROWS,
+            **config,
+        )  # fmt: skip
+
+    def _deferred_step(
+        self, grad: Tensor, saved: Saved, params: LayerWeights, deferred: DeferredUpdates, relu: bool, needs_x: bool
+    ) -> Gradient:
+        x, out = saved
+        (clients, rows, ins), outs = x.shape, out.shape[-1]
+        grad_x = torch.empty_like(x) if needs_x else x
+        config = _config("deferred_step", BM=outs, BN=ins)
+        triton_deferred.deferred_step[_parts(ins, config["BN"]), clients](
+            grad, out, x, deferred.weight, deferred.scales, deferred.inputs, deferred.gradients,
+            *_filled(x, params.bias, params.rates), deferred.step, grad_x, rows, I=ins, O=outs, PERIOD=deferred.period,
+            RELU=relu, NEEDS_X=needs_x, BIAS=params.trainable[1], PRECISION=self._precision, BR=_tile(rows, ROWS),
+            BH=PENDING_ROWS, **config,
+        )  # fmt: skip
+        return grad_x if needs_x else None
+
+    def add_updates(
+        self, weight: Tensor, deferred: DeferredUpdates, rates: Tensor, steps: Tensor, between: tuple[int, int],
+        size: int,
+    ) -> None:  # fmt: skip
+        """Do what ``LayerKernels.add_updates`` says."""
+        clients, outs, ins = weight.shape
+        config = _config("add_updates", BM=outs, BN=ins)
+        triton_deferred.add_updates[_parts(outs, config["BM"]), clients](
+            weight, deferred.weight, deferred.scales, deferred.inputs, deferred.gradients, rates, steps, *between, size,
+            I=ins, O=outs, PRECISION=self._precision, BH=PENDING_ROWS, **config,
+        )  # fmt: skip
 
     def conv(self, x: Tensor, params: LayerWeights, window: Window) -> tuple[Tensor, Saved]:
         """Do what ``LayerKernels.conv`` does."""

@@ -24,7 +24,7 @@ from . import attention, dropout, recurrent, residual  # noqa: F401  these modul
 from .direct import is_direct
 from .layer_registry import LayerSite, StackedLayer, StackedModel, StackedPass, StackingError
 from .layers import embedding
-from .sequences import NamedLayer, is_sequence, run_sequence, stack_first, stack_sequence
+from .sequences import NamedLayer, deferrable_weights, is_sequence, run_sequence, stack_first, stack_sequence
 
 UNARY = {"exp", "log", "sigmoid", "tanh", "relu", "softplus", "neg", "abs", "sqrt", "rsqrt", "square", "clamp", "to"}
 BINARY = {"add", "sub", "rsub", "mul", "div", "rdiv", "pow", "rpow", "maximum", "minimum"}
@@ -34,8 +34,11 @@ ELEMENTWISE = UNARY | BINARY
 def chain(module: nn.Module, kernels: LayerKernels) -> StackedModel:
     """Stack a sequence of registered layers."""
     stacked = stack_sequence(module, "", kernels)
+    model = StackedModel.of(partial(run_sequence, stacked), stacked)
+    if not is_direct(stacked):
+        return model
     return replace(
-        StackedModel.of(partial(run_sequence, stacked), stacked), direct=tuple(stacked) if is_direct(stacked) else ()
+        model, direct=tuple(stacked), deferrable=deferrable_weights(module) if kernels.defers_updates else ()
     )
 
 

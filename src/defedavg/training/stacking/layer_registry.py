@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...registry import note_registration
+from ..kernels.deferred import DeferredUpdates
 from ..kernels.plain import Gradient, LayerKernels, scaled
 
 CHANNELS_LAST = (0, 1, 3, 4, 2)
@@ -55,6 +56,7 @@ class StackedPass:
     anchor: Tensor | None = None  # a leaf that needs a gradient, so that the backward pass visits every layer
     targets: Mapping[str, Tensor] = field(default_factory=dict)  # name -> updated instead of the parameter, (C, …)
     all_train: bool = False  # whether it is known that no rate is zero
+    deferred: Mapping[str, DeferredUpdates] = field(default_factory=dict)  # name of a weight -> its pending updates
 
     @property
     def clients(self) -> int:
@@ -100,7 +102,7 @@ class StackedModel:
     ``statistics`` are the buffers that a training step updates. If ``batch_invariant`` is False, the rounding of one
     client's results depends on the other clients, even on the CPU. If ``yields_gradients`` is False, a registered
     layer ignores ``targets``: only plain SGD can train the model. ``direct`` are the layers of a chain whose steps need
-    no autograd, and otherwise empty.
+    no autograd, and otherwise empty; ``deferrable`` names those of its weights that may have deferred updates.
     """
 
     run: Callable[[StackedPass, Any], Tensor]  # the inputs of the task
@@ -110,6 +112,7 @@ class StackedModel:
     batch_invariant: bool = True
     yields_gradients: bool = True
     direct: tuple[StackedLayer, ...] = ()
+    deferrable: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, run: Callable[[StackedPass, Any], Tensor], layers: Iterable[StackedLayer]) -> StackedModel:

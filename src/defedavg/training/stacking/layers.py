@@ -66,7 +66,8 @@ def _weights(module: nn.Linear | nn.Conv2d | nn.GroupNorm, name: str, context: S
     weight, bias = context.weights[f"{name}weight"], context.weights.get(f"{name}bias")
     trainable = (module.weight.requires_grad, module.bias is not None and module.bias.requires_grad)
     targets = context.targets.get(f"{name}weight"), context.targets.get(f"{name}bias")
-    return LayerWeights(weight, bias, context.rates, trainable, targets, context.all_train)
+    deferred = context.deferred.get(f"{name}weight")
+    return LayerWeights(weight, bias, context.rates, trainable, targets, context.all_train, deferred)
 
 
 def _parameter_names(module: nn.Module, name: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from torch import Tensor, nn
 
+from ..kernels.deferred import LEAST_WEIGHTS
 from ..kernels.plain import LayerKernels
 from .layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, build_layer
 
@@ -48,6 +49,21 @@ def stack_sequence(module: nn.Module, name: str, kernels: LayerKernels) -> list[
         stacked.append(stack_first(leaves, kernels))
         leaves = leaves[1 + stacked[-1].absorbs :]
     return stacked
+
+
+def deferrable_weights(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of large fully connected weights whose inputs have one row per sample.
+
+    They come after a layer that makes one row of every sample. All parameters of such a layer are trained.
+    """
+    names, one_row = [], False
+    for layer, name in _leaves(module, ""):
+        if isinstance(layer, nn.Flatten | nn.Unflatten):
+            one_row = isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
+        trained = all(parameter.requires_grad for parameter in layer.parameters())
+        if one_row and trained and type(layer) is nn.Linear and layer.weight.numel() >= LEAST_WEIGHTS:
+            names.append(f"{name}weight")
+    return tuple(names)
 
 
 def run_sequence(layers: Sequence[StackedLayer], context: StackedPass, x: Tensor) -> Tensor:
