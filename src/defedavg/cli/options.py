@@ -186,7 +186,7 @@ Force = Annotated[bool, Option("--force", help="Replace an existing run of the s
 Out = Annotated[Path, Option("--out", metavar="FOLDER", help="The folder that holds run folders.")]
 Device = Annotated[str, Option(help="auto, cpu or cuda; auto uses CUDA if available.")]
 MaxBatchJobs = Annotated[
-    int | None, Option("--max-batch-jobs", help="Jobs per batch, at most.", show_default="64 on the CPU, 192 on CUDA")
+    int | None, Option("--max-batch-jobs", help="Jobs per batch, at most.", show_default="64 on the CPU, 256 on CUDA")
 ]
 Memory = Annotated[
     str | None,

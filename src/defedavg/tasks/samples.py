@@ -73,3 +73,16 @@ class Data:
     def to(self, device: str | torch.device) -> Data:
         """Return the same samples on a device."""
         return self.map(lambda part: part.to(device))
+
+
+def channels_last(data: Data) -> Data | None:
+    """Return images of several channels with the channels last in memory and in shape; None for other samples."""
+    images = data.inputs
+    if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] == 1:
+        return None
+    return Data(images.permute(0, 2, 3, 1).contiguous(), data.targets)
+
+
+def channels_first(part: Tensor) -> Tensor:
+    """Return images in the usual shape without a copy, and other tensors as they are."""
+    return part.permute(0, 3, 1, 2) if part.ndim == 4 else part

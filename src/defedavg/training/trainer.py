@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..tasks import Data, Task
+from ..tasks.samples import channels_first, channels_last
 from .augmentation import augmentation_of
 from .job_group import SMALL_GROUP, JobGroup, active_counts, groups_of, train_directly
 from .kernels.chosen import kernels_for
@@ -30,7 +31,7 @@ from .state_memory import NO_NEED, StateMemory, StateNeed
 from .tensor_rng import extend_all, signed
 from .threads import in_parallel
 
-DEFAULT_MAX_BATCH_JOBS = {"cpu": 64, "cuda": 192}
+DEFAULT_MAX_BATCH_JOBS = {"cpu": 64, "cuda": 256}
 LEAST_STEPS = 64  # that the buffers of graphs have room for: they are small, and new ones need new graphs
 GROUP_BYTES = 8 << 20  # of parameters in one thread's group of jobs: what its cache still holds (measured)
 GROUP_STEP_BYTES = 64 << 20  # of a step's tensors in one thread's group; more of them only leave the cache (measured)
@@ -75,6 +76,7 @@ class Trainer:
         self.side: Any = None
         if self.asynchronous:
             self.pool, self.side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._images = channels_last(task.train) if self.asynchronous and self._stacked.channels_last else None
         self._stopped = False
         self._vector_bytes = self._size * dtype.itemsize
         self._cores = torch.get_num_threads()
@@ -306,7 +308,7 @@ class Trainer:
         """
         clients, size = samples.shape
         flat = samples.reshape(-1)
-        data = self._task.train[flat]
+        data = self._task.train[flat] if self._images is None else self._images[flat].map(channels_first)
         if (augmentation := augmentation_of(method.augment)) is not None:
             data = replace(data, inputs=augmentation.stacked(data.inputs, keys))
 

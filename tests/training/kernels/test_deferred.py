@@ -31,8 +31,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from defedavg.training.kernels.triton_layers import TritonLayerKernels
 
-# Triton's interpreter converts arrays of one element to numbers, which NumPy deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+pytestmark = [
+    # Triton's interpreter converts arrays of one element to numbers, which NumPy deprecates.
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    # Weights that have grown too much for their scale are stored again with another one.
+    pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning"),
+]
 
 RATES = torch.tensor([1.0, 0.0, 2.0])
 STEPS = torch.tensor([7, 7, 4])  # the third job ends between two additions
@@ -96,6 +100,19 @@ def test_whole_numbers_give_equal_results(seed: int, size: int, ins: int, outs: 
             assert torch.equal(found, expected), number
 
 
+def add(weight: Tensor, updates: DeferredUpdates, between: tuple[int, int]) -> None:
+    """Add the updates of some steps of one client with rate 1 and mini-batches of one sample."""
+    steps = torch.ones(1, dtype=torch.int64)
+    TritonLayerKernels("tf32").add_updates(weight, updates, torch.ones(1), steps, between, 1)
+
+
+def assert_stored(weight: Tensor, updates: DeferredUpdates) -> None:
+    """Check that weights which are not much smaller than the largest of their row have eleven binary digits."""
+    stored = updates.weight.float() * updates.scales.unsqueeze(2)
+    largest = weight.abs().amax(2, keepdim=True)
+    assert ((stored - weight).abs() <= 2.0**-11 * weight.abs() + 2.0**-32 * largest).all()
+
+
 @examples(max_examples=10)
 @given(seed=st.integers(0, 2**32), scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e6]), size=st.sampled_from([2, 10, 32]))
 def test_the_scale_of_the_weights_does_not_matter(seed: int, scale: float, size: int) -> None:
@@ -109,11 +126,21 @@ def test_the_scale_of_the_weights_does_not_matter(seed: int, scale: float, size:
     weight = scaled(source)(1, 40, 50, most=8)
     updates = DeferredUpdates.of(weight, size, torch.zeros(1, dtype=torch.int64))
     before = weight.clone()
-    TritonLayerKernels("tf32").add_updates(weight, updates, torch.ones(1), torch.ones(1, dtype=torch.int64), (0, 0), 2)
+    add(weight, updates, (0, 0))
     assert torch.equal(weight, before)
-    stored = updates.weight.float() * updates.scales.unsqueeze(2)
-    largest = weight.abs().amax(2, keepdim=True)
-    assert ((stored - weight).abs() <= 2.0**-11 * weight.abs() + 2.0**-38 * largest).all()
+    assert_stored(weight, updates)
+
+
+@pytest.mark.parametrize("factor", [1.0, 7.0, 100.0, 1e6, 1e-4])
+def test_weights_that_grow_or_shrink_stay_representable(factor: float) -> None:
+    weight = normal_numbers(torch.Generator().manual_seed(0))(1, 1, 50, most=8).expand(1, 40, 50).contiguous()
+    updates = DeferredUpdates.of(weight, 1, torch.zeros(1, dtype=torch.int64))
+    add(weight, updates, (0, 0))
+    start = weight.clone()
+    updates.inputs[0, 0], updates.gradients[0, 0] = start[0, 0], 1 - factor
+    add(weight, updates, (0, 1))
+    torch.testing.assert_close(weight, factor * start, rtol=2e-3, atol=1e-6 * float(start.abs().max()))
+    assert_stored(weight, updates)
 
 
 def test_results_stay_close_with_any_numbers() -> None:

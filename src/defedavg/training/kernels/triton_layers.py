@@ -28,9 +28,10 @@ CONFIGS: dict[str, dict[str, int]] = {
     "conv_step_rows": {"BM": 64, "BN": 64, "BK": 16, "num_warps": 1, "num_stages": 3},
     "linear": {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3},
     "linear_step": {"BM": 32, "BN": 128, "num_warps": 4, "num_stages": 2},
-    "deferred_linear": {"BM": 64, "BK": 64, "num_warps": 4, "num_stages": 3},
-    "deferred_step": {"BM": 32, "BN": 128, "num_warps": 4, "num_stages": 2},
-    "add_updates": {"BM": 32, "BN": 128, "num_warps": 4, "num_stages": 2},
+    "keep": {"BK": 64, "num_warps": 4, "num_stages": 3},
+    "deferred_linear": {"BM": 128, "BK": 64, "num_warps": 2, "num_stages": 3},
+    "deferred_grad_x": {"BM": 64, "BN": 256, "num_warps": 4, "num_stages": 2},
+    "add_updates": {"BM": 32, "BN": 64, "num_warps": 4, "num_stages": 2},
 }
 """The fastest tiles, warps and stages (benchmarks/kernels.py); BM and BN are upper limits."""
 
@@ -111,12 +112,17 @@ class TritonLayerKernels(LayerKernels):
         self, x: Tensor, params: LayerWeights, deferred: DeferredUpdates, relu: bool, out: Tensor
     ) -> None:
         (clients, rows, ins), outs = x.shape, out.shape[-1]
+        bias, rates = _filled(x, params.bias, params.rates)
+        tiles = {"PERIOD": deferred.period, "BR": _tile(rows, ROWS), "BH": PENDING_ROWS}
+        products = x.new_empty((clients, tiles["BH"], tiles["BR"]))
+        triton_deferred.keep_inputs[clients,](
+            x, deferred.inputs, rates, deferred.step, products, rows, I=ins, PRECISION=self._precision, **tiles,
+            **_config("keep", BK=ins),
+        )  # fmt: skip
         config = _config("deferred_linear", BM=outs, BK=ins)
         triton_deferred.deferred_linear[_parts(outs, config["BM"]), clients](
-            x, deferred.weight, deferred.scales, deferred.inputs, deferred.gradients,
-            *_filled(x, params.bias, params.rates), deferred.step, out, rows, I=ins, O=outs, PERIOD=deferred.period,
-            RELU=relu, BIAS=params.bias is not None, PRECISION=self._precision, BR=_tile(rows, ROWS), BH=PENDING_ROWS,
-            **config,
+            x, deferred.weight, deferred.scales, deferred.gradients, products, bias, rates, deferred.step, out, rows,
+            I=ins, O=outs, RELU=relu, BIAS=params.bias is not None, PRECISION=self._precision, **tiles, **config,
         )  # fmt: skip
 
     def _deferred_step(
@@ -124,15 +130,21 @@ class TritonLayerKernels(LayerKernels):
     ) -> Gradient:
         x, out = saved
         (clients, rows, ins), outs = x.shape, out.shape[-1]
-        grad_x = torch.empty_like(x) if needs_x else x
-        config = _config("deferred_step", BM=outs, BN=ins)
-        triton_deferred.deferred_step[_parts(ins, config["BN"]), clients](
-            grad, out, x, deferred.weight, deferred.scales, deferred.inputs, deferred.gradients,
-            *_filled(x, params.bias, params.rates), deferred.step, grad_x, rows, I=ins, O=outs, PERIOD=deferred.period,
-            RELU=relu, NEEDS_X=needs_x, BIAS=params.trainable[1], PRECISION=self._precision, BR=_tile(rows, ROWS),
-            BH=PENDING_ROWS, **config,
+        bias, rates = _filled(x, params.bias, params.rates)
+        tiles = {"PERIOD": deferred.period, "BR": _tile(rows, ROWS), "BH": PENDING_ROWS}
+        products = x.new_empty((clients, tiles["BR"], tiles["BH"]))
+        triton_deferred.keep_gradients[clients,](
+            grad, out, deferred.gradients, bias, rates, deferred.step, products, rows, O=outs, RELU=relu,
+            BIAS=params.trainable[1], PRECISION=self._precision, **tiles, **_config("keep", BK=outs),
         )  # fmt: skip
-        return grad_x if needs_x else None
+        if not needs_x:
+            return None
+        grad_x, config = torch.empty_like(x), _config("deferred_grad_x", BM=outs, BN=ins)
+        triton_deferred.deferred_grad_x[_parts(ins, config["BN"]), clients](
+            deferred.weight, deferred.scales, deferred.inputs, deferred.gradients, products, rates, deferred.step,
+            grad_x, rows, I=ins, O=outs, PRECISION=self._precision, **tiles, **config,
+        )  # fmt: skip
+        return grad_x
 
     def add_updates(
         self, weight: Tensor, deferred: DeferredUpdates, rates: Tensor, steps: Tensor, between: tuple[int, int],
