@@ -28,10 +28,10 @@ CONFIGS: dict[str, dict[str, int]] = {
     "conv_step_rows": {"BM": 64, "BN": 64, "BK": 16, "num_warps": 1, "num_stages": 3},
     "linear": {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3},
     "linear_step": {"BM": 32, "BN": 128, "num_warps": 4, "num_stages": 2},
-    "keep": {"BK": 64, "num_warps": 4, "num_stages": 3},
-    "deferred_linear": {"BM": 128, "BK": 64, "num_warps": 2, "num_stages": 3},
-    "deferred_grad_x": {"BM": 64, "BN": 256, "num_warps": 4, "num_stages": 2},
-    "add_updates": {"BM": 32, "BN": 64, "num_warps": 4, "num_stages": 2},
+    "keep": {"BK": 64, "num_warps": 4, "num_stages": 4},
+    "deferred_linear": {"BM": 64, "BK": 128, "num_warps": 2, "num_stages": 2},
+    "deferred_grad_x": {"BM": 32, "BN": 256, "num_warps": 4, "num_stages": 3},
+    "add_updates": {"BM": 32, "BN": 128, "num_warps": 2, "num_stages": 2},
 }
 """The fastest tiles, warps and stages (benchmarks/kernels.py); BM and BN are upper limits."""
 
