@@ -43,11 +43,22 @@ def writing(path: Path) -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader has seen enough; the command line ends silently
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        then = "; free some space there, then start again (a run continues with --resume)" if full else ""
-        lost = error.errno == errno.ENOENT and not path.parent.exists()
-        reason = f"the folder {path.parent} does not exist" if lost else error.strerror or error
-        raise UserError(f"{path} cannot be written: {reason}{then}") from None
+        raise UserError(f"{path} cannot be written: {_reason(path, error)}") from None
+
+
+def _reason(path: Path, error: OSError) -> str:
+    """Return why a path cannot be written, and what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.strerror}; free some space there, then start again (a run continues with --resume)"
+    if error.errno == errno.ENOENT and not path.parent.exists():
+        return f"the folder {path.parent} does not exist"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        for place in path.parents:
+            if place.exists() and not place.is_dir():
+                return f"{place} is a file, not a folder; choose another folder, or rename the file"
+        if path.is_file():
+            return "it is a file that already exists; choose another name, or rename the file"
+    return str(error.strerror or error)
 
 
 @contextmanager
