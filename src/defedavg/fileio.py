@@ -31,6 +31,8 @@ LOCK_FILES = (LOCK_FILE, LAUNCH_FILE)
 MAX_INPUT = 64 << 20  # bytes of a configuration or a Python file, from a device or a pipe above all
 # Opening a pipe does not wait for its writer. Windows has no such pipes.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+START_AGAIN = "; free some space there, then start again (a run continues with --resume)"
+"""How an error about a full disk ends."""
 PIPE_SECONDS = 10.0
 """How long a pipe that a user names as input may stay silent."""
 
@@ -49,7 +51,7 @@ def writing(path: Path) -> Iterator[None]:
 def _reason(path: Path, error: OSError) -> str:
     """Return why a path cannot be written, and what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{error.strerror}; free some space there, then start again (a run continues with --resume)"
+        return f"{error.strerror}{START_AGAIN}"
     if error.errno == errno.ENOENT and not path.parent.exists():
         return f"the folder {path.parent} does not exist"
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
