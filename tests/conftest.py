@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for child processes; before PyTorch is imported
 
@@ -16,6 +16,7 @@ import torch
 
 if TYPE_CHECKING:
     from defedavg.report.dashboard.http_server import DashboardServer
+    from helpers.browser_tabs import Open
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -46,6 +47,24 @@ def server(tmp_path: Path) -> Iterator[DashboardServer]:
         yield made
         made.shutdown()
         thread.join(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real browser."""
+    from helpers.browser_tabs import launched_browser
+
+    with launched_browser() as launched:
+        yield launched
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """A function that opens an address in its own tab."""
+    from helpers.browser_tabs import tabs_of
+
+    with tabs_of(browser) as opened:
+        yield opened
 
 
 @pytest.fixture

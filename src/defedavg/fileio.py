@@ -31,6 +31,8 @@ LOCK_FILES = (LOCK_FILE, LAUNCH_FILE)
 MAX_INPUT = 64 << 20  # bytes of a configuration or a Python file, from a device or a pipe above all
 # Opening a pipe does not wait for its writer. Windows has no such pipes.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+START_AGAIN = "; free some space there, then start again (a run continues with --resume)"
+"""How an error about a full disk ends."""
 PIPE_SECONDS = 10.0
 """How long a pipe that a user names as input may stay silent."""
 
@@ -43,11 +45,22 @@ def writing(path: Path) -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader has seen enough; the command line ends silently
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        then = "; free some space there, then start again (a run continues with --resume)" if full else ""
-        lost = error.errno == errno.ENOENT and not path.parent.exists()
-        reason = f"the folder {path.parent} does not exist" if lost else error.strerror or error
-        raise UserError(f"{path} cannot be written: {reason}{then}") from None
+        raise UserError(f"{path} cannot be written: {_reason(path, error)}") from None
+
+
+def _reason(path: Path, error: OSError) -> str:
+    """Return why a path cannot be written, and what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.strerror}{START_AGAIN}"
+    if error.errno == errno.ENOENT and not path.parent.exists():
+        return f"the folder {path.parent} does not exist"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        for place in path.parents:
+            if place.exists() and not place.is_dir():
+                return f"{place} is a file, not a folder; choose another folder, or rename the file"
+        if path.is_file():
+            return "it is a file that already exists; choose another name, or rename the file"
+    return str(error.strerror or error)
 
 
 @contextmanager

@@ -54,15 +54,16 @@ def with_ranking(*ranking: RankedCandidate) -> Advice:
 
 
 @pytest.mark.parametrize(
-    ("run", "text"),
+    ("run", "text", "before"),
     [
-        (LATE, "not reached by 0.3 s (accuracy 45.1 %)"),
-        (replace(LATE, first_hit_seconds=0.2), "reached, but not held by 0.3 s (accuracy 45.1 %)"),
-        (replace(LATE, metric=None, diverged_at=7), "diverged in round 7"),
+        (LATE, "not reached by 0.3 s (accuracy 45.1 %)", "the target was "),
+        (replace(LATE, first_hit_seconds=0.2), "reached, but not held by 0.3 s (accuracy 45.1 %)", "the target was "),
+        (replace(LATE, metric=None, diverged_at=7), "diverged in round 7", ""),
     ],
 )
-def test_a_missed_run_says_until_when_and_how_far_it_came(run: MissedRun, text: str) -> None:
+def test_a_missed_run_says_until_when_and_how_far_it_came(run: MissedRun, text: str, before: str) -> None:
     assert run.text("accuracy") == text
+    assert run.reason("accuracy") == before + text
     assert candidate("a", (), run).time_text("accuracy") == text
 
 

@@ -38,6 +38,7 @@ class GivenRun:
     seconds: float = 0.0
     dropped: bool = False
     diverged_at: int | None = None
+    simulation = SimpleNamespace(progress=SimpleNamespace(first_hit_seconds=None))
 
     @property
     def hit(self) -> float | None:
@@ -161,18 +162,18 @@ def test_a_candidate_that_was_lucky_on_the_first_seed_is_not_advised() -> None:
     assert search.ranking()[0] == steady
     assert "missed the target on seed 1" in search.lost[lucky]
     assert search.reached(lucky)  # on the first seed; the second one was not waited for
-    (missed,) = search.missed_runs(lucky).values()
+    (missed,) = search.missed_runs(lucky)
     assert missed.seconds < times[lucky, 1]
-    assert search.missed_runs(steady) == {}
+    assert search.missed_runs(steady) == ()
 
 
 def test_a_run_that_the_budget_stopped_on_a_further_seed_is_not_called_missed() -> None:
     search = confirmed({0: 1.0, 1: 1.0, 2: 1.0})
     leader = search.ranking()[0]
     search.race.advance([(leader, 2)], 0.5)
-    assert search.missed_runs(leader) == {}
+    assert search.missed_runs(leader) == ()
     search.race.advance([(leader, 3)], HORIZON)  # ends by itself, without the target
-    assert list(search.missed_runs(leader)) == [3]
+    assert [each.seed for each in search.missed_runs(leader)] == [3]
 
 
 def test_a_candidate_that_ends_without_the_target_on_a_further_seed_says_on_which_one() -> None:
@@ -182,7 +183,7 @@ def test_a_candidate_that_ends_without_the_target_on_a_further_seed_says_on_whic
     assert search.ended == "no candidate reached the target on all its seeds"
     other = next(each for each in search.tried if each != leader)
     reason = why(search, leader, other, Holders(None), "accuracy")
-    assert reason.startswith("had not reached the target on seed 1 after 8 s, when its accuracy was 50.0 %")
+    assert reason.startswith("on seed 1 the target was not reached by 8 s (accuracy 50.0 %)")
 
 
 def confirmed(times: Mapping[int, float], phase: Callable[[str], None] = lambda _: None) -> AdviceSearch:

@@ -98,7 +98,20 @@ def test_links_in_a_circle_are_one_line(place: Path) -> None:
 
 def test_folders_that_cannot_be_written_are_one_line(place: Path) -> None:
     shutil.copy(place / "runs" / "one" / "config.toml", place / "file")
-    refuse(call("runs", "export", "file/x.parquet", cwd=place), "cannot be written")
+    for path, words in {
+        "file/x.parquet": ("runs", "export", "file/x.parquet"),
+        "file/k": ("deploy", "keys", "file/k"),
+        "file/deep/k": ("deploy", "keys", "file/deep/k"),
+        "file/app": ("deploy", "init", "file/app"),
+    }.items():
+        refuse(
+            call(*words, cwd=place),
+            f"{path} cannot be written: file is a file, not a folder; choose another folder, or rename the file",
+        )
+    refuse(
+        call("plan", "--rounds", "2", "--save", "file", cwd=place),
+        "file cannot be written: it is a file that already exists; choose another name, or rename the file",
+    )
     refuse(call("runs", "export", "/proc/missing/x.parquet", cwd=place), "cannot be written")
     refuse(
         call("report", "runs", "-o", "missing/x.html", cwd=place),

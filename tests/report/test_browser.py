@@ -1,97 +1,20 @@
-"""The pages in a real browser: headless Chromium, driven by Playwright. ``make test-browser`` installs both."""
+"""The pages of reports and the live view in a real browser; see ``helpers/browser_tabs.py``."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from defedavg.adviser.advice import advise
-from defedavg.adviser.advice_files import advice_page
 from defedavg.report.dashboard.http_server import DashboardServer
 from defedavg.report.page import build, write, write_records
+from helpers.browser_tabs import CONTRAST, SCHEMES, Open
 from helpers.run_folders import HOSTILE, make_folder, make_hostile, metrics_line
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
-CHROMIUM = shutil.which("chromium")
-if CHROMIUM is None:
-    pytest.skip("chromium is not installed: make test-browser, or apt-get install chromium", allow_module_level=True)
-
 WIDTHS = (400, 1600)
-SCHEMES = ("light", "dark")
 CHARTS = ("accuracy", "loss", "staleness", "participation", "activity", "split")
-
-
-class Tab:
-    """A page with a record of its console messages and its requests."""
-
-    def __init__(self, page: Any) -> None:
-        self.page = page
-        self.messages: list[str] = []
-        self.requests: list[str] = []
-        page.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: self.messages.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: self.messages.append(f"dialog: {dialog.message}"))
-        page.on("request", lambda request: self.requests.append(request.url))
-
-    def traces(self, chart: str, meta: str | None = None) -> int:
-        """Return the number of traces of a chart."""
-        test = "true" if meta is None else f"t.meta === '{meta}'"
-        return int(self.page.evaluate(f"document.getElementById('{chart}').data.filter(t => {test}).length"))
-
-    def until(self, condition: str) -> None:
-        """Poll a condition from here, since the page's policy forbids evaluating text inside it."""
-        limit = time.monotonic() + 120
-        while not self.page.evaluate(condition):
-            assert time.monotonic() < limit, condition
-            self.page.wait_for_timeout(100)
-
-    def ready(self) -> None:
-        """Wait until everything is drawn."""
-        self.page.wait_for_selector("html[data-ready=yes]")
-
-    def axis(self, chart: str) -> str:
-        """Return the title of the x axis of a chart."""
-        return str(self.page.evaluate(f"document.getElementById('{chart}').layout.xaxis.title.text"))
-
-
-Open = Callable[..., Tab]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else []
-        )
-        yield launched
-        launched.close()
-
-
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[Open]:
-    """Return a function that opens an address in its own tab."""
-    contexts = []
-
-    def opened(address: str, width: int = 1280, scheme: str = "light") -> Tab:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        context.set_default_timeout(120_000)
-        contexts.append(context)
-        tab = Tab(context.new_page())
-        tab.page.goto(address)
-        tab.ready()
-        return tab
-
-    yield opened
-    for context in contexts:
-        context.close()
 
 
 @pytest.fixture(scope="module")
@@ -236,18 +159,6 @@ OVERLAPS = """(() => {
   return found;
 })()"""
 
-CONTRAST = """(() => {
-  const light = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(v => { v /= 255;
-    return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-    if (!/, 0\\)$|transparent/.test(c)) return c; } return 'rgb(255, 255, 255)'; };
-  return [...document.querySelectorAll('p, h1, h2, h3, td, th, dt, dd, label, button, summary, footer, .badge')]
-    .filter(e => e.offsetParent && e.textContent.trim()).map(e => {
-      const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
-      return [(a + 0.05) / (b + 0.05), e.tagName + ' ' + e.textContent.trim().slice(0, 30)]; })
-    .filter(([ratio]) => ratio < 4.5);
-})()"""
-
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -388,46 +299,3 @@ def test_the_live_view_is_legible(
     page.keyboard.press("ArrowRight")
     assert tab.axis("accuracy").startswith("rounds")
     assert tab.messages == []
-
-
-def advice_page_of(folder: Path, *kept: int) -> str:
-    """Write the page of a small advice with some of four candidates: two reached the target, two missed it."""
-    training = {"updates_per_round": [2], "local_steps": [5], "local_lr": [0.0001, 0.03], "global_lr": [1.0]}
-    stop = {"target_accuracy": 0.3, "max_seconds": 0.5}
-    study = {"task": {"model": "softmax"}, "clients": {"num_clients": 6}, "training": training, "stop": stop}
-    found = advise(study, algorithms=["fedavg"], budget_updates=300, seeds=1)
-    hit, miss = found.ranking
-    assert hit.time is not None
-    early = replace(miss, label="early", missed=(replace(miss.missed[0], seconds=hit.time.mean / 2),))
-    late = replace(miss, label="late", missed=(replace(miss.missed[0], seconds=0.4, metric=0.25),))
-    rows = (hit, replace(hit, label="other", reason="is slower"), late, early)
-    page = folder / "advice.html"
-    page.write_text(advice_page(replace(found, ranking=tuple(rows[i] for i in kept)), {}), encoding="utf-8")
-    return page.as_uri()
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_page_of_an_advice_shows_a_missed_target_as_a_bound(tmp_path: Path, open_page: Open, scheme: str) -> None:
-    tab = open_page(advice_page_of(tmp_path, 0, 1, 2, 3), 1280, scheme)
-    times = tab.page.locator("#ranking tbody tr td:nth-child(3)").all_text_contents()
-    assert times[2] == "not reached by 0.4 s (accuracy 25.0 %)"
-    assert times[3].startswith("not reached by ")
-    assert (tab.traces("front", "reached"), tab.traces("front", "missed")) == (2, 1)
-    missed = tab.page.evaluate("document.getElementById('front').data.find(t => t.meta === 'missed')")
-    assert (missed["x"], missed["text"], missed["marker"]["symbol"]) == ([0.4], ["not reached"], "triangle-right-open")
-    note = tab.page.text_content("#front-note")
-    assert "had not reached the target by this time" in note
-    assert "Not shown: 1 candidate that missed the target" in note
-    assert tab.page.locator("#ranking tr.best").count() == 1
-    assert tab.page.evaluate(CONTRAST) == []
-    assert tab.messages == []
-
-
-def test_the_page_of_an_advice_without_a_hit_advises_nothing(tmp_path: Path, open_page: Open) -> None:
-    page = open_page(advice_page_of(tmp_path, 2, 3)).page
-    assert page.text_content("#conclusion").startswith(
-        "no candidate reached 30 %; the best so far, late: not reached by"
-    )
-    assert "No candidate reached the target" in page.text_content("#front")
-    assert page.locator("#ranking tr.best").count() == 0
-    assert page.locator("#ranking tbody tr").first.locator("td").last.text_content() == "best so far; not advised"

@@ -133,6 +133,24 @@ def test_latex_has_the_rules_of_booktabs_and_escapes(runs: Path) -> None:
     assert rows[3].startswith("asysg n=2 & 5 & 0 of 5 & -- & -- & ")
 
 
+def test_columns_without_a_figure_are_omitted_for_readers_and_kept_for_programs(tmp_path: Path) -> None:
+    unknown = {"target_accuracy": None, "uplink_bytes": None, "downlink_bytes": None}
+    entries = [seed(0, None, 0.4), seed(0, None, 0.5, "asysg", staleness_mean=None)]
+    make_run(tmp_path / "runs", "one", [entry | unknown for entry in entries])
+    latex = call("runs", "table", "one", "--latex", cwd=tmp_path).stdout
+    markdown = call("runs", "table", "one", "--markdown", cwd=tmp_path).stdout
+    headings = [
+        "setting", "seeds", "best accuracy (%)", "final accuracy (%)", "rounds", "simulated time (s)",
+        "updates trained", "updates started", "staleness", "real time (s)",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in markdown.splitlines()[0].split("|")[1:-1]] == headings
+    (row,) = [line for line in latex.splitlines() if line.startswith("asysg")]
+    assert row == r"asysg & 1 & 50.0 & 50.0 & 20 & 8 & 200 & 210 & -- & 3 \\", "another row has a staleness"
+    assert r"\begin{tabular}{l" + "r" * (len(headings) - 1) + "}" in latex
+    assert "To target" not in latex + markdown
+    assert len(table(tmp_path)["asysg"]) == 6 + 3 * len(COLUMNS)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -24,7 +24,7 @@ from .confidence import TimeInterval
 from .constants import TaskConstants, covered, excluded_cells, measure
 from .interruption import NothingRacedError, before_racing
 from .racing import Budget, Race
-from .ranked import MissedRun, RankedCandidate
+from .ranked import RankedCandidate
 from .reasons import why
 from .screening import Holders, Screening, horizon_of, screen
 from .search import INTERRUPTED, SEEDS, AdviceSearch
@@ -352,7 +352,7 @@ class _Adviser:
     ) -> RankedCandidate:
         run, plan = search.run(candidate), search.planned(candidate)
         assert run is not None
-        misses = search.missed_runs(candidate).items()
+        missed = search.missed_runs(candidate)
         hits = [seconds for seconds in search.times(candidate).values() if math.isfinite(seconds)]
         interval = TimeInterval.of(hits) if hits else None
         return RankedCandidate(
@@ -361,11 +361,11 @@ class _Adviser:
             values=self.grids[candidate.algorithm].chosen(candidate.position),
             reached=search.reached(candidate),
             time=interval,
-            missed=tuple(MissedRun.of(seed, each, plan.bytes_per_second) for seed, each in misses),
+            missed=missed,
             metric=run.value(),
             seconds=run.seconds,
-            bytes=None if interval is None or misses else interval.mean * plan.bytes_per_second,
-            worst_decile=None if misses else _worst_decile(run.simulation.client_scores()),
+            bytes=None if interval is None or missed else interval.mean * plan.bytes_per_second,
+            worst_decile=None if missed else _worst_decile(run.simulation.client_scores()),
             staleness=plan.stats.staleness_mean,
             steps_per_second=plan.steps_per_second,
             reason="" if candidate == leader else why(search, candidate, leader, holders, metric),

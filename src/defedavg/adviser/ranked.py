@@ -42,6 +42,11 @@ class MissedRun:
         how = "not reached" if self.first_hit_seconds is None else "reached, but not held"
         return f"{how} by {self.seconds:.3g} s ({metric} {score(self.metric, metric)})"
 
+    def reason(self, metric: str) -> str:
+        """Return the same as a reason that is read without the heading of a table."""
+        text = self.text(metric)
+        return text if self.diverged_at is not None else f"the target was {text}"
+
 
 @dataclass(frozen=True, slots=True)
 class RankedCandidate:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..report.tables import score
 from .candidates import GridCell
 from .confidence import ratio
 from .screening import Holders, PlannedShape
@@ -34,12 +33,9 @@ def _outcome(search: AdviceSearch, candidate: GridCell, leader: GridCell, metric
         return search.lost[candidate]
     if search.run(candidate) is None:
         return "was not started"
-    for seed, run in search.missed_runs(candidate).items():
-        where = "" if seed == search.first else f" on seed {seed}"
-        if run.diverged_at is not None:
-            return f"diverged in round {run.diverged_at}{where}"
-        value = score(run.value(), metric)
-        return f"had not reached the target{where} after {run.seconds:.3g} s, when its {metric} was {value}"
+    for missed in search.missed_runs(candidate):
+        where = "" if missed.seed == search.first else f"on seed {missed.seed} "
+        return where + missed.reason(metric)
     found = ratio(search.times(candidate), search.times(leader))
     if found is None:
         return "shares no seed with the leader"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from .candidates import AlgorithmGrid, GridCell, PlanShape
 from .confidence import TimeInterval
 from .racing import Race, RacedRun
+from .ranked import MissedRun
 from .screening import PlannedShape, Screening
 from .start_order import start_order
 
@@ -55,14 +56,19 @@ class SearchState:
         times = self.times(candidate)
         return self.first in times and all(map(math.isfinite, times.values()))
 
-    def missed_runs(self, candidate: GridCell) -> dict[int, RacedRun]:
-        """Return the runs of a candidate that missed the target, by seed.
+    def missed_runs(self, candidate: GridCell) -> tuple[MissedRun, ...]:
+        """Return the runs of a candidate that missed the target.
 
         On further seeds, a run that was stopped because the budget was spent says nothing: it is none of them.
         """
         runs = {seed: run for seed in self.seeds if (run := self.run(candidate, seed)) is not None and run.hit is None}
         waited = candidate in self.missed
-        return {seed: run for seed, run in runs.items() if seed == self.first or run.complete or waited}
+        traffic = self.planned(candidate).bytes_per_second
+        return tuple(
+            MissedRun.of(seed, run, traffic)
+            for seed, run in runs.items()
+            if seed == self.first or run.complete or waited
+        )
 
     @property
     def best_time(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -14,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..deploy.transport import check_installed
-from ..errors import UserError, first_line, unknown
+from ..errors import UserError, first_line
 from ..fileio import launch_lock, read_input, read_text
 from ..report import tables
 from ..runstore.layout import RunFiles
@@ -87,13 +85,13 @@ def study_settings(
     found = _read_study(file)
     merged = config.override(found, tuple(given or ()))
     deploy = merged.pop("deploy", {})
-    for key in difflib.get_close_matches("deploy", merged.keys() - ALGORITHMS.keys(), n=1, cutoff=0.75):
-        raise unknown("key", key, ["deploy"])  # a study knows no such table, and cannot suggest it
     if not isinstance(deploy, dict):
         raise UserError("deploy is a key, not a table; write the settings of the server under [deploy]")
     if algorithm is not None:
         merged["algorithms"] = [algorithm]
-    study = config.study(merged, folder=file.parent, fallback_name=file.stem, plugins=tuple(plugins or ()))
+    study = config.study(
+        merged, folder=file.parent, fallback_name=file.stem, plugins=tuple(plugins or ()), other_tables=("deploy",)
+    )
     if len(study.algorithms) != 1 or len(study.seeds) != 1 or len(study.points()) != 1:
         raise UserError(
             f"a deployment runs one algorithm, one seed and one setting, but {file} has several; choose with "

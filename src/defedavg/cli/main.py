@@ -20,6 +20,7 @@ from typing import Annotated, Any, NoReturn
 
 import click
 import typer
+from click.exceptions import NoArgsIsHelpError
 from typer import Option
 from typer.core import TyperGroup
 
@@ -29,6 +30,7 @@ from .consoles import discard_output, flush_output
 from .crash_report import is_debugging, is_out_of_memory, memory_line, unforeseen_line
 from .options import CommandWithOldNames, err, out, print_note
 from .stop_signals import stop_on_signals, stopped_by, stopped_code
+from .usage_errors import usage_line
 
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Explore": {
@@ -61,13 +63,14 @@ _PANELS = {name: panel for panel, commands in COMMANDS.items() for name in comma
 
 
 @contextmanager
-def _quoted_safely() -> Iterator[None]:
-    """Neutralise what an error about the command line quotes; Typer prints it."""
+def _usage_in_one_line() -> Iterator[None]:
+    """Turn an error about the words of the command line into one line; Typer would print a box of several lines."""
     try:
         yield
-    except click.ClickException as error:
-        error.message = printable(error.message)
+    except NoArgsIsHelpError:  # its message is the page of help
         raise
+    except click.UsageError as error:
+        raise UserError(usage_line(error)) from None
 
 
 class CommandsInOrder(TyperGroup):
@@ -75,12 +78,12 @@ class CommandsInOrder(TyperGroup):
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         """Parse the command line."""
-        with _quoted_safely():
+        with _usage_in_one_line():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        with _quoted_safely():
+        with _usage_in_one_line():
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt:  # Typer would end without a word

@@ -272,7 +272,8 @@ def table(
 ) -> None:
     """Print every figure of runs as mean ± sample standard deviation over seeds, for a paper.
 
-    Times and rounds to the target are means over the seeds that reached it; "reached" counts them.
+    Times and rounds to the target are means over the seeds that reached it; "reached" counts them. `--latex` and
+    `--markdown` omit a column that has no figure in any row; `--csv` and `--json` keep it.
 
     Example: `defedavg runs table first --latex -o first.tex`
     """

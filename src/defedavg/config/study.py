@@ -200,15 +200,19 @@ def study(
     folder: Path | None = None,
     fallback_name: str = "study",
     plugins: Iterable[str | Path] = (),
+    other_tables: tuple[str, ...] = (),
 ) -> Study:
-    """Load the plugins of a study, check its values and fill in defaults; paths are relative to ``folder``."""
+    """Load the plugins of a study, check its values and fill in defaults; paths are relative to ``folder``.
+
+    ``other_tables`` are tables of the same file that the caller has read and removed: a misspelt name may mean them.
+    """
     found = current_names(found, warn=True)
     files = list(dict.fromkeys([*_plugin_paths(found, folder), *(str(Path(path).resolve()) for path in plugins)]))
     load_plugins(files)
     known = (*TOP_KEYS, *ALGORITHMS)
     for name in found:
         if name not in known:
-            raise unknown_key(name, known)
+            raise unknown_key(name, (*known, *other_tables))
     made = _complete({**found, "plugins": files}, folder, fallback_name)
     for name in made.algorithms:
         ALGORITHMS.find(name)

@@ -35,6 +35,8 @@ class LocalProgress:
         event, note, client = line.get("event"), line.get("note"), line.get("client")
         if note == "turned away":
             return f"{line.get('who', 'a node')} cannot take part: {line['why']}"
+        if note == "no page":
+            return f"there is no page: {line['why']}"
         if event in ("left", "refused", "failed"):
             return f"client {client} {event}: {line['why']}"
         return f"client {client} is quarantined" if note == "quarantined" else None
@@ -78,7 +80,8 @@ def progress_display(
     """Yield a function that shows lines of the log: a live status on a terminal, a line from time to time elsewhere.
 
     ``resumed`` is the folder of a run that continues: what it has done before counts too. ``faults``: also print a line
-    for a client that leaves, fails or cannot take part, unless the server prints it itself.
+    for a client that leaves, fails or cannot take part, and for a page that cannot be written, unless the server prints
+    it itself.
     """
     progress = LocalProgress(clients, () if resumed is None else LogTail(resumed).lines())
     last = time.monotonic()

@@ -1,7 +1,8 @@
 """The table of a paper: every figure of every setting, mean ± sample standard deviation over seeds.
 
 Times and rounds to the target are means over the seeds that reached it; the column "reached" states how many did.
-Where another figure is unknown for some seeds, the cell states how many have it.
+Where another figure is unknown for some seeds, the cell states how many have it. LaTeX and Markdown omit a column whose
+figure no setting has; CSV and JSON keep it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .figure_columns import CLIENT_CAPTION, CLIENT_COLUMNS, COLUMNS, Column, for
 from .seed_figures import Record, SeedFigure, over_seeds, over_seeds_caption, record_of, values
 from .tables import grouped, make
 
+UNKNOWN = "–"
 TO_TARGET = ("first_hit_seconds", "rounds_to_target")
 COSTS = 3 + [column.key for column in COLUMNS].index("rounds")  # where the second table of a terminal begins
 CLIENTS = 3 + len(COLUMNS)  # where the third begins
@@ -69,7 +71,8 @@ def _headings(rows: Sequence[FigureRow]) -> list[str]:
 
 
 def _caption(rows: Sequence[FigureRow]) -> str:
-    return f"{over_seeds_caption(rows[0].metric)} To target: over the seeds that reached it."
+    to_target = " To target: over the seeds that reached it." if any(row.reached for row in rows) else ""
+    return f"{over_seeds_caption(rows[0].metric)}{to_target}"
 
 
 def _one_line(text: str) -> str:
@@ -87,7 +90,7 @@ def _cells(rows: Sequence[FigureRow]) -> Iterator[tuple[str, ...]]:
     several = len({row.run for row in rows}) > 1
     for row in rows:
         name = f"{row.run}: {row.label}" if several else row.label
-        reached = "–" if row.reached is None else f"{row.reached} of {row.seeds}"
+        reached = UNKNOWN if row.reached is None else f"{row.reached} of {row.seeds}"
         pairs = zip(row.columns, row.figures, strict=True)
         yield name, str(row.seeds), reached, *(_cell(row, *pair) for pair in pairs)
 
@@ -96,6 +99,13 @@ def _cell(row: FigureRow, column: Column, figure: SeedFigure) -> str:
     expected = row.reached if column.key in TO_TARGET else row.seeds  # "reached" is beside the former
     some = f" ({figure.count} of {expected})" if 0 < figure.count < (expected or 0) else ""
     return figure.text(column.alone) + some
+
+
+def _known_columns(rows: Sequence[FigureRow]) -> list[list[str]]:
+    """Return the headings and the cells of every row, without the columns in which every cell is unknown."""
+    settings, *figures = zip(_headings(rows), *_cells(rows), strict=True)
+    known = [column for column in figures if any(cell != UNKNOWN for cell in column[1:])]
+    return [list(line) for line in zip(settings, *known, strict=True)]
 
 
 def terminal_tables(rows: Sequence[FigureRow]) -> list[Table]:
@@ -137,8 +147,7 @@ def to_csv(rows: Sequence[FigureRow]) -> str:
 
 def to_markdown(rows: Sequence[FigureRow]) -> str:
     """Return a Markdown table whose columns are aligned in the text too."""
-    cells = [[cell.replace("\\", "\\\\").replace("|", "\\|") for cell in row] for row in _cells(rows)]
-    lines = [_headings(rows), *cells]
+    lines = [[cell.replace("\\", "\\\\").replace("|", "\\|") for cell in line] for line in _known_columns(rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     padded = [
@@ -173,7 +182,7 @@ def _in_latex(sign: str) -> bool:
 
 def to_latex(rows: Sequence[FigureRow]) -> str:
     """Return a tabular in the style of the package booktabs."""
-    body = [_headings(rows), *_cells(rows)]
+    body = _known_columns(rows)
     header, *lines = [" & ".join(map(latex_text, cells)) + r" \\" for cells in body]
     return "\n".join(
         (

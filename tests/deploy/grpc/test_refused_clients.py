@@ -27,6 +27,7 @@ from defedavg.deploy.tls_keys import make_keys
 from defedavg.deploy.transport import Vector
 from defedavg.errors import UserError
 from defedavg.tasks import Task
+from helpers.command_line import call, refuse
 from helpers.stream_steps import until
 from helpers.streams import StreamWorld, in_loop
 
@@ -180,8 +181,20 @@ def test_a_server_that_cannot_start_leaves_no_folder_and_says_why(
     assert "name is '../two'; use letters" in refused(*local, "--name", "../two")
     (tmp_path / "typo.toml").write_text("[deply]\njob_seconds = 3\n")
     assert refused("serve", "typo.toml", *local[2:]) == "unknown key 'deply'; did you mean 'deploy'?"
+    (tmp_path / "typo.toml").write_text("[trainin]\nlocal_steps = 3\n")
+    assert refused("serve", "typo.toml", *local[2:]) == "unknown key 'trainin'; did you mean 'training'?"
     assert "no Python file" in refused("join", at, "--insecure", "--client", "0", "--task", "none.py:make")
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_table_of_an_algorithm_whose_name_resembles_deploy_is_read(tmp_path: Path) -> None:
+    (tmp_path / "plugin.py").write_text(
+        "from defedavg.algorithms import register\nfrom defedavg.algorithms.fedavg import FedAvg\n\n\n"
+        "class Deployed(FedAvg):\n    name = 'deployed'\n    summary = 'FedAvg.'\n\n\nregister(Deployed)\n"
+    )
+    (tmp_path / "own.toml").write_text('plugins = ["plugin.py"]\nalgorithms = ["deployed"]\n[deployed]\nspeed = 3\n')
+    words = ("deploy", "serve", "own.toml", "--insecure", "--listen", "127.0.0.1:0")
+    refuse(call(*words, cwd=tmp_path), "'speed'", "deployed")
 
 
 def test_a_server_whose_clients_do_not_come_says_how_to_continue(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from defedavg.deploy.engine import event_log as logs
 from defedavg.deploy.engine.events import Joined
 from defedavg.deploy.flower.server_entry import serve
+from defedavg.deploy.local_progress import followed, progress_display
 from defedavg.deploy.replay import replay
 from defedavg.deploy.server import coordinator
 from defedavg.deploy.server.deployment_folder import StalledError, finish
 from defedavg.deploy.transport import Message, Reply
 from defedavg.errors import UserError
 from defedavg.report import page
+from defedavg.runstore.deployment_status import LogTail
 from defedavg.runstore.reader import read_run
 from defedavg.runstore.writer import begin_run
 from defedavg.training import Status
@@ -142,6 +146,29 @@ def test_a_run_counts_as_finished_when_its_page_is_complete(tmp_path: Path, monk
     assert b"simulated seconds to" not in data
     with pytest.raises(UserError, match="is finished"):
         world.crash()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+@pytest.mark.parametrize("faults", [True, False])
+def test_a_page_that_does_not_fit_on_the_disk_is_one_line_on_the_terminal(tmp_path: Path, faults: bool) -> None:
+    folder = tmp_path / "run"
+    console = Console(file=io.StringIO(), width=80)
+    with progress_display(console, 6, faults=faults) as on_line, followed(LogTail(folder), on_line):
+        world = World(folder, stop__max_rounds=2)
+        begin_run(world.session.files, world.config.toml)
+        world.until(lambda: world.session.progress.status is not Status.RUNNING)
+        (folder / "report.html").symlink_to("/dev/full")
+        finish(world.session, world.log_lines.append)
+    expected = (
+        f"there is no page: {folder}/report.html cannot be written: No space left on device; the results are saved, "
+        f"and later `defedavg report {folder} -o {folder}/report.html` writes it"
+    )
+    assert world.log_lines[-1] == expected
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue().splitlines()
+    assert printed.count(expected) == faults, "otherwise the server prints it itself"
+    assert read_run(folder).finished
+    assert [str(note.fields["why"]) for note in checked(world)[0].notes("no page")] == [expected.partition(": ")[2]]
 
 
 def test_the_server_of_a_stalled_run_fails_with_one_line_and_a_second_one_completes_the_run(

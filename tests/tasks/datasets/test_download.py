@@ -262,7 +262,8 @@ def test_a_full_disk_is_one_line(server: Server, tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "cannot be written: Not a directory" in line_of(lambda: get(server, tmp_path / "file"))
+    line = line_of(lambda: get(server, tmp_path / "file"))
+    assert f"cannot be written: {tmp_path / 'file'} is a file, not a folder; choose another folder" in line
 
 
 def test_two_processes_do_not_download_the_same_file(server: Server, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 from ...config.study import SweepPoint
 from ...errors import UserError
-from ...fileio import FolderLock, read_regular, write_whole
+from ...fileio import START_AGAIN, FolderLock, read_regular, write_whole
 from ...planning.plan_stats import summarise
 from ...runstore.layout import RunFiles, is_being_replaced
 from ...runstore.provenance import provenance
@@ -119,8 +120,6 @@ def finish(session: Session, log_line: LogLine = print) -> None:
     """
     import torch
 
-    from ...report.page import write
-
     config, files = session.config, session.files
     found = replay(logs.read(files.event_log))
     found.plan.check()
@@ -142,10 +141,22 @@ def finish(session: Session, log_line: LogLine = print) -> None:
             f"the run in {files.folder} is stalled after round {session.progress.rounds}: no client has been connected "
             f"for {config.deploy.wait_seconds:g} s; start the clients, then resume the run"
         )
+    no_page = _write_page(files)
+    _write_summary(files, config.name, [entry], finished=True)
+    if no_page:
+        log_line(f"there is no page: {no_page}")
+        session.note("no page", why=no_page)  # a command that started this server prints it
+    session.note("done", status=str(session.progress.status))
+    session.log.write()
+
+
+def _write_page(files: RunFiles) -> str:
+    """Write the page of a run that has ended; if this fails, return why, and how to write it later."""
+    from ...report.page import write
+
     try:
         write([replace(read_run(files.folder), finished=True)], files.page)
     except UserError as error:
-        log_line(f"there is no page: {error}")  # the results themselves are saved
-    _write_summary(files, config.name, [entry], finished=True)
-    session.note("done", status=str(session.progress.status))
-    session.log.write()
+        again = f"defedavg report {shlex.quote(str(files.folder))} -o {shlex.quote(str(files.page))}"
+        return f"{str(error).removesuffix(START_AGAIN)}; the results are saved, and later `{again}` writes it"
+    return ""
