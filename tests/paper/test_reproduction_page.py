@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import pytest
-
 from defedavg.config.build import make_plan
 from defedavg.paper.comparison import compared_tables, to_markdown
 from defedavg.paper.implied_rounds import rows as rounds_rows
@@ -231,8 +229,7 @@ def test_the_runs_of_favano_have_the_figures_of_the_page() -> None:
         known = [PRESENT[Cell(dataset, "iid", "favano", n)]["first_hit"] for n in SIZES[:3]]
         assert known == sorted(known)
     first, second, third, _ = ratios("cifar10", "non-iid", "favano")
-    assert says(f"it takes {first:.2f}, {second:.2f} and {third:.2f} times the paper's seconds at n = 10, 20 and 40; no")
-    assert all(Cell("cifar10", "non-iid", "favano", n) in HELD_OUT for n in SIZES)  # "no reading was chosen by"
+    assert says(f"it takes {first:.2f}, {second:.2f} and {third:.2f} times the paper's seconds at n = 10, 20 and 40;")
     (last,) = ResultFiles(RESULTS / "table1", Choices()).results(
         [PaperRun(cell := Cell("cifar10", "non-iid", "favano", 80), cell.rates)], [0]
     )

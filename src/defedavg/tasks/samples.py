@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,10 +75,13 @@ class Data:
         return self.map(lambda part: part.to(device))
 
 
-def channels_last(data: Data) -> Data | None:
-    """Return images of several channels with the channels last in memory and in shape; None for other samples."""
+def channels_last(data: Data, for_layers: Collection[str]) -> Data | None:
+    """Return images of several channels with the channels last, in memory and in shape.
+
+    This returns None for other samples, and where no layer reads them so.
+    """
     images = data.inputs
-    if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] == 1:
+    if not for_layers or not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] == 1:
         return None
     return Data(images.permute(0, 2, 3, 1).contiguous(), data.targets)
 

@@ -74,14 +74,15 @@ class Trainer:
         self._graphs: dict[tuple[int, int, LocalMethod], StepGraphs] = {}
         self.pool: Any = None
         self.side: Any = None
+        self._images: Data | None = None
         if self.asynchronous:
             self.pool, self.side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._images = channels_last(task.train) if self.asynchronous and self._stacked.channels_last else None
+            self._images = channels_last(task.train, for_layers=self._stacked.channels_last)
         self._stopped = False
         self._vector_bytes = self._size * dtype.itemsize
         self._cores = torch.get_num_threads()
         self._step_bytes = step_bytes(partial(self._discarded_step, batch_size), self._device)
-        self._step_bytes += deferred_bytes(self._shapes[name] for name in self._stacked.deferrable)
+        self._step_bytes += deferred_bytes(map(self._shapes.__getitem__, self._stacked.deferrable))
         self.add_updates = self._kernels.add_updates
         self._group_jobs = self._most_in_group()
         self._batch_size, self._asked_jobs, self._allowed = batch_size, max_batch_jobs, allowed(memory, self._device)
@@ -307,11 +308,7 @@ class Trainer:
         ``deferred`` updates stay as they are.
         """
         clients, size = samples.shape
-        flat = samples.reshape(-1)
-        data = self._task.train[flat] if self._images is None else self._images[flat].map(channels_first)
-        if (augmentation := augmentation_of(method.augment)) is not None:
-            data = replace(data, inputs=augmentation.stacked(data.inputs, keys))
-
+        data = self._batch(samples.reshape(-1), keys, method)
         if optimizer is None and self.asynchronous and self._stacked.direct and isinstance(data.inputs, Tensor):
             direct = DirectStep(self._stacked.direct, StackedPass(weights, rates, keys, deferred=deferred or {}))
             direct(data.inputs, partial(output_gradient, self._task, targets=data.targets, size=size))
@@ -327,6 +324,11 @@ class Trainer:
         into = {name: gradient[:clients] for name, gradient in optimizer.gradients.items()}
         self._stacked.gradients(weights, into, active, keys, data.inputs, loss)
         optimizer.step(weights, active if self.asynchronous else None)
+
+    def _batch(self, samples: Tensor, keys: Tensor, method: LocalMethod) -> Data:
+        data = self._task.train[samples] if self._images is None else self._images[samples].map(channels_first)
+        augmentation = augmentation_of(method.augment)
+        return data if augmentation is None else replace(data, inputs=augmentation.stacked(data.inputs, keys))
 
     def evaluate(self, versions: Sequence[Tensor], data: Data) -> Tensor:
         """Return mean loss and metric of every version, (V, 2) in float64; the metric is NaN where there is none."""

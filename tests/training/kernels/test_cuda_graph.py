@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from defedavg.algorithms.protocol import Update
+from defedavg.tasks import Data, make_task
+from defedavg.tasks.samples import channels_last
 from defedavg.training import LocalTraining, Reference, Trainer, TrainingJob, local_training
 from defedavg.training import trainer as trainer_module
 from defedavg.training.kernels import cuda_graph
@@ -190,3 +193,22 @@ def test_longer_jobs_need_new_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(delta, expected, rtol=1e-10, atol=1e-12)
     (graphs,) = trainer._graphs.values()
     assert graphs.steps == 8
+
+
+def test_images_stored_channels_last_give_equal_results() -> None:
+    source = np.random.default_rng(0)
+    data = source.normal(size=(24, 3, 6, 6)).astype(np.float32), source.integers(0, 3, 24)
+    model = partial(nn.Sequential, nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    task = make_task(model=model, train=data, test=data, clients=np.split(np.arange(24), 3))
+    training = LocalTraining(0, batch_size=4)
+    executor = Reference(task, training)
+    jobs = [TrainingJob(training, task, executor.versions[0], Update(i, 0, 0, 2 + i)) for i in range(3)]
+    deltas = []
+    for layers in ((), ("0.weight",)):
+        trainer = Trainer(task, executor.module, batch_size=4)
+        trainer._images = channels_last(task.train, for_layers=layers)
+        assert (trainer._images is not None) == bool(layers)
+        deltas.append(trained(trainer, jobs))
+    assert all(torch.equal(a, b) for a, b in zip(*deltas, strict=True))
+    grey = Data(torch.zeros(2, 1, 6, 6), torch.zeros(2))
+    assert channels_last(grey, for_layers=("0.weight",)) is None
