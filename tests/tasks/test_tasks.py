@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -31,7 +33,7 @@ from defedavg.tasks import (
     squared_error,
 )
 from defedavg.tasks.datasets import dataset_files
-from defedavg.tasks.datasets.catalog import load_pixels
+from defedavg.tasks.datasets.catalog import NORMALISERS, load_pixels
 from defedavg.tasks.datasets.mnist5k import MNIST5K
 from helpers.user_errors import line_of
 
@@ -178,6 +180,16 @@ def test_standardising_is_per_channel_and_survives_a_constant_channel(monkeypatc
     assert train.inputs[:, 0].mean() == pytest.approx(0, abs=1e-6)
     assert train.inputs[:, 0].std(correction=0) == pytest.approx(1, abs=1e-6)
     assert torch.all(train.inputs[:, 1] == 0)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
+def test_bytes_are_standardised_as_other_numbers(seed: int, samples: int, channels: int, width: int) -> None:
+    """Counting pairs of bytes gives the mean and the deviation of all of them, also of an odd number."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (samples, channels, 3, width), dtype=np.uint8)
+    found, expected = (NORMALISERS["standard"](values)(values) for values in (
+        torch.from_numpy(pixels), torch.from_numpy(pixels).double(),
+    ))  # fmt: skip
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_data_errors(monkeypatch: pytest.MonkeyPatch) -> None:

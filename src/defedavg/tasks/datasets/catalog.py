@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ... import rng as keyed
@@ -198,16 +199,25 @@ def _standard(train: Tensor) -> Scaling:
 
 def _standard_table(train: Tensor) -> Tensor:
     """Return the normalised value of every byte, per channel; counting bytes gives exact mean and deviation."""
-    counts = torch.zeros(train.shape[1], 256, dtype=torch.int64)
+    counts, source = torch.zeros(train.shape[1], 256, dtype=torch.int64), train.numpy()
     for start in range(0, len(train), CHUNK):
         for channel, channel_counts in enumerate(counts):
-            channel_counts += torch.bincount(train[start : start + CHUNK, channel].flatten(), minlength=256)
+            channel_counts += torch.from_numpy(_byte_counts(source[start : start + CHUNK, channel]))
     values = torch.arange(256)
     number, total, squares = (int(counts[0].sum()), (counts * values).sum(1), (counts * values.square()).sum(1))
     mean = total.double() / number
     variance = [(number * int(q) - int(t) ** 2) / number**2 for t, q in zip(total, squares, strict=True)]
     std = torch.tensor(variance, dtype=torch.float64).sqrt()
     return ((values.double() - mean[:, None]) / torch.where(std > 0, std, 1.0)[:, None]).float()
+
+
+def _byte_counts(values: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return how often every byte occurs; counting two bytes at once is many times faster."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    paired, last = flat[: len(flat) // 2 * 2].view(np.uint16), flat[len(flat) // 2 * 2 :]
+    pairs = np.bincount(paired, minlength=1 << 16).reshape(256, 256)
+    counts: NDArray[np.int64] = pairs.sum(0) + pairs.sum(1) + np.bincount(last, minlength=256)
+    return counts
 
 
 def _look_up(table: Tensor, pixels: Tensor) -> Tensor:
