@@ -281,7 +281,10 @@ def main() -> None:
     """Compare and time the kernels, or search for tiles."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--tune", nargs="*", metavar="KERNEL", help="search tiles; all if none is named; deferred: its three"
+        "--tune",
+        nargs="*",
+        metavar="KERNEL",
+        help="search tiles; all if none is named; deferred: those of deferred updates",
     )
     parser.add_argument("--clients", type=int, default=192)
     parser.add_argument("--precision", choices=list(LIMITS), default="tf32")

@@ -47,7 +47,7 @@ class DeferredUpdates:
 
     @classmethod
     def of(cls, weight: Tensor, size: int, step: Tensor) -> DeferredUpdates:
-        """Return buffers for weights (C, O, I) and mini-batches of this size; ``TritonLayerKernels.add`` fills them."""
+        """Return buffers for weights (C, O, I) and mini-batches of this size; ``add_updates`` fills them."""
         clients, outs, ins = weight.shape
         inputs, gradients = (weight.new_empty((clients, PENDING_ROWS, width)) for width in (ins, outs))
         half = torch.empty_like(weight, dtype=STORED)

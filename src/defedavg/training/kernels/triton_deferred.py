@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_kernels import _dot, _sgd_update
+from .triton_kernels import _dot, _output_gradient, _sgd_update
 
 # The largest weight of a row is stored as a number from 2¹² to 2¹³ at first. While it changes, it stays representable
 # up to 2¹⁵, and the digits of weights that are 2²⁰ times smaller stay complete down to 2⁸.
@@ -103,10 +103,7 @@ def keep_gradients(grad, out, gradients, bias, rates, step, products, R, O: tl.c
     for o0 in range(0, O, BK):
         o = o0 + tl.arange(0, BK)
         mask = (r < R)[:, None] & (o < O)[None, :]
-        at = r[:, None] * O + o[None, :]
-        g = tl.load(grad + at, mask=mask, other=0.0)
-        if RELU:
-            g = tl.where(tl.load(out + at, mask=mask, other=0.0) <= 0, 0.0, g)
+        g = _output_gradient(grad, out, r[:, None] * O + o[None, :], mask, RELU)
         before = tl.load(gradients + h[None, :] * O + o[:, None], mask=(h < pending)[None, :] & (o < O)[:, None],
                          other=0.0)  # fmt: skip
         acc = _dot(g, before, acc, PRECISION)

@@ -34,6 +34,15 @@ def _sgd_update(weights, gradients, rate, mask):
 
 
 @triton.jit
+def _output_gradient(grad, out, at, mask, RELU: tl.constexpr):
+    """Load the gradient of a layer's outputs before their ReLU, if they have one."""
+    g = tl.load(grad + at, mask=mask, other=0.0)
+    if RELU:
+        g = tl.where(tl.load(out + at, mask=mask, other=0.0) <= 0, 0.0, g)
+    return g
+
+
+@triton.jit
 def _patch_position(k, KW: tl.constexpr, IX: tl.constexpr):
     """Return row, column and channel of the k-th value of a patch."""
     return k // (IX * KW), k // IX % KW, k % IX
@@ -334,10 +343,7 @@ def linear_step(grad, out, x, w, target, bias, rates, grad_x, R,
     for o0 in range(0, O, BM):
         o = o0 + tl.arange(0, BM)
         outer = (r < R)[:, None] & (o < O)[None, :]
-        at = r[:, None] * O + o[None, :]
-        g = tl.load(grad + at, mask=outer, other=0.0)
-        if RELU:
-            g = tl.where(tl.load(out + at, mask=outer, other=0.0) <= 0, 0.0, g)
+        g = _output_gradient(grad, out, r[:, None] * O + o[None, :], outer, RELU)
         if INPUTS or WEIGHT:
             tile_mask = (o < O)[:, None] & (i < I)[None, :]
             to = w + o[:, None] * I + i[None, :]
@@ -352,7 +358,6 @@ def linear_step(grad, out, x, w, target, bias, rates, grad_x, R,
                     tl.store(to, weights - rate * gradient, mask=tile_mask)
         if BIAS:
             if tl.program_id(0) == 0:
-                biases = bias + c * O + o
-                tl.store(biases, tl.load(biases, mask=o < O, other=0.0) - rate * tl.sum(g, 0), mask=o < O)
+                _sgd_update(bias + c * O + o, tl.sum(g, 0), rate, o < O)
     if INPUTS:
         tl.store(grad_x + c * R * I + r[:, None] * I + i[None, :], acc, mask=inner)
