@@ -9,6 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from ..report import tables
+from .importing import importing
 from .options import Json, Out, err, exit_if_stopped, exit_unchanged, out, print_json, print_line, working
 from .report_command import close_with_page
 
@@ -24,7 +25,7 @@ def demo(
 
     Example: `defedavg demo`
     """
-    with working("preparing …"):  # shown before PyTorch is loaded
+    with working("preparing …"), importing():  # shown before PyTorch is loaded
         from ..experiments.demo import run_demo
         from .progress_table import watching
 

@@ -10,6 +10,7 @@ from ..config.timeout_lines import timeout_lines
 from ..report import tables
 from . import options as opt
 from .data_command import DataDir
+from .importing import importing
 from .report_command import close_with_page, draw_figures
 
 if TYPE_CHECKING:
@@ -46,9 +47,10 @@ def run(
     study = opt.load_study(file, overrides, plugin, opt.horizon(seconds))
     target = folder / study.name
     with opt.working("preparing …"):  # shown before PyTorch is loaded
-        from ..experiments.compute import ComputeConfig
-        from ..experiments.study_run import StudyRun
-        from .progress_table import progress_and_logs
+        with importing():
+            from ..experiments.compute import ComputeConfig
+            from ..experiments.study_run import StudyRun
+            from .progress_table import progress_and_logs
 
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
         session = StudyRun(

@@ -16,6 +16,7 @@ from ..errors import UserError, counted
 from ..suite.benchmark import FLEETS, TASKS, SuiteCell, select_cells
 from . import options as opt
 from .data_command import DataDir
+from .importing import importing
 from .plain_lines import LineTimer
 from .stop_signals import stopped_by, stopped_code
 
@@ -108,7 +109,8 @@ def run(
     """
     cells = select_cells(tasks, fleets, algorithms)
     with opt.working("preparing …"):  # shown before PyTorch is loaded
-        from ..experiments.compute import ComputeConfig
+        with importing():
+            from ..experiments.compute import ComputeConfig
 
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
         request = _request(cells, folder, work, compute, plugin, checkpoint_every)

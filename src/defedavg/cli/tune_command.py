@@ -14,6 +14,7 @@ from ..report import tables
 from ..runstore.reader import read_entry
 from . import options as opt
 from .data_command import DataDir
+from .importing import importing
 from .report_command import close_with_page
 
 if TYPE_CHECKING:
@@ -63,10 +64,11 @@ def tune(
         opt.print_notes([f"defedavg: {line}" for line in replaced(study, table, reason, ("global_lr", "local_lr"))])
     rates = _rates("--global-rates", global_rates), _rates("--local-rates", local_rates)
     with opt.working("preparing …"):  # shown before PyTorch is loaded
-        from ..experiments.compute import ComputeConfig
-        from ..experiments.tune import RUNGS, Tuning, pairs_of
-        from ..experiments.tuning_folder import TuningFolder
-        from .progress_table import progress_and_logs
+        with importing():
+            from ..experiments.compute import ComputeConfig
+            from ..experiments.tune import RUNGS, Tuning, pairs_of
+            from ..experiments.tuning_folder import TuningFolder
+            from .progress_table import progress_and_logs
 
         pairs = pairs_of(study.points(), *rates)
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
