@@ -48,9 +48,22 @@ HEADER_KEYS = {name: name for name in _SAME_KEYS} | {
 """Keys of the file -> fields of ``Header``."""
 
 
+_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
 def encode(item: Header | Record) -> str:
     """Return the line of a header or a record."""
-    return json.dumps(_plain(item), separators=(",", ":"), allow_nan=False)
+    # Nearly all lines are those of jobs and uploads. Formatting them takes a third of the time of the encoder, which
+    # treats other numbers: infinity and NaN, which it refuses, and the types of NumPy.
+    if type(item) is Job:
+        client, index, version, steps, start, end, outcome = item
+        if type(start) is float and type(end) is float and -math.inf < start <= end < math.inf:
+            return f'["job",{client},{index},{version},{steps},{start!r},{end!r},"{outcome}"]'
+    elif type(item) is Uploaded:
+        client, index, start, end = item
+        if type(start) is float and type(end) is float and -math.inf < start <= end < math.inf:
+            return f'["upload",{client},{index},{start!r},{end!r}]'
+    return _json(_plain(item))
 
 
 def _plain(item: Header | Record) -> Any:
