@@ -38,7 +38,7 @@ class Replayed:
 
 def without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let trainers on the CPU use graphs."""
-    captured = StepGraphs._graph
+    captured = StepGraphs._captured
 
     def graph(self: StepGraphs, slots: int) -> Any:
         found: Any = captured(self, slots)
@@ -48,7 +48,7 @@ def without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def send(_: DeviceMinibatches, values: Sequence[Any], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype)
 
-    monkeypatch.setattr(StepGraphs, "_graph", graph)
+    monkeypatch.setattr(StepGraphs, "_captured", graph)
     monkeypatch.setattr(DeviceMinibatches, "send", send)
     for name, value in {
         "Stream": Stream, "current_stream": Stream, "stream": lambda _: nullcontext(), "CUDAGraph": Replayed,

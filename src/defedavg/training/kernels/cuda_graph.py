@@ -71,20 +71,22 @@ class StepGraphs:
             name: DeferredUpdates.of(self._weights[name], size, self._step) for name in source.deferrable(method, size)
         }
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._graph(capacity)  # the largest first: smaller ones fit into its memory
+        self.capture([capacity])  # the largest first: smaller ones fit into its memory
 
-    def capture(self, active: Sequence[int]) -> list[torch.cuda.CUDAGraph]:
-        """Return a graph for every step; ``active`` are the numbers of jobs that do it.
+    def capture(self, active: Sequence[int]) -> None:
+        """Capture the graphs that are missing; ``active`` are the numbers of jobs that do each step.
 
         A capture overwrites the state of the optimiser, so jobs are started afterwards.
         """
-        return [self._graph(self._slots(jobs)) for jobs in active]
+        for slots in dict.fromkeys(map(self._slots, active)):
+            if slots not in self._graphs:
+                self._graphs[slots] = self._captured(slots)
 
     def run(
         self, active: Sequence[int], starts: Tensor, samples: Tensor, rates: Tensor, steps: Tensor, keys: Tensor
     ) -> Tensor:
         """Return the end weights of all jobs without waiting for the device; ``active`` is that of ``capture``."""
-        count, longest, graphs = len(starts), len(active), self.capture(active)
+        count, longest = len(starts), len(active)
         for name, start in self._source.views(starts).items():
             self._weights[name][:count].copy_(start)
         self._samples_and_key[:count, :longest, :-1].copy_(samples)
@@ -95,8 +97,8 @@ class StepGraphs:
         self._steps[:count].copy_(steps)
         self._step.zero_()
         self._add_updates(count, 0, 0)
-        for number, graph in enumerate(graphs):
-            graph.replay()
+        for number, jobs in enumerate(active):
+            self._graphs[self._slots(jobs)].replay()
             done = number + 1
             if done == longest or done % self._period == 0:
                 first = number // self._period * self._period
@@ -117,23 +119,21 @@ class StepGraphs:
     def _slots(self, jobs: int) -> int:
         return min(self._capacity, next((slots for slots in SLOTS if jobs <= slots), self._capacity))
 
-    def _graph(self, slots: int) -> torch.cuda.CUDAGraph:
-        """Return the graph for this number of slots; capturing it does not change weights."""
-        if slots not in self._graphs:
-            self._steps.zero_()
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(2):  # compiles kernels, and makes library handles and workspaces, before the capture
-                    self._step.zero_()
-                    self._once(slots)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # The garbage collector could free graphs of another trainer, which CUDA does not permit during a capture.
-            with without_gc(), torch.cuda.graph(graph, pool=self._source.pool):
+    def _captured(self, slots: int) -> torch.cuda.CUDAGraph:
+        """Return a new graph for this number of slots; capturing it does not change weights."""
+        self._steps.zero_()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # compiles kernels, and makes library handles and workspaces, before the capture
+                self._step.zero_()
                 self._once(slots)
-            self._graphs[slots] = graph
-        return self._graphs[slots]
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # The garbage collector could free graphs of another trainer, which CUDA does not permit during a capture.
+        with without_gc(), torch.cuda.graph(graph, pool=self._source.pool):
+            self._once(slots)
+        return graph
 
     def _once(self, slots: int) -> None:
         chosen = self._samples_and_key[:slots].index_select(1, self._step).squeeze(1)
