@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ..algorithms.protocol import Update
 from ..planning.rate_schedules import schedule_of
-from ..rng import below_all, extend, extend_all, key, permutation
+from ..rng import Keys, below_all, extend, extend_all, key, permutation
 from ..tasks import LazyPartition, Task
 from . import tensor_rng
 from .server_optimizers import SGD, ServerOptimizer
 
+BATCH, LAYERS = "batch", "layers"  # the purposes of keys
 MAX_SORTED = 1 << 22  # numbers that a device sorts at once to shuffle samples; beyond them, the host shuffles
 
 
@@ -33,7 +34,7 @@ def positions(
     ``replacement`` draws every position independently; ``shuffle`` draws a new order of the samples for each epoch, and
     a mini-batch at the end of an epoch continues into the next one.
     """
-    start, count = key(seed, "batch", client, index), steps * batch_size
+    start, count = key(seed, BATCH, client, index), steps * batch_size
     if sampling == "replacement":
         drawn = below_all(extend_all(start, np.arange(count)), np.uint64(size))
     else:
@@ -79,7 +80,7 @@ class LocalTraining:
 
     def layer_key(self, update: Update) -> int:
         """Return the key from which random layers, such as dropout, draw during a job."""
-        return key(self.seed, "layers", update.client, update.index)
+        return key(self.seed, LAYERS, update.client, update.index)
 
     def samples(self, task: Task, update: Update, client_samples: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return the training samples of a job, (steps, batch_size).
@@ -113,6 +114,19 @@ class TrainingJob:
         return self.local_training.local_lr if self.rate is None else self.rate
 
 
+def job_keys(jobs: Sequence[TrainingJob], purpose: str) -> Keys:
+    """Return ``key(seed, purpose, client, index)`` of every job, in a few operations for all of them."""
+    seeds = [job.local_training.seed for job in jobs]
+    of_seed = {seed: key(seed, purpose) for seed in seeds}
+    numbers = np.array([(job.update.client, job.update.index) for job in jobs], np.int64)
+    return extend_all(extend_all(np.array([of_seed[seed] for seed in seeds], np.uint64), numbers[:, 0]), numbers[:, 1])
+
+
+def layer_keys(jobs: Sequence[TrainingJob]) -> NDArray[np.int64]:
+    """Return ``LocalTraining.layer_key`` of every job, as the signed integer with the same bits."""
+    return job_keys(jobs, LAYERS).view(np.int64)
+
+
 def host_minibatches(jobs: Sequence[TrainingJob], steps: int) -> NDArray[np.int64]:
     """Return the samples of jobs, (C, steps, batch); entries after a job's last step are unused."""
     samples = np.zeros((len(jobs), steps, jobs[0].local_training.batch_size), dtype=np.int64)
@@ -123,9 +137,8 @@ def host_minibatches(jobs: Sequence[TrainingJob], steps: int) -> NDArray[np.int6
         return samples
     # What ``positions`` draws for every job, in a few operations for all of them.
     clients = [job.task.clients[job.update.client] for job in jobs]
-    starts = [key(job.local_training.seed, "batch", job.update.client, job.update.index) for job in jobs]
     sizes = np.array([[len(own)] for own in clients], np.uint64)
-    drawn = below_all(extend_all(np.array(starts, np.uint64)[:, None], np.arange(samples[0].size)), sizes)
+    drawn = below_all(extend_all(job_keys(jobs, BATCH)[:, None], np.arange(samples[0].size)), sizes)
     for slot, own in enumerate(clients):
         samples[slot] = own[drawn[slot]].reshape(samples.shape[1:])
     return samples
@@ -139,7 +152,7 @@ class DeviceMinibatches:
         self._tasks: dict[int, tuple[Task, list[int]]] = {}
         self._table = torch.zeros(0, dtype=torch.int64, device=device)
 
-    def send(self, values: Sequence[Any], dtype: torch.dtype = torch.int64) -> Tensor:
+    def send(self, values: Sequence[Any] | NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:
         """Return values on the device; neither the host nor the device waits."""
         return torch.tensor(values, dtype=dtype).pin_memory().to(self._device, non_blocking=True)
 
@@ -153,11 +166,11 @@ class DeviceMinibatches:
         fits = shuffles and len(jobs) * epochs * widest <= MAX_SORTED
         if not (fits or kinds == {("replacement", False)}):
             return torch.from_numpy(host_minibatches(jobs, steps)).pin_memory().to(self._device, non_blocking=True)
-        rows = []
+        spans = []
         for job in jobs:
-            starts, client = self._starts(job.task), job.update.client
-            start = key(job.local_training.seed, "batch", client, job.update.index)
-            rows.append([tensor_rng.signed(start), starts[client], len(job.task.clients[client])])
+            client = job.update.client
+            spans.append((self._starts(job.task)[client], len(job.task.clients[client])))
+        rows = np.column_stack([job_keys(jobs, BATCH).view(np.int64), np.array(spans)])
         keys, first, sizes = self.send(rows).unsqueeze(-1).unbind(1)
         if shuffles:
             drawn = tensor_rng.shuffled(keys, sizes, widest, epochs, count)

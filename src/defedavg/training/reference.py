@@ -263,7 +263,8 @@ class Reference:
 
     def correction_of(self, update: Update) -> Tensor | None:
         """Return what is added to every gradient of the job of an update, None for nothing."""
-        return self.state.of_client(self.state.layout.correction, update.client, self.versions[update.version])
+        terms = self.state.layout.correction
+        return self.state.of_client(terms, update.client, self.versions[update.version]) if terms else None
 
     def train(
         self, update: Update, start: Tensor, client_samples: NDArray[np.int64] | None = None,

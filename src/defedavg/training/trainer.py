@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from .job_group import SMALL_GROUP, JobGroup, active_counts, groups_of, train_di
 from .kernels.chosen import kernels_for
 from .kernels.cuda_graph import StepGraphs
 from .kernels.deferred import DeferredUpdates, deferred_bytes, pending_steps
-from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_minibatches
+from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_minibatches, layer_keys
 from .memory import BatchLimits, allowed, batch_limits, least_bytes, step_bytes
 from .module_state import VersionLayout, same_constants
 from .scoring import hits, output_gradient, own_metric, sample_losses
@@ -28,7 +29,7 @@ from .stacking.direct import DirectStep
 from .stacking.layer_registry import CHANNELS_LAST, StackedPass, StackingError, plugin_layers
 from .stacking.stacked_model import stack
 from .state_memory import NO_NEED, StateMemory, StateNeed
-from .tensor_rng import extend_all, signed
+from .tensor_rng import extend_all
 from .threads import in_parallel
 
 DEFAULT_MAX_BATCH_JOBS = {"cpu": 64, "cuda": 256}
@@ -222,7 +223,7 @@ class Trainer:
         steps = [job.update.steps for job in jobs]
         samples = torch.from_numpy(host_minibatches(jobs, steps[0]))
         rates = torch.tensor([job.local_rate for job in jobs], dtype=starts.dtype)
-        keys = torch.tensor([signed(job.local_training.layer_key(job.update)) for job in jobs])
+        keys = torch.from_numpy(layer_keys(jobs))
         weights = self.split(starts)
         optimizer = self.optimizer(method, weights)
         if optimizer is not None:
@@ -266,12 +267,11 @@ class Trainer:
 
     def _train_on_device(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
-        size, longest = jobs[0].local_training.batch_size, jobs[0].update.steps
-        rows = [[job.update.steps, signed(job.local_training.layer_key(job.update))] for job in jobs]
-        steps, keys = self._minibatches.send(rows).unbind(1)
-        samples = self._minibatches.draw(jobs, longest)
-        graphs = self._graphs_for(size, longest, starts[:1], method)
-        active = list(active_counts([job.update.steps for job in jobs]))
+        counts = [job.update.steps for job in jobs]
+        steps, keys = self._minibatches.send(np.column_stack([counts, layer_keys(jobs)])).unbind(1)
+        samples = self._minibatches.draw(jobs, counts[0])
+        graphs = self._graphs_for(jobs[0].local_training.batch_size, counts[0], starts[:1], method)
+        active = list(active_counts(counts))
         graphs.capture(active)
         if graphs.optimizer is None:
             rates = self._minibatches.send([job.local_rate for job in jobs], starts.dtype)
