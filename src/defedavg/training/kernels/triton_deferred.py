@@ -30,7 +30,12 @@ def _pending(step, PERIOD: tl.constexpr, R):
 @triton.jit(do_not_specialize=["R"])
 def keep_inputs(x, inputs, rates, step, products, R, I: tl.constexpr, PERIOD: tl.constexpr, PRECISION: tl.constexpr,
                 BK: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr):  # fmt: skip
-    """Compute X·xᵀ, and keep the inputs of this step."""
+    """Compute x·Xᵀ, and keep the inputs of this step.
+
+    The samples are the rows of the product, of which there are too few for the tensor cores' asynchronous instruction:
+    as an operand of that one, ``xs``, which is stored, too, would be overwritten by the loads of a later block while
+    the instruction still reads it (Triton 3.6 reserves one buffer too few).
+    """
     c = tl.program_id(0).to(tl.int64)
     if tl.load(rates + c) == 0.0:
         return
@@ -39,16 +44,16 @@ def keep_inputs(x, inputs, rates, step, products, R, I: tl.constexpr, PERIOD: tl
     h = tl.arange(0, BH)
     x += c * R * I
     inputs += c * (BH * I)
-    acc = tl.zeros((BH, BR), dtype=tl.float32)
+    acc = tl.zeros((BR, BH), dtype=tl.float32)
     for k0 in range(0, I, BK):
         k = k0 + tl.arange(0, BK)
         mask = (r < R)[:, None] & (k < I)[None, :]
         xs = tl.load(x + r[:, None] * I + k[None, :], mask=mask, other=0.0)
-        before = tl.load(inputs + h[:, None] * I + k[None, :], mask=(h < pending)[:, None] & (k < I)[None, :],
+        before = tl.load(inputs + h[None, :] * I + k[:, None], mask=(h < pending)[None, :] & (k < I)[:, None],
                          other=0.0)  # fmt: skip
-        acc = _dot(before, tl.trans(xs), acc, PRECISION)
+        acc = _dot(xs, before, acc, PRECISION)
         tl.store(inputs + (pending + r)[:, None] * I + k[None, :], xs, mask=mask)
-    tl.store(products + c * (BH * BR) + h[:, None] * BR + r[None, :], acc)
+    tl.store(products + c * (BR * BH) + r[:, None] * BH + h[None, :], acc)
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -75,7 +80,7 @@ def deferred_linear(x, w, scales, gradients, products, bias, rates, step, out, R
     pending = _pending(step, PERIOD, R)
     at = c * (BH * O) + h[None, :] * O + o[:, None]
     g = tl.load(gradients + at, mask=(h < pending)[None, :] & (o < O)[:, None], other=0.0)
-    product = tl.load(products + c * (BH * BR) + h[:, None] * BR + r[None, :])
+    product = tl.load(products + c * (BR * BH) + r[None, :] * BH + h[:, None])
     acc -= rate * _dot(g, product, tl.zeros((BM, BR), dtype=tl.float32), PRECISION)
     if BIAS:
         acc += tl.load(bias + c * O + o, mask=o < O, other=0.0)[:, None]

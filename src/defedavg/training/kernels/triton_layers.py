@@ -17,6 +17,7 @@ SPLIT = 4  # with fewer tiles than this, the update of a convolution is summed i
 FEW_CHANNELS = 4  # images with no more channels have tiles of their own
 ROW_VALUES = 16  # of a patch: if a line has no more, it is stored for every column, so that patches are read in vectors
 NORM_VALUES = 16384  # of one sample: plain operations normalise larger ones
+ASYNCHRONOUS_ROWS = 32  # with more rows, a product uses the tensor cores' asynchronous instruction
 ROWS = 64  # with more samples per client, plain operations compute the backward pass of a fully connected layer
 
 CONFIGS: dict[str, dict[str, int]] = {
@@ -100,6 +101,8 @@ class TritonLayerKernels(LayerKernels):
         outs = params.weight.shape[1]
         grad_x = torch.empty_like(x) if needs_x else x
         config = _config("linear_step", BM=outs, BN=ins)
+        if rows > ASYNCHRONOUS_ROWS:  # see triton_deferred.keep_inputs: here, the weights are read and stored
+            config["num_stages"] = 1
         kernels.linear_step[_parts(ins, config["BN"]), clients](
             grad.contiguous(), out, x, params.weight, params.updated_weight,
             *_filled(x, params.updated_bias, params.rates), grad_x, rows, I=ins, O=outs, RELU=relu, INPUTS=needs_x,
@@ -114,7 +117,7 @@ class TritonLayerKernels(LayerKernels):
         (clients, rows, ins), outs = x.shape, out.shape[-1]
         bias, rates = _filled(x, params.bias, params.rates)
         tiles = {"PERIOD": deferred.period, "BR": _tile(rows, ROWS), "BH": PENDING_ROWS}
-        products = x.new_empty((clients, tiles["BH"], tiles["BR"]))
+        products = x.new_empty((clients, tiles["BR"], tiles["BH"]))
         triton_deferred.keep_inputs[clients,](
             x, deferred.inputs, rates, deferred.step, products, rows, I=ins, PRECISION=self._precision, **tiles,
             **_config("keep", BK=ins),
