@@ -350,3 +350,13 @@ def test_runs_of_a_search_end_at_the_target() -> None:
     chosen = study(seeds=[0], stop={**BASE["stop"], "stop_at_target": False, "target_accuracy": 0.3})
     found = tuned(chosen, (1.0,), (0.05,))
     assert [r["status"] for r in found.records()] == ["target"]
+
+
+def test_a_setting_is_decided_after_the_end_of_its_last_run() -> None:
+    """Whoever stores the winner needs its end, even where the winner is the last run that ends."""
+    pairs = pairs_of(study(seeds=[0]).points(), (1.0,), (0.001, 0.05))
+    ended: list[Any] = []
+    told: list[Any] = []
+    search = Tuning(pairs, (0,), ComputeConfig(), (), decided=lambda rivals: told.append((list(rivals), set(ended))))
+    assert search.run(lambda event: ended.append(event.spec.name) if isinstance(event, RunFinished) else None)
+    assert told == [(pairs, set(pairs))]

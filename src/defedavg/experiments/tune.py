@@ -143,7 +143,10 @@ class Tuning:
 
     def _handle(self, event: Event) -> None:
         spec, progress = event.spec, event.run.progress
-        self.outcomes[_pair(spec)][spec.seed] = _outcome(progress)
+        outcome = _outcome(progress)
+        if not isinstance(event, RunFinished) and outcome.status != Status.DROPPED:
+            outcome.status = "running"  # the evaluation that ends a run is reported before its end
+        self.outcomes[_pair(spec)][spec.seed] = outcome
         self._last_misses[spec] = _last_miss(progress, spec.settings.stop.target_accuracy)
         if isinstance(event, RunFinished):
             self._passed[spec] = len(self._rungs)
