@@ -18,7 +18,8 @@ from torch import Tensor
 
 from defedavg.training.kernels.deferred import DeferredUpdates
 from defedavg.training.kernels.plain import LayerKernels, LayerWeights, Window
-from defedavg.training.kernels.triton_layers import CONFIGS, TritonLayerKernels
+from defedavg.training.kernels.triton_configs import CONFIGS
+from defedavg.training.kernels.triton_layers import TritonLayerKernels
 
 PLAIN = Window((5, 5), (1, 1), (0, 0))
 POOLED = Window((5, 5), (1, 1), (0, 0), relu=True, pool=True)

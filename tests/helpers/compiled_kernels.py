@@ -19,13 +19,13 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from defedavg.training.kernels import triton_deferred, triton_kernels
+from defedavg.training.kernels import triton_deferred, triton_half, triton_kernels
 from defedavg.training.kernels.deferred import DeferredUpdates
 from defedavg.training.kernels.plain import LayerWeights, Window
 from defedavg.training.kernels.triton_layers import TritonLayerKernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
-TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.int64: "*i64", torch.int8: "*i8"}
+TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32", torch.int8: "*i8"}
 OPTIONS = ("num_warps", "num_stages")
 
 
@@ -120,7 +120,7 @@ def layers() -> None:
 def main() -> None:
     """Print the shared buffers of every compiled kernel, as JSON."""
     found: dict[str, list[str]] = {}
-    for module in (triton_kernels, triton_deferred):
+    for module in (triton_kernels, triton_deferred, triton_half):
         for name, kernel in list(vars(module).items()):
             if isinstance(kernel, triton.JITFunction) and not name.startswith("_"):
                 setattr(module, name, Launches(kernel, found))

@@ -86,15 +86,17 @@ def _store_pooled(acc, out, which, c, o, B, PH: tl.constexpr, PW: tl.constexpr, 
 
 
 @triton.jit(do_not_specialize=["B"])
-def conv(x, w, bias, rates, out, which, B,
+def conv(x, w, bias, rates, scales_x, scales_w, out, which, B,
          H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, IX: tl.constexpr, O: tl.constexpr, PH: tl.constexpr,
          PW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DOWN: tl.constexpr,
          ACROSS: tl.constexpr, EDGES: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
-         SKIP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-         BK: tl.constexpr):  # fmt: skip
+         SKIP: tl.constexpr, FLIPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+         BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """Compute a convolution: rows are pixels of the pooled image, the four of each adjacent; columns output channels.
 
-    With EDGES a patch may extend beyond its image, where all values are zero.
+    With EDGES a patch may extend beyond its image, where all values are zero. With FLIPPED the weights are those of the
+    convolution whose gradient this computes, (C, I, kh, kw, O) here. With SCALED the operands are 16-bit numbers with a
+    factor for each client.
     """
     c = tl.program_id(2).to(tl.int64)
     if SKIP:
@@ -134,9 +136,14 @@ def conv(x, w, bias, rates, out, which, B,
         if EDGES:
             mask = _in_image(mask, top, left, kh, kw, H, W)
         a = tl.load(x + start[:, None] + ((kh * W + kw) * IX + i)[None, :], mask=mask, other=0.0)
-        at = o[None, :] * (KH * KW * I) + ((kh * KW + kw) * I + i)[:, None]
+        if FLIPPED:
+            at = (i * (KH * KW * O) + (KH * KW - 1 - kh * KW - kw) * O)[:, None] + o[None, :]
+        else:
+            at = o[None, :] * (KH * KW * I) + ((kh * KW + kw) * I + i)[:, None]
         b = tl.load(w + at, mask=((k < K) & (i < I))[:, None] & (o < O)[None, :], other=0.0)
         acc = _dot(a, b, acc, PRECISION)
+    if SCALED:
+        acc *= tl.load(scales_x + c) * tl.load(scales_w + c)
     if BIAS:
         acc += tl.load(bias + c * O + o, mask=o < O, other=0.0)[None, :]
     if POOL == 2:
@@ -167,10 +174,14 @@ def patch_rows(x, rates, out, each, W: tl.constexpr, I: tl.constexpr, OW: tl.con
 
 
 @triton.jit
-def activation_backward(grad, out, which, rates, dilated, each, OH: tl.constexpr, OW: tl.constexpr, O: tl.constexpr,
-                        PH: tl.constexpr, PW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, POOL: tl.constexpr,
-                        RELU: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Compute the gradient before ReLU and pooling, dilated with zeros by the stride of the convolution."""
+def activation_backward(grad, out, which, rates, scales, dilated, each, OH: tl.constexpr, OW: tl.constexpr,
+                        O: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+                        POOL: tl.constexpr, RELU: tl.constexpr, SCALED: tl.constexpr,
+                        BLOCK: tl.constexpr):  # fmt: skip
+    """Compute the gradient before ReLU and pooling, dilated with zeros by the stride of the convolution.
+
+    With SCALED it is divided by the factor of its client, and stored as 16-bit numbers.
+    """
     c = tl.program_id(1).to(tl.int64)
     if tl.load(rates + c) == 0.0:
         return
@@ -191,7 +202,9 @@ def activation_backward(grad, out, which, rates, dilated, each, OH: tl.constexpr
         value = tl.where(is_maximum, value, 0.0)
     elif RELU:
         value = tl.where(tl.load(out + source, mask=mask, other=0.0) <= 0, 0.0, value)
-    tl.store(dilated + c * each + at, value, mask=at < each)
+    if SCALED:
+        value *= 1.0 / tl.load(scales + c)  # a power of two
+    tl.store(dilated + c * each + at, value.to(dilated.dtype.element_ty), mask=at < each)
 
 
 @triton.jit
@@ -213,15 +226,16 @@ def flip_kernels(w, rates, flipped, I: tl.constexpr, O: tl.constexpr, T: tl.cons
 
 
 @triton.jit(do_not_specialize=["B"])
-def conv_step(grad, x, w, bias, rates, partial_sums, B,
+def conv_step(grad, x, w, bias, rates, scales_grad, scales_x, partial_sums, B,
               H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, IX: tl.constexpr, O: tl.constexpr, OH: tl.constexpr,
               OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
               DOWN: tl.constexpr, ACROSS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-              PARTS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-              BK: tl.constexpr):  # fmt: skip
+              PARTS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+              BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """Update weight and bias: rows are output channels, columns values of a patch; the sum is over all pixels.
 
-    With PARTS > 1 each program sums over a part of the samples, and stores (weight, bias) in ``partial_sums``.
+    With PARTS > 1 each program sums over a part of the samples, and stores (weight, bias) in ``partial_sums``. With
+    SCALED the operands are 16-bit numbers with a factor for each client, and ``gradient_scale`` updates the bias.
     """
     c = tl.program_id(2).to(tl.int64)
     rate = tl.load(rates + c)
@@ -260,6 +274,8 @@ def conv_step(grad, x, w, bias, rates, partial_sums, B,
         acc = _dot(tl.trans(a), b, acc, PRECISION)
         if BIAS:
             total += tl.sum(a, 0)
+    if SCALED:
+        acc *= tl.load(scales_grad + c) * tl.load(scales_x + c)
     tile_mask = (o < O)[:, None] & ((k < K) & (i < I))[None, :]
     to = o[:, None] * (KH * KW * I) + ((kh * KW + kw) * I + i)[None, :]
     if PARTS > 1:
