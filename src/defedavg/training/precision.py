@@ -1,4 +1,8 @@
-"""The precision of matrix products and convolutions. Weights and activations are float32 in each of them."""
+"""The precision of matrix products and convolutions: how many digits their operands have.
+
+Weights, activations and sums are float32 in each of them. Operands of TF32 have eleven binary digits, those of bf16
+eight.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from defedavg.training.kernels.plain import LayerKernels, LayerWeights, Window
+from helpers.convolutions import Convolution, convolutions
 
 if torch.cuda.is_available():
     pytest.skip("benchmarks/kernels.py checks the compiled kernels on a device", allow_module_level=True)
@@ -39,29 +40,11 @@ def changes(params: LayerWeights, start: LayerWeights) -> list[Tensor]:
     return [a - b for a, b in pairs if a is not None and b is not None]
 
 
-@st.composite
-def convolutions(draw: st.DrawFn) -> tuple[int, tuple[int, int, int], int, Window]:
-    """Draw samples per client, image (H, W, I), output channels, and a window that fits."""
-    size = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
-    padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
-    pool = draw(st.booleans())
-    least = [max(1, k + (1 if pool else 0) * 2 - 2 * p) for k, p in zip(size, padding, strict=True)]
-    stride = (1, 1) if pool else draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
-    high, wide = (draw(st.integers(low, low + 5)) for low in least)
-    window = Window(size, stride, padding, relu=pool or draw(st.booleans()), pool=pool)
-    return (
-        draw(st.integers(1, 5)),
-        (high, wide, draw(st.sampled_from([1, 2, 3, 4, 5, 17]))),
-        draw(st.integers(1, 40)),
-        window,
-    )
-
-
 @examples(max_examples=25)
 @given(convolutions(), st.booleans(), st.booleans())
 @example((2, (7, 8, 3), 4, Window((3, 3), (2, 2), (0, 0), relu=True)), True, False)  # lines of patches
 @example((1, (1, 3, 2), 1, Window((1, 1), (1, 2), (0, 0))), False, False)
-def test_convolutions(case: tuple[int, tuple[int, int, int], int, Window], bias: bool, frozen: bool) -> None:
+def test_convolutions(case: Convolution, bias: bool, frozen: bool) -> None:
     samples, image, outs, window = case
     x = random(0, CLIENTS * samples, *image)
     rates = torch.tensor([0.1, 0.0, 0.3])  # the second client is not updated
@@ -150,7 +133,7 @@ def separated(params: LayerWeights) -> LayerWeights:
 
 @examples(max_examples=15)
 @given(convolutions(), st.booleans())
-def test_gradients_of_convolutions(case: tuple[int, tuple[int, int, int], int, Window], bias: bool) -> None:
+def test_gradients_of_convolutions(case: Convolution, bias: bool) -> None:
     samples, image, outs, window = case
     x = random(0, CLIENTS * samples, *image)
     weight = random(1, CLIENTS, outs, *window.size, image[2])

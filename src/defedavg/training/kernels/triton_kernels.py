@@ -49,11 +49,38 @@ def _patch_position(k, KW: tl.constexpr, IX: tl.constexpr):
 
 
 @triton.jit
+def _weight_offsets(t, i, o, I: tl.constexpr, O: tl.constexpr, T: tl.constexpr, FLIPPED: tl.constexpr):
+    """Return where the weights from channels i to channels o are; t is their place in the kernel of T = kh·kw values.
+
+    FLIPPED: in the weights of the convolution whose gradient is computed, with the kernel in reverse order.
+    """
+    if FLIPPED:
+        at = (i * (T * O) + (T - 1 - t) * O)[:, None] + o[None, :]
+    else:
+        at = o[None, :] * (T * I) + (t * I + i)[:, None]
+    return at
+
+
+@triton.jit
 def _in_image(mask, top, left, kh, kw, H: tl.constexpr, W: tl.constexpr):
     """Restrict a mask to the values of patches that are inside the image; padding is zero."""
     ys = top[:, None] + kh[None, :]
     xs = left[:, None] + kw[None, :]
     return mask & (ys >= 0) & (ys < H) & (xs >= 0) & (xs < W)
+
+
+@triton.jit
+def _blocks_inside(line, ROW: tl.constexpr, H: tl.constexpr, KH: tl.constexpr, SH: tl.constexpr, DOWN: tl.constexpr,
+                   POOL: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Return first and end of the blocks of a patch's values that are inside the image for some pixel of the program.
+
+    ``line`` is the number of pooled pixels in a line of all images, ROW the number of values in a row of a patch.
+    """
+    LINE: tl.constexpr = POOL * SH
+    highest = tl.program_id(0) * BM // (POOL * POOL) // line * LINE
+    lowest = (tl.program_id(0) * BM + BM - 1) // (POOL * POOL) // line * LINE + LINE - SH
+    first = tl.maximum(0, DOWN - lowest) * ROW // BK
+    return first, (tl.minimum(KH, H + DOWN - highest) * ROW + BK - 1) // BK
 
 
 @triton.jit
@@ -112,11 +139,7 @@ def conv(x, w, bias, rates, scales_x, scales_w, out, which, B,
     if EDGES:  # pixels are ordered by line, then image; kernel rows outside the image on all these lines are skipped
         y = pixel // (B * PW)
         n = pixel // PW % B
-        LINE: tl.constexpr = POOL * SH
-        highest = tl.program_id(0) * BM // (POOL * POOL) // (B * PW) * LINE
-        lowest = (tl.program_id(0) * BM + BM - 1) // (POOL * POOL) // (B * PW) * LINE + LINE - SH
-        first = tl.maximum(0, DOWN - lowest) * (KW * IX) // BK
-        end = (tl.minimum(KH, H + DOWN - highest) * (KW * IX) + BK - 1) // BK
+        first, end = _blocks_inside(B * PW, KW * IX, H, KH, SH, DOWN, POOL, BM, BK)
     else:
         y = pixel // PW % PH
         n = pixel // (PH * PW)
@@ -136,14 +159,11 @@ def conv(x, w, bias, rates, scales_x, scales_w, out, which, B,
         if EDGES:
             mask = _in_image(mask, top, left, kh, kw, H, W)
         a = tl.load(x + start[:, None] + ((kh * W + kw) * IX + i)[None, :], mask=mask, other=0.0)
-        if FLIPPED:
-            at = (i * (KH * KW * O) + (KH * KW - 1 - kh * KW - kw) * O)[:, None] + o[None, :]
-        else:
-            at = o[None, :] * (KH * KW * I) + ((kh * KW + kw) * I + i)[:, None]
+        at = _weight_offsets(kh * KW + kw, i, o, I, O, KH * KW, FLIPPED)
         b = tl.load(w + at, mask=((k < K) & (i < I))[:, None] & (o < O)[None, :], other=0.0)
         acc = _dot(a, b, acc, PRECISION)
     if SCALED:
-        acc *= tl.load(scales_x + c) * tl.load(scales_w + c)
+        acc = acc * tl.load(scales_x + c) * tl.load(scales_w + c)  # the product of both could underflow
     if BIAS:
         acc += tl.load(bias + c * O + o, mask=o < O, other=0.0)[None, :]
     if POOL == 2:
@@ -235,7 +255,7 @@ def conv_step(grad, x, w, bias, rates, scales_grad, scales_x, partial_sums, B,
     """Update weight and bias: rows are output channels, columns values of a patch; the sum is over all pixels.
 
     With PARTS > 1 each program sums over a part of the samples, and stores (weight, bias) in ``partial_sums``. With
-    SCALED the operands are 16-bit numbers with a factor for each client, and ``gradient_scale`` updates the bias.
+    SCALED the operands are 16-bit numbers with a factor for each client, and ``scale_gradient`` updates the bias.
     """
     c = tl.program_id(2).to(tl.int64)
     rate = tl.load(rates + c)
@@ -244,8 +264,7 @@ def conv_step(grad, x, w, bias, rates, scales_grad, scales_x, partial_sums, B,
     K: tl.constexpr = KH * KW * IX
     WIDE: tl.constexpr = (OW - 1) * SW + 1
     HIGH: tl.constexpr = (OH - 1) * SH + 1
-    part = tl.program_id(0) % PARTS
-    tile = tl.program_id(0) // PARTS
+    part, tile = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
     k = tile * BN + tl.arange(0, BN)
     kh, kw, i = _patch_position(k, KW, IX)
     offset = (kh * W + kw) * IX + i
@@ -258,9 +277,7 @@ def conv_step(grad, x, w, bias, rates, scales_grad, scales_x, partial_sums, B,
     end = tl.minimum((part + 1) * each, B * (OH * OW))
     for r0 in range(part * each, end, BK):
         row = r0 + tl.arange(0, BK)
-        n = row // (OH * OW)
-        oy = row // OW % OH
-        ox = row % OW
+        n, oy, ox = row // (OH * OW), row // OW % OH, row % OW
         inside = row < end
         at = ((n * HIGH + oy * SH) * WIDE + ox * SW) * O
         a = tl.load(grad + at[:, None] + o[None, :], mask=inside[:, None] & (o < O)[None, :], other=0.0)
@@ -275,7 +292,7 @@ def conv_step(grad, x, w, bias, rates, scales_grad, scales_x, partial_sums, B,
         if BIAS:
             total += tl.sum(a, 0)
     if SCALED:
-        acc *= tl.load(scales_grad + c) * tl.load(scales_x + c)
+        acc = acc * tl.load(scales_grad + c) * tl.load(scales_x + c)
     tile_mask = (o < O)[:, None] & ((k < K) & (i < I))[None, :]
     to = o[:, None] * (KH * KW * I) + ((kh * KW + kw) * I + i)[None, :]
     if PARTS > 1:
