@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from defedavg.adviser import advice as adviser
 from defedavg.adviser import constants
 from defedavg.adviser.advice import Advice, advise
+from defedavg.adviser.advice_files import folder_for_trace
 from defedavg.adviser.interruption import NothingRacedError
 from defedavg.adviser.racing import Race
 from defedavg.adviser.search import INTERRUPTED, AdviceSearch
@@ -147,7 +149,7 @@ def test_ctrl_c_before_anything_was_raced_says_that_there_is_no_advice(
         "stopped by Ctrl-C; no candidate had been raced yet, so there is no advice; run the command again, nothing "
         "needs to be removed"
     ]
-    assert not list(tmp_path.glob("runs/my-advice/*"))
+    assert not (tmp_path / "runs").exists()
     if name == "run_of":  # the slowest to prepare; running it again needs no --force
         assert CliRunner().invoke(app, words).exit_code == 0
 
@@ -244,10 +246,47 @@ def test_ctrl_c_before_the_target_keeps_the_exit_code_of_an_interruption(
 ) -> None:
     found, _ = small()
     missed = replace(found, ranking=tuple(each for each in found.ranking if not each.reached), ended=INTERRUPTED)
-    assert missed.failure() is not None
     with pytest.raises(typer.Exit) as stopped:
         advise_command._print(missed, tmp_path, as_json=False)
     assert stopped.value.exit_code == 130
     assert "no candidate reached" in capsys.readouterr().err
     with pytest.raises(UserError, match="no candidate reached"):
         advise_command._print(replace(missed, ended="the budget is spent"), tmp_path, as_json=False)
+
+
+def test_an_interrupted_search_claims_no_more_than_was_trained() -> None:
+    found, _ = small()
+    last = next(each for each in found.ranking if not each.reached)
+    short = replace(last, seconds=0.02, missed=tuple(replace(each, seconds=0.02) for each in last.missed))
+    longer = replace(short, seconds=0.01, missed=tuple(replace(each, seconds=0.03) for each in last.missed))
+    spent = replace(found, ranking=(short, longer), ended="the budget is spent")
+    line = spent.failure() or ""
+    assert line.startswith(
+        "no candidate reached 30 % within 0.03 s of simulated time, the longest that any was trained;"
+    )
+    assert line.endswith("set a lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget")
+    line = replace(spent, ended=INTERRUPTED).failure() or ""
+    assert line.startswith(
+        "no candidate reached 30 % within 0.03 s of simulated time, the longest that any was trained;"
+    )
+    assert line.endswith("; run the command again without interrupting it")
+    assert "lower" not in line
+
+
+def test_a_refused_search_leaves_no_folder(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert "set stop.target_accuracy" in refused(*words, "--set", "stop.target_accuracy=0")
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "runs" / "my-advice").mkdir(parents=True)
+    assert "set stop.target_accuracy" in refused(*words, "--set", "stop.target_accuracy=0")
+    assert (tmp_path / "runs" / "my-advice").is_dir()  # not made by the command
+
+
+@pytest.mark.parametrize("advised", [True, False])
+def test_the_trace_of_a_log_stays_only_with_an_advice(tmp_path: Path, advised: bool) -> None:
+    folder = tmp_path / "runs" / "my-advice"
+    with suppress(KeyboardInterrupt), folder_for_trace(folder):
+        (folder / "fleet.csv").touch()
+        if advised:
+            (folder / "advice.json").touch()
+        raise KeyboardInterrupt
+    assert (folder / "fleet.csv").exists() is (tmp_path / "runs").exists() is advised

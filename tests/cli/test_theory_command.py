@@ -56,6 +56,17 @@ def test_the_iid_theorem_is_not_applied_to_different_clients(split: str, tmp_pat
     refuse(alone, "no theorem applies to this study: defedavg-iid: Theorem 2 needs", "use defedavg-niid")
 
 
+def test_every_algorithm_without_a_theorem_has_its_own_reason(tmp_path: Path) -> None:
+    theory(tmp_path, "classes")  # writes the study
+    both = "algorithms=['fedavg', 'defedavg-iid']"
+    result = call("theory", "--config", "study.toml", "--set", both, *CONSTANTS, cwd=tmp_path)
+    first, second, last = result.stderr.splitlines()
+    assert result.returncode == 2
+    assert first.startswith("defedavg: fedavg: no theorem is about this algorithm")
+    assert second.startswith("defedavg: defedavg-iid: Theorem 2 needs clients with one distribution")
+    assert last == "defedavg: no theorem applies to this study; change one of its algorithms as the lines above say"
+
+
 def test_rounds_beyond_the_horizon_are_marked(tmp_path: Path) -> None:
     near = theory(tmp_path, "iid", "--epsilon", "10")[0]
     assert near["no_practical_guidance"] is None

@@ -355,3 +355,32 @@ def test_a_finished_study_with_other_runs_is_refused_on_the_command_line(
     path.write_text("[" * 100_000 if change == "nest" else json.dumps(summary))
     result = call("run", "study.toml", "--resume", cwd=tmp_path)
     refuse(result, "summary.json is not valid; start again with --force")
+
+
+def test_runs_without_a_configuration_are_not_taken_for_those_of_another_study(tmp_path: Path, finished: Path) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(finished, folder)
+    (folder / "config.toml").unlink()
+    other = study(seeds=[0], training={**BASE["training"], "local_lr": 0.5})
+    line = r"holds runs, but no config\.toml that says of which study; use another --out or name, or remove the folder$"
+    with refuses(folder, line):
+        StudyRun(other, folder, resume=True)
+    (folder / "summary.json").unlink()
+    with refuses(folder, line):
+        StudyRun(other, folder, resume=True)
+
+
+def test_a_checkpoint_tells_the_study_of_finished_runs_without_a_configuration(tmp_path: Path, finished: Path) -> None:
+    folder = interrupted(tmp_path / "study", study(seeds=[0]))
+    shutil.copyfile(finished / "summary.json", folder / "summary.json")  # killed before the checkpoints were removed
+    (folder / "config.toml").unlink()
+    other = study(seeds=[0], training={**BASE["training"], "local_lr": 0.5})
+    with refuses(folder, r"training\.local_lr: 0\.05 → 0\.5"):
+        StudyRun(other, folder, resume=True)
+
+
+def test_folders_that_a_killed_process_left_empty_are_used(tmp_path: Path) -> None:
+    for name in ("plans", "weights"):
+        (tmp_path / "study" / name).mkdir(parents=True)
+    chosen = study(seeds=[0], stop={"max_rounds": 1})
+    assert StudyRun(chosen, tmp_path / "study", resume=True).run(ignore)

@@ -130,6 +130,22 @@ def test_ctrl_c_keeps_what_is_known() -> None:
     assert found.run(watch) is False
     assert "interrupted" in {r["status"] for r in found.records()}
     assert max(r["rounds"] for r in found.records()) > 0
+    assert found.best(compared_only=True) == []
+
+
+def test_a_search_that_is_stopped_at_once_runs_nothing_and_marks_no_rates() -> None:
+    """Runs that have not started are interrupted, too; no pair of their setting is the best."""
+    pairs = pairs_of(study(algorithms=["fedavg", "fedbuff"]).points(), (1.0,), (0.01, 0.05))
+    found = Tuning(pairs, (0,), ComputeConfig(max_batch_jobs=1))
+
+    def stop(_event: RunEvaluated | RunFinished) -> None:
+        raise KeyboardInterrupt
+
+    assert found.run(stop) is False
+    assert {r["status"] for r in found.records()} == {"interrupted"}
+    assert 0 in {r["rounds"] for r in found.records()}
+    assert len(found.best()) == 2
+    assert found.best(compared_only=True) == []
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,17 @@ class NaiveSimulator:
         self._lost = 0
 
     def run(self, rounds: int) -> None:
-        """Simulate that many merges, or until every client is lost."""
+        """Simulate that many merges, or until every client is lost and no update is in flight."""
         for client, (leaves, _) in self.fleet.absences.items():
             self._at(leaves, ARRIVAL, client, lambda c=client: self._die(c, self.fleet.absences[c][1]))  # type: ignore[misc]
         self._serve(self.server.start())
-        while len(self.rounds) < rounds and self._lost < len(self.clients):
+        while len(self.rounds) < rounds and (self._lost < len(self.clients) or self._more_follows()):
             self.now, _, _, _, handle = heappop(self._events)
             handle()
+
+    def _more_follows(self) -> bool:
+        """Return whether an update is in flight, or this instant has another event that is no timer."""
+        return bool(self._finished) or (bool(self._events) and self._events[0][:2] < (self.now, TIMER))
 
     def _at(self, time: float, priority: int, client: int, handle: Callable[[], None]) -> None:
         heappush(self._events, (time, priority, client, next(self._sequence), handle))

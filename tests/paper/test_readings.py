@@ -260,3 +260,9 @@ def test_the_scatter_has_a_point_for_every_cell(tmp_path: Path) -> None:
     assert (shown.returncode, shown.stdout) == (0, "")
     assert shown.stderr == "there are no results in nowhere; `defedavg paper table1` computes them\n"
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_time_models_without_results_are_an_empty_list(tmp_path: Path) -> None:
+    result = call("paper", "timing", "--json", "--out", ".", cwd=tmp_path)
+    assert (result.returncode, json.loads(result.stdout)) == (0, [])
+    assert "there are no results in ." in result.stderr

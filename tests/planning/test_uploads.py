@@ -17,7 +17,7 @@ from defedavg.algorithms.protocol import UPLOADS
 from defedavg.errors import UserError
 from defedavg.planning.devices import Fleet, Trace
 from defedavg.planning.plan import Plan
-from defedavg.planning.records import Absence
+from defedavg.planning.records import Absence, Stall
 from defedavg.planning.sparse_simulator import make_simulator_for
 from helpers.naive_simulator import agrees_with_naive
 from helpers.strategies import Case, bounded, case, cases, equal_speeds, variants
@@ -141,6 +141,47 @@ def test_an_upload_in_flight_arrives_after_its_client_failed() -> None:
     # Jobs end at 0.5 and 2.0 s; the second upload is lost with its client.
     merged = {u.index: r.time for r in blocked.rounds for u, _ in r.merge.updates if u.client == 1}
     assert merged == {0: 1.5}
+
+
+def last_leaves(name: str, updates: int, timeout: float | None = None, **trace: Any) -> Plan:
+    """Plan two clients that leave for good, one at once and one at 10 s, during an upload from 4.02 to 21.62 s."""
+    absences = {0: (10.0, math.inf), 1: (0.0, math.inf)}
+    fleet = Trace(np.full(2, 0.01), np.full(2, 1.0), np.full(2, 5.0), absences)
+    plan = case(name, 2, updates, steps=50, timeout=timeout, trace=fleet, model_megabytes=2.2, **trace).plan(3)
+    plan.check()
+    return plan
+
+
+@pytest.mark.parametrize("name", ["defedavg-iid", "defedavg-niid", "asysg"])
+def test_an_upload_in_flight_arrives_after_the_last_client_left_for_good(name: str) -> None:
+    plan = last_leaves(name, 1, timeout=60.0)
+    (upload,) = plan.uploads
+    assert upload.start < 10.0 < upload.end
+    (merged,) = plan.rounds
+    assert merged.time == upload.end
+    assert [(u.client, u.index) for u, _ in merged.merge.updates] == [(0, 0)]
+    assert plan.records[-1] == Stall(upload.end)
+    if name == "defedavg-iid":
+        assert upload.end == pytest.approx(21.62)
+
+
+def test_the_plan_ends_with_the_last_arrival_and_not_with_a_timer() -> None:
+    """A round of two updates receives one: timeouts that would expire later are not handled."""
+    for timeout in (60.0, 0.1):
+        plan = last_leaves("defedavg-iid", 2, timeout=timeout)
+        (upload,) = plan.uploads
+        assert not plan.rounds
+        assert plan.records[-1] == Stall(upload.end)
+    blocked = last_leaves("defedavg-iid", 1, timeout=1.0, upload="blocking")
+    assert not blocked.rounds
+    assert blocked.records[-1] == Stall(10.0)
+
+
+@pytest.mark.parametrize("name", ["favano", "quafl"])
+def test_intervals_of_the_server_end_when_nothing_is_in_flight(name: str) -> None:
+    plan = last_leaves(name, 1, timeout=5.0)
+    (stall,) = (record for record in plan.records if isinstance(record, Stall))
+    assert stall.time == max(10.0, *(upload.end for upload in plan.uploads))
 
 
 @bounded(100)

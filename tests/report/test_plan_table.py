@@ -43,3 +43,17 @@ def test_the_title_counts_seeds_and_rounds() -> None:
         with console.capture() as capture:
             console.print(tables.plan_table(["fedavg"], [[one] * seeds], rounds))
         assert capture.get().splitlines()[0].strip() == title
+
+
+def test_a_stalled_row_says_after_how_many_rounds() -> None:
+    whole = stats()
+    one, six, nine = (replace(whole, rounds=rounds, stalled=True) for rounds in (1, 6, 9))
+    groups = [[whole, whole], [one, one], [six, six], [nine, six], [whole, six]]
+    cells = column(tables.plan_table(["fedavg"] * len(groups), groups, 30), "algorithm")
+    assert cells == [
+        "fedavg",
+        "fedavg (stalled after 1 round)",
+        "fedavg (stalled after 6 rounds)",
+        "fedavg (stalled after 6 to 9 rounds)",
+        "fedavg (1 of 2 seeds stalled after 6 rounds)",
+    ]

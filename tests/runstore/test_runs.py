@@ -260,6 +260,28 @@ def test_a_damaged_run_is_listed_with_what_is_wrong(runs: Path, file: str, how: 
     call("compare", "one", "deep/two", "--out", runs)
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_without_its_evaluations_is_damaged(runs: Path, finished: bool) -> None:
+    folder = runs / "one"
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "finished": finished}))
+    (folder / "metrics.jsonl").unlink()
+    rows = [row for row in call("list", "--out", runs) if row["name"] == "one"]
+    assert {(row["status"], row["problem"]) for row in rows} == {("damaged", "metrics.jsonl is missing")}
+    assert "metrics.jsonl is missing" in read_run(folder).notes
+
+
+@pytest.mark.parametrize("entries", [[], [{"label": "fedavg", "algorithm": "fedavg", "seed": 0, "status": "stalled"}]])
+def test_a_run_that_has_no_evaluation_yet_is_unfinished(runs: Path, entries: list[dict[str, Any]]) -> None:
+    folder = runs / "one"
+    (folder / "summary.json").write_text(json.dumps({"name": "one", "finished": False, "runs": entries}))
+    (folder / "metrics.jsonl").unlink()
+    assert read_run(folder).status == "unfinished"
+    (folder / "metrics.jsonl").touch()
+    (folder / "summary.json").write_text(json.dumps({"name": "one", "finished": True, "runs": entries}))
+    assert read_run(folder).status == "finished"
+
+
 @bounded(30)
 @given(st.binary(max_size=200) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -90,11 +90,21 @@ class Advice:
         """Return in one line that no candidate reached the target and what was found, or None."""
         if self.best.reached:
             return None
-        return (
-            f"{self._nobody} within {duration(self.horizon)} of simulated time; "
-            f"{self.ended}; the best so far, {self.best.label}: {self.time_text(self.best)}; "
-            "set a lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
+        remedy = (
+            "run the command again without interrupting it"
+            if self.interrupted
+            else "set a lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
         )
+        return (
+            f"{self._nobody} within {duration(self._longest)} of simulated time, the longest that any was trained; "
+            f"{self.ended}; the best so far, {self.best.label}: {self.time_text(self.best)}; {remedy}"
+        )
+
+    @property
+    def _longest(self) -> float:
+        """The simulated time until which a candidate was trained, at most."""
+        missed = [run.seconds for each in self.ranking for run in each.missed]
+        return max([each.seconds for each in self.ranking] + missed)
 
     def advised_study(self) -> Study:
         """Return the study with the recommended algorithm and settings."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ..jsonio import finite
 from ..report.page import PLOTLY, asset, in_script
 from ..report.palette import look, page_look
 from .advice import Advice
+from .log_advice import FLEET
 from .ranked import RankedCandidate
 
 ADVICE, STUDY, PAGE = "advice.json", "advised.toml", "advice.html"
@@ -24,11 +26,39 @@ MAX_ROWS = 300  # of the ranking in the page
 
 
 def check_advice_folder(folder: Path, *, force: bool) -> None:
-    """Create the folder; refuse one that holds an advice, unless it is to be replaced."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    """Refuse a folder that cannot be created, or that holds an advice, unless it is to be replaced.
+
+    The folder is not left behind: a search that ends without advice writes nothing.
+    """
+    with _created(folder):
+        pass
     if (folder / ADVICE).exists() and not force:
         raise UserError(f"{folder} already holds an advice; use --force to replace it, or another --out")
+
+
+@contextmanager
+def folder_for_trace(folder: Path) -> Iterator[None]:
+    """Create the folder for the trace of a search; remove both if the block ends without an advice."""
+    with _created(folder):
+        try:
+            yield
+        finally:
+            if not (folder / ADVICE).exists():
+                (folder / FLEET).unlink(missing_ok=True)
+
+
+@contextmanager
+def _created(folder: Path) -> Iterator[None]:
+    """Create a folder; remove what was created if it is empty at the end."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        with suppress(OSError):  # it has files, or could not be created
+            for path in missing:
+                path.rmdir()
 
 
 def write_advice(advice: Advice, folder: Path, provenance: Mapping[str, Any]) -> None:

@@ -375,7 +375,7 @@ class BufferedRound(ServerMachine):
         self.buffer: list[Update] = []
 
     def weight(self, update: Update) -> float:  # noqa: ARG002 (a hook: subclasses use it)
-        """Return the weight of an update relative to the others (hook)."""
+        """Return the weight of an update relative to the others, above zero (hook)."""
         return 1.0
 
     def after_merge(self) -> Actions:

@@ -118,14 +118,15 @@ def advise(
 
 def advise_from_log(found: Replay, file: Path, budget: str | None, folder: Path, *, force: bool) -> None:
     """Advise for the clients that a deployment log measured; the study names the task and the target."""
-    from ..adviser.advice_files import check_advice_folder
+    from ..adviser.advice_files import check_advice_folder, folder_for_trace
     from ..adviser.log_advice import study_of_log
 
     parse_budget(budget)
     study = opt.load_study(file, (), None)
     results = folder / f"{study.name}-advice"
     check_advice_folder(results, force=force)
-    search_and_print(study_of_log(found, study, results), results, budget, force=True, as_json=False)
+    with folder_for_trace(results):
+        search_and_print(study_of_log(found, study, results), results, budget, force=True, as_json=False)
 
 
 def search_and_print(

@@ -18,19 +18,22 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
-import click
-import typer
-from click.exceptions import NoArgsIsHelpError
-from typer import Option
-from typer.core import TyperGroup
+try:
+    import click
+    import typer
+    from click.exceptions import NoArgsIsHelpError
+    from typer import Option
+    from typer.core import TyperGroup
 
-from .. import __version__
-from ..errors import UserError, printable
-from .consoles import discard_output, flush_output
-from .crash_report import is_debugging, is_out_of_memory, memory_line, unforeseen_line
-from .options import CommandWithOldNames, err, out, print_note
-from .stop_signals import stop_on_signals, stopped_by, stopped_code
-from .usage_errors import usage_line
+    from .. import __version__
+    from ..errors import UserError, printable
+    from .consoles import discard_output, flush_output
+    from .crash_report import is_debugging, is_out_of_memory, memory_line, unforeseen_line
+    from .options import CommandWithOldNames, err, out, print_note
+    from .stop_signals import stop_on_signals, stopped_by, stopped_code
+    from .usage_errors import usage_line
+except KeyboardInterrupt:  # Ctrl-C in the first moment, while these are loaded: end without a traceback
+    sys.exit(130)
 
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Explore": {

@@ -139,11 +139,11 @@ def timing(folder: Folder = OUT, seeds: Seeds = 3, as_json: Json = False) -> Non
     chosen = checked_seeds(seeds)
     with _planning() as progress:
         found = scores(present_rows(folder), chosen, progress)
+    if as_json:
+        print_json(found)
     if not found:
         print_note(f"there are no results in {folder}; `defedavg paper table1` computes them")
-    elif as_json:
-        print_json(found)
-    else:
+    elif not as_json:
         print_text(to_markdown(found))
 
 

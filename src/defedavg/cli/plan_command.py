@@ -85,9 +85,9 @@ def plan(
 
     Example: `defedavg plan my.toml --seconds 6h --set 'training.updates_per_round=[5, 10, 20]' --gantt plan.png`
     """
-    short = {"clients.num_clients": num_clients, "training.updates_per_round": updates_per_round}
-    settings = (*(overrides or ()), *(f"{name}={value}" for name, value in short.items() if value is not None))
-    study = _study(file, example, settings, plugin)
+    if until is not None and gantt is None:
+        raise UserError("--until sets what the chart shows, but no chart is drawn; add --gantt FILE.png")
+    study = _study(file, example, _with_short_options(overrides or (), num_clients, updates_per_round), plugin)
     points = study.points()
     if gantt and len(points) > MAX_GANTT_PLANS:
         raise UserError(f"a chart of {len(points)} settings is not readable; plan at most {MAX_GANTT_PLANS}")
@@ -103,6 +103,24 @@ def plan(
     out.print(tables.plan_table(labels, groups, limits.rounds, limits.seconds))
     out.print()
     out.print(tables.clients_table(labels, groups))
+
+
+def _with_short_options(
+    overrides: Sequence[str], num_clients: int | None, updates_per_round: int | None
+) -> tuple[str, ...]:
+    """Return the settings of ``--set`` and of the options that are short for one; refuse a setting given by both."""
+    given = {text.partition("=")[0].strip() for text in overrides}
+    settings = list(overrides)
+    for option, name, value in (
+        ("--num-clients", "clients.num_clients", num_clients),
+        ("--updates-per-round", "training.updates_per_round", updates_per_round),
+    ):
+        if value is None:
+            continue
+        if name in given:
+            raise UserError(f"{option} and --set {name}=… set the same value; give one of them")
+        settings.append(f"{name}={value}")
+    return tuple(settings)
 
 
 def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], plugins: Sequence[Path] | None) -> Study:

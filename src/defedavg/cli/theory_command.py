@@ -82,9 +82,11 @@ def theory(
         size, observed = _size(point, study.seeds[0], rounds, max_staleness, delta)
         report = theorem_report(point.settings.algorithm, Constants(**values, **size), epsilon=epsilon, delta=delta)
         reports.append({"label": point.label, "reason": reason, **report, "observed_staleness": observed, "note": note})
-    if not reports:
+    if not reports and len(excluded) == 1:
         raise UserError(f"no theorem applies to this study: {excluded[0]}")
     print_notes([f"defedavg: {line}" for line in excluded])
+    if not reports:
+        raise UserError("no theorem applies to this study; change one of its algorithms as the lines above say")
     _print(reports, as_json, _theorem_table)
 
 

@@ -91,7 +91,7 @@ def _print_results(session: TuningFolder, name: str, results: Path, as_json: boo
         opt.print_json(tuning.records())
     else:
         entries = filter(None, map(read_entry, tuning.records()))
-        opt.out.print(tables.tuning_table(name, entries, [pair.label for pair in tuning.best()]))
+        opt.out.print(tables.tuning_table(name, entries, [pair.label for pair in tuning.best(compared_only=True)]))
         opt.print_line(f"\nevery pair: {results / 'points.jsonl'}")
     close_with_page([results], results, as_json)
     if session.decision is not None:

@@ -24,6 +24,7 @@ from ..fileio import read_input
 from ..planning.profiles import BY_PROFILE, PROFILES
 from ..planning.traces import read_trace
 from ..plugins import load_plugins
+from ..rng import MASK
 from .renamed_settings import current_name, current_names
 from .settings import (
     DEFAULT_PROFILE,
@@ -252,7 +253,7 @@ def _complete(found: Mapping[str, Any], folder: Path | None, fallback_name: str)
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
         raise UserError(f"name is {name!r}; use letters, digits, '.', '_' and '-', since a folder is named after it")
     algorithms = _several("algorithms", found.get("algorithms", ["defedavg-iid"]), str)
-    seeds = _several("seeds", found.get("seeds", [0]), int)
+    seeds = _seeds(found.get("seeds", [0]))
     tables = {table: _table(table, found.get(table, {}), kind) for table, kind in TABLES.items()}
     _fill_task(tables["task"], folder)
     _fill_clients(tables["clients"], folder)
@@ -339,6 +340,13 @@ def _fill_clients(clients: dict[str, Any], folder: Path | None) -> None:
 
 
 # Values.
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    seeds = _several("seeds", given, int)
+    if outside := [seed for seed in seeds if not 0 <= seed <= MASK]:
+        raise UserError(f"seeds has {outside[0]}; a seed must be from 0 to {MASK}, because draws use 64 bits of it")
+    return seeds
 
 
 def _several(name: str, value: Any, kind: type[Any], example: Any = None) -> tuple[Any, ...]:

@@ -136,6 +136,13 @@ class StudyRun:
             raise UserError(f"{self.folder} holds something other than a run and is not resumed; use another name")
         if files.config.exists():
             check_study(self.folder, read_text(files.config), self.study)
+        elif self._directory.paths():
+            SavedSession.load(self._directory, self.study, self.sweep.compute)  # refuses another study
+        elif files.has_results():
+            raise UserError(
+                f"{self.folder} holds runs, but no {files.config.name} that says of which study; use another --out or "
+                "name, or remove the folder"
+            )
         finished = finished_results(
             files,
             ((spec.label, spec.seed, self.sweep.task(spec.settings, spec.seed).metric_name) for spec in self._specs),

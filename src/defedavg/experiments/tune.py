@@ -138,6 +138,9 @@ class Tuning:
         except KeyboardInterrupt:
             for event in self.sweep.interrupt():
                 self._handle(event)
+            for outcome in (o for seeds in self.outcomes.values() for o in seeds.values()):
+                if outcome.status == "running":  # it had not started
+                    outcome.status = str(Status.INTERRUPTED)
             return False
         return True
 
@@ -198,10 +201,15 @@ class Tuning:
     def _is_dropped(self, pair: RatePair) -> bool:
         return any(outcome.status == Status.DROPPED for outcome in self.outcomes[pair].values())
 
-    def best(self) -> list[RatePair]:
-        """Return the best pair of each setting; raise ``UserError`` if all pairs of one diverged."""
+    def best(self, *, compared_only: bool = False) -> list[RatePair]:
+        """Return the best pair of each setting; raise ``UserError`` if all pairs of one diverged.
+
+        With ``compared_only`` this leaves out a setting with a pair that was interrupted.
+        """
         best = []
         for rivals in self._settings:
+            if compared_only and any(o.status == Status.INTERRUPTED for p in rivals for o in self.outcomes[p].values()):
+                continue
             if all(o.diverged_at is not None for pair in rivals for o in self.outcomes[pair].values()):
                 raise UserError(f"every pair of rates diverged for {rivals[0].point.label}; give smaller rates")
             best.append(min(rivals, key=lambda pair: score(self.outcomes[pair].values())))

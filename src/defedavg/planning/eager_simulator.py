@@ -19,7 +19,8 @@ from .devices import Fleet
 from .eager_clients import EagerClients
 from .event_queue import EventKind
 from .records import Job, Record, Sent, Uploaded
-from .simulator import RunningJob, Simulator
+from .running_job import RunningJob
+from .simulator import Simulator
 
 
 def plans_without_events(server: ServerMachine, fleet: Fleet) -> bool:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from .availability_checks import available
 from .plan_checks import checked_for_use
 from .records import Job, Record, Round
-from .simulator import RunningJob, Simulator
+from .running_job import RunningJob
+from .simulator import Simulator
 
 
 class _Started(NamedTuple):

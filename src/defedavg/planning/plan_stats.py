@@ -302,4 +302,4 @@ class _BusyTime:
         for record in self.recent:
             spans.setdefault(record.client, []).append((record.start, record.end))
         recent = sum(self._sum(client, busy, horizon)[0] for client, busy in spans.items())
-        return 1.0 - (self._total + recent) / (horizon * clients)
+        return max(0.0, 1.0 - (self._total + recent) / (horizon * clients))  # rounding may exceed the time

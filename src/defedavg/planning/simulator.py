@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from ..algorithms import ServerMachine
 from ..algorithms.protocol import (
@@ -35,25 +34,15 @@ from .devices import Fleet, StepTimes
 from .event_queue import EventKind, EventQueue
 from .intervals import as_list
 from .records import Absence, Header, Job, JobOutcome, Record, Round, Sent, Stall, Timeout, Uploaded
+from .running_job import RunningJob
 from .version_tracker import Broadcasts, Versions
 
 MAX_EVENTS_WITHOUT_MERGE = 1_000_000
 """And a hundred for each client and each update of a round: a round that needs more events never ends in practice."""
 
 
-@dataclass(slots=True)
-class RunningJob:
-    """The job that a client is training, or trained last."""
-
-    index: int
-    version: int
-    start: float
-    end: float
-    step: float
-
-
 class Simulator:
-    """Iterate to plan: yields records in the order of events, without end or until every client is lost.
+    """Iterate to plan: yields records in order, without end or until every client is lost and no update is in flight.
 
     An action that breaks a rule of ``action_checks`` raises ``UserError``, and so does a server without further actions
     while no client is lost for good.
@@ -129,8 +118,12 @@ class Simulator:
 
     def _records(self) -> Iterator[Record]:
         self._begin(self.server.start())
-        while self._queue and self._lost_for_good < self.fleet.num_clients:
-            time, _, client, _, event, detail = self._queue.pop()
+        yield from self._out
+        self._out.clear()
+        while self._queue:
+            time, priority, client, _, event, detail = self._queue.pop()
+            if self._lost_for_good == self.fleet.num_clients and self._nothing_follows(time, priority):
+                break
             if time > self.horizon:
                 yield from self._rest(self.horizon)
                 return
@@ -151,6 +144,13 @@ class Simulator:
 
     def _begin(self, actions: list[ServerAction]) -> None:
         self._serve(actions)
+
+    def _nothing_follows(self, time: float, priority: int) -> bool:
+        """Return whether no update is in flight and the next event is a timer or of a later instant.
+
+        It is asked when every client is lost: their other updates were dropped, so what is finished is in flight.
+        """
+        return not self._finished and (priority == EventKind.TIMER // 10 or time > self.now)
 
     def _rest(self, until: float) -> list[Record]:  # noqa: ARG002 (a hook: subclasses use it)
         """Return the records up to a time that no event creates."""

@@ -26,7 +26,8 @@ from .eager_simulator import EagerSimulator, plans_without_events
 from .event_queue import EventKind
 from .lazy_clients import LazyClients
 from .records import Job, Sent
-from .simulator import RunningJob, Simulator
+from .running_job import RunningJob
+from .simulator import Simulator
 
 SPARSE_FROM_CLIENTS = 20_000
 """The number of clients from which ``plan_detail = "auto"`` omits jobs that no merge uses."""

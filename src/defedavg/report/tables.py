@@ -147,7 +147,7 @@ def _plan_row(label: str, group: Sequence[PlanStats], timed: bool) -> list[str]:
     """Return the cells of one setting; ``timed`` plans differ in their rounds."""
     plans = [asdict(each) for each in group]
     return [
-        label + (" (stalled)" if any(plan["stalled"] for plan in plans) else ""),
+        label + _stalled(group),
         str(group[0].updates_per_round),
         *(_mean_counts(plans, "rounds", "jobs_merged") if timed else []),
         _duration(mean(plans, "seconds_per_round")),
@@ -160,6 +160,16 @@ def _plan_row(label: str, group: Sequence[PlanStats], timed: bool) -> list[str]:
         share(mean(plans, "merged_share")),
         *_means(plans, ready_jobs_mean=".1f"),
     ]
+
+
+def _stalled(group: Sequence[PlanStats]) -> str:
+    """Return after how many rounds the plans of a setting stalled, and how many did if not all; nothing if none did."""
+    ends = sorted(plan.rounds for plan in group if plan.stalled)
+    if not ends:
+        return ""
+    some = "" if len(ends) == len(group) else f"{len(ends)} of {counted(len(group), 'seed')} "
+    fewest = "" if ends[0] == ends[-1] else f"{ends[0]:,} to "
+    return f" ({some}stalled after {fewest}{counted(ends[-1], 'round')})"
 
 
 def clients_table(labels: Sequence[str], stats: Sequence[Sequence[PlanStats]]) -> Table:

@@ -123,6 +123,11 @@ class RunFiles:
                 if each.is_symlink() or (each.exists() and not each.is_file() and not each.is_dir()):
                     raise UserError(f"{each} is a link or a special file; replace it by the file, or use --force")
 
+    def has_results(self) -> bool:
+        """Return whether there is a file that a run writes after its configuration."""
+        paths = [self.folder / name for name in OWNED if name != self.config.name]
+        return any(each.is_file() for path in paths for each in (path, *path.rglob("*")))
+
     def is_empty(self) -> bool:
         """Return whether the folder holds nothing except locks."""
         return all(path.name in LOCK_FILES for path in self.folder.iterdir())

@@ -169,3 +169,9 @@ def read_metrics(path: Path) -> tuple[list[Measurement], JsonLines]:
     measurements = [one for line in lines.objects if (one := measurement(line)) is not None]
     lines.damaged += len(lines.objects) - len(measurements)
     return measurements, lines
+
+
+def missing_metrics(path: Path, entries: Iterable[Any], *, finished: bool) -> list[str]:
+    """Return a note if the file does not exist although runs have ended; a deployment can stall without evaluation."""
+    ended = finished or any(isinstance(entry, dict) and entry.get("status") != "stalled" for entry in entries)
+    return [f"{path.name} is missing"] if ended and not (path.exists() or path.is_symlink()) else []

@@ -28,6 +28,7 @@ from .metrics import (
     Trail,
     is_whole,
     metric_of,
+    missing_metrics,
     number,
     perplexity,
     read_lines,
@@ -256,6 +257,8 @@ def read_run(path: Path, root: Path | None = None) -> RunFolder:
             problems.append(f"run {position} of {(files.rate_points if tuned else files.summary).name} cannot be read")
         else:
             entries.append(entry)
+    finished = summary.get("finished") is True
+    problems += missing_metrics(files.metrics, listed, finished=finished)
     origin = summary.get("provenance")
     return RunFolder(
         path=path,
@@ -264,7 +267,7 @@ def read_run(path: Path, root: Path | None = None) -> RunFolder:
         config=config,
         text=text or "",
         entries=tuple(entries),
-        finished=summary.get("finished") is True,
+        finished=finished,
         tuned=tuned or "best" in summary,
         best=tuple(map(_best_label, _dicts(summary.get("best")))),
         provenance={text_of(k): text_of(v) for k, v in origin.items()} if isinstance(origin, dict) else {},
