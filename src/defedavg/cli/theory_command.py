@@ -72,22 +72,27 @@ def theory(
     study = _study(file, tuple(overrides or ()))
     reports = []
     estimated: dict[Any, Estimates] = {}
-    excluded: list[str] = []
+    excluded: dict[str, str] = {}
     for point in study.points():
         reason, applies = _choose(point)
         if not applies:
-            excluded.append(f"{point.label}: {reason}")
+            excluded[point.label] = reason
             continue
         values, note = _constants(point, study.seeds[0], given, estimated, points, samples)
         size, observed = _size(point, study.seeds[0], rounds, max_staleness, delta)
         report = theorem_report(point.settings.algorithm, Constants(**values, **size), epsilon=epsilon, delta=delta)
         reports.append({"label": point.label, "reason": reason, **report, "observed_staleness": observed, "note": note})
-    if not reports and len(excluded) == 1:
-        raise UserError(f"no theorem applies to this study: {excluded[0]}")
-    print_notes([f"defedavg: {line}" for line in excluded])
     if not reports:
-        raise UserError("no theorem applies to this study; change one of its algorithms as the lines above say")
+        raise UserError(f"no theorem applies to this study: {_reasons(excluded)}")
+    print_notes([f"defedavg: {label}: {reason}" for label, reason in excluded.items()])
     _print(reports, as_json, _theorem_table)
+
+
+def _reasons(excluded: dict[str, str]) -> str:
+    """Return every different reason once, with the first setting that it concerns; several are numbered."""
+    first = {reason: label for label, reason in reversed(excluded.items())}
+    lines = [f"{label}: {reason}" for label, reason in excluded.items() if first[reason] == label]
+    return lines[0] if len(lines) == 1 else "; ".join(f"({number}) {line}" for number, line in enumerate(lines, 1))
 
 
 def _choose(point: SweepPoint) -> tuple[str, bool]:
