@@ -113,10 +113,7 @@ def test_overrides(tmp_path: Path) -> None:
         ("algorithms = ['fedavg', 'fedavg']", "twice"),
         ("seeds = ['a']", "a whole number"),
         ("seeds = [1.5]", "a whole number"),
-        (
-            "seeds = [0, 18446744073709551616]",
-            "a seed must be from 0 to 18446744073709551615",
-        ),
+        ("seeds = [0, 18446744073709551616]", "a seed must be from 0 to 18446744073709551615"),
         ("seeds = [-1]", "seeds has -1; a seed must be from 0"),
         ("name = '../up'", "letters, digits"),
         ("name = ''", "letters, digits"),

@@ -88,10 +88,12 @@ def theory(
     _print(reports, as_json, _theorem_table)
 
 
-def _reasons(excluded: dict[str, str]) -> str:
+def _reasons(excluded: Mapping[str, str]) -> str:
     """Return every different reason once, with the first setting that it concerns; several are numbered."""
-    first = {reason: label for label, reason in reversed(excluded.items())}
-    lines = [f"{label}: {reason}" for label, reason in excluded.items() if first[reason] == label]
+    first: dict[str, str] = {}
+    for label, reason in excluded.items():
+        first.setdefault(reason, label)
+    lines = [f"{label}: {reason}" for reason, label in first.items()]
     return lines[0] if len(lines) == 1 else "; ".join(f"({number}) {line}" for number, line in enumerate(lines, 1))
 
 
