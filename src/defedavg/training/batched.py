@@ -305,7 +305,16 @@ def run_batched(
     when few are in progress or they cannot fill a batch, so that a long sweep needs no more memory than a short one.
     ``resumed`` are the runs that were in progress when an earlier call was checkpointed, in their order.
     """
-    active = _ActiveRuns(trainer, iter(runs), resumed)
+    try:
+        yield from _computed(_ActiveRuns(trainer, iter(runs), resumed), trainer, checkpoint_hook)
+    finally:
+        # A run that ends leaves speculative work on the device. With CUDA's multi-process service, a process that exits
+        # before the device has finished this work can end the processes of all others with an error.
+        if trainer.asynchronous:
+            torch.cuda.synchronize()
+
+
+def _computed(active: _ActiveRuns, trainer: Trainer, checkpoint_hook: CheckpointHook) -> Iterator[RunEvaluation]:
     batch: Batch | None = None
     while True:
         checkpoint_hook()
