@@ -126,7 +126,7 @@ def step(
         return slope * params.draw(len(out) // clients, *out.shape[1:]).flatten(0, 1)
 
     out, grad = how(kernels, x[: len(x) // CLIENTS * clients], blocks, slopes)
-    return [values.unflatten(0, (clients, -1)) for values in (out, grad)] + params.targets
+    return [values.view(clients, -1, *values.shape[1:]) for values in (out, grad)] + params.targets
 
 
 def images(samples: int, *shape: int, scale: float = 1.0) -> Tensor:
