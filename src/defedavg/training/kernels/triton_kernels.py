@@ -119,18 +119,24 @@ def _store_pooled(acc, out, which, c, o, B, PH: tl.constexpr, PW: tl.constexpr, 
 
 
 @triton.jit
-def _add_gradient(acc, added, mask_of, to, mask, ADDED: tl.constexpr):
-    """Add other gradients to those of a convolution's images: 1 as they are, 2 where ``mask_of`` is above zero."""
+def _store_image(acc, out, added, mask_of, maxima, c, n, y, x, o, inside, B, tiles, O: tl.constexpr,
+                 RELU: tl.constexpr, ADDED: tl.constexpr, MAXIMA: tl.constexpr, SPREAD: tl.constexpr,
+                 LINES: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """Store outputs in every SPREAD-th line and column of images with LINES and COLUMNS.
+
+    ADDED adds other gradients to those of a convolution's images: 1 as they are, 2 where ``mask_of`` is above zero.
+    MAXIMA stores the bits of the largest magnitude of the program, one of ``tiles`` for each client.
+    """
+    if RELU:
+        acc = tl.where(acc <= 0, 0.0, acc)
+    pixel = (n * LINES + y * SPREAD) * COLUMNS + x * SPREAD
+    to = c * B * (LINES * COLUMNS * O) + pixel[:, None] * O + o[None, :]
+    mask = inside[:, None] & (o < O)[None, :]
     if ADDED > 0:
         acc += _output_gradient(added, mask_of, to, mask, ADDED == 2)
-    return acc
-
-
-@triton.jit
-def _store_maximum(values, mask, maxima, c, tiles, MAXIMA: tl.constexpr):
-    """Store the bits of the largest magnitude of a program's values, one of ``tiles`` for each client."""
+    tl.store(out + to, acc, mask=mask)
     if MAXIMA:
-        largest = tl.max(tl.max(tl.where(mask, _magnitude_bits(values), 0), 1), 0)
+        largest = tl.max(tl.max(tl.where(mask, _magnitude_bits(acc), 0), 1), 0)
         tl.store(maxima + c * tiles + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), largest)
 
 
@@ -146,8 +152,7 @@ def conv(x, w, bias, rates, scales_x, scales_w, out, which, added, mask_of, maxi
 
     With EDGES a patch may extend beyond its image, where all values are zero. With FLIPPED the weights are those of the
     convolution whose gradient this computes, (C, I, kh, kw, O) here. With SCALED the operands are 16-bit numbers with a
-    factor for each client. Without pooling, outputs are in every SPREAD-th line and column of images with LINES and
-    COLUMNS, ADDED adds other gradients to them, and MAXIMA stores their largest magnitudes.
+    factor for each client. ``_store_image`` describes the arguments for outputs without pooling.
     """
     c = tl.program_id(2).to(tl.int64)
     if SKIP:
@@ -167,10 +172,8 @@ def conv(x, w, bias, rates, scales_x, scales_w, out, which, added, mask_of, maxi
     else:
         y = pixel // PW % PH
         n = pixel // (PH * PW)
-    oy = y * POOL + sub // POOL
-    ox = pixel % PW * POOL + sub % POOL
-    top = oy * SH - DOWN
-    left = ox * SW - ACROSS
+    top = (y * POOL + sub // POOL) * SH - DOWN
+    left = (pixel % PW * POOL + sub % POOL) * SW - ACROSS
     start = n * (H * W * IX) + (top * W + left) * IX
     o = tl.program_id(1) * BN + tl.arange(0, BN)
     x += c * B * (H * W * IX)
@@ -193,14 +196,8 @@ def conv(x, w, bias, rates, scales_x, scales_w, out, which, added, mask_of, maxi
     if POOL == 2:
         _store_pooled(acc, out, which, c, o, B, PH, PW, O, EDGES, BM, BN)
     else:
-        if RELU:
-            acc = tl.where(acc <= 0, 0.0, acc)
-        line = n * LINES + y * SPREAD
-        to = c * B * (LINES * COLUMNS * O) + (line * COLUMNS + pixel % PW * SPREAD)[:, None] * O + o[None, :]
-        mask = inside[:, None] & (o < O)[None, :]
-        acc = _add_gradient(acc, added, mask_of, to, mask, ADDED)
-        tl.store(out + to, acc, mask=mask)
-        _store_maximum(acc, mask, maxima, c, tiles, MAXIMA)
+        _store_image(acc, out, added, mask_of, maxima, c, n, y, pixel % PW, o, inside, B, tiles, O, RELU, ADDED, MAXIMA,
+                     SPREAD, LINES, COLUMNS)  # fmt: skip
 
 
 @triton.jit

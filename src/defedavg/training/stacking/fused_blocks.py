@@ -114,16 +114,19 @@ def _branches(module: Residual) -> tuple[tuple[str, nn.Module], ...]:
 
 def _pair(leaves: Sequence[NamedLayer], relu: bool) -> _Pair | None:
     """Return a convolution and its normalisation, if these layers are such a pair, and ReLU if there must be one."""
-    if len(leaves) != 2 + relu or any(hooked(layer) for layer, _ in leaves):
+    kinds = [nn.Conv2d, nn.GroupNorm, nn.ReLU][: 2 + relu]
+    if [type(layer) for layer, _ in leaves] != kinds or any(hooked(layer) for layer, _ in leaves):
         return None
     (conv, conv_name), (norm, norm_name) = leaves[:2]
-    if type(conv) is not nn.Conv2d or type(norm) is not nn.GroupNorm or not norm.affine:
-        return None
-    if relu and type(leaves[2][0]) is not nn.ReLU:
-        return None
-    plain = conv.bias is None and conv.groups == 1 and tuple(conv.dilation) == (1, 1) and conv.padding_mode == "zeros"
-    if not plain or conv.stride[0] != conv.stride[1] or isinstance(conv.padding, str):
-        return None
-    if any(p >= k for p, k in zip(conv.padding, conv.kernel_size, strict=True)):
-        return None
-    return _Pair(conv, conv_name, norm, norm_name)
+    assert isinstance(conv, nn.Conv2d)
+    assert isinstance(norm, nn.GroupNorm)
+    return _Pair(conv, conv_name, norm, norm_name) if norm.affine and _is_plain(conv) else None
+
+
+def _is_plain(conv: nn.Conv2d) -> bool:
+    """Return whether a convolution has no options that passes of blocks do not support."""
+    if conv.bias is not None or conv.groups != 1 or tuple(conv.dilation) != (1, 1) or conv.padding_mode != "zeros":
+        return False
+    if conv.stride[0] != conv.stride[1] or isinstance(conv.padding, str):
+        return False
+    return all(padding < size for padding, size in zip(conv.padding, conv.kernel_size, strict=True))
