@@ -279,9 +279,8 @@ def conv_step(grad, x, w, bias, rates, scales_grad, scales_x, partial_sums, B,
               BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """Update weight and bias: rows are output channels, columns values of a patch; the sum is over all pixels.
 
-    The gradient of the outputs is stored dilated by DH and DW.
-    With PARTS > 1 each program sums over a part of the samples, and stores (weight, bias) in ``partial_sums``. With
-    SCALED the operands are 16-bit numbers with a factor for each client, and ``scale_gradient`` updates the bias.
+    The stored gradient is dilated by DH and DW. With PARTS > 1 a program sums over a part of the samples, and stores
+    (weight, bias) in ``partial_sums``. With SCALED, operands are 16-bit numbers, and the bias is updated elsewhere.
     """
     c = tl.program_id(2).to(tl.int64)
     rate = tl.load(rates + c)
