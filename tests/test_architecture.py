@@ -117,6 +117,7 @@ def test_computing_needs_torch_and_numpy_only(module: str) -> None:
         "training.kernels.triton_kernels": {"triton"},
         "training.kernels.triton_deferred": {"triton"},
         "training.kernels.triton_half": {"triton"},
+        "training.kernels.triton_linear": {"triton"},
         "training.kernels.triton_norm": {"triton"},
         "tasks.datasets.hub": {"datasets"},
         "tasks.datasets.flights": {"pandas"},

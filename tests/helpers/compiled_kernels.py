@@ -19,9 +19,9 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from defedavg.training.kernels import triton_deferred, triton_half, triton_kernels
+from defedavg.training.kernels import triton_deferred, triton_half, triton_kernels, triton_linear, triton_norm
 from defedavg.training.kernels.deferred import DeferredUpdates
-from defedavg.training.kernels.plain import LayerWeights, Window
+from defedavg.training.kernels.plain import Block, LayerWeights, NormalisedConv, Window
 from defedavg.training.kernels.triton_layers import TritonLayerKernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -62,7 +62,8 @@ class Launches:
             if parameter.is_constexpr:
                 signature[parameter.name], constants[(number,)] = "constexpr", value
             else:
-                signature[parameter.name] = TYPES[value.dtype] if isinstance(value, Tensor) else "i32"
+                number_type = "fp32" if isinstance(value, float) else "i32"
+                signature[parameter.name] = TYPES[value.dtype] if isinstance(value, Tensor) else number_type
         label = f"{self._kernel.__name__} {sorted(signature.items())} {sorted(constants.items())} {options}"
         if label not in self._found:
             pointers = (number for number, kind in enumerate(signature.values()) if kind.startswith("*"))
@@ -117,14 +118,34 @@ def layers() -> None:
         kernels.conv_backward(torch.zeros_like(out), saved, x.shape, weights, window, channels > 3)
 
 
+def residual_blocks() -> None:
+    """Do a step of the blocks of the built-in ResNet."""
+    kernels, rates = TritonLayerKernels("tf32"), torch.ones(1)
+
+    def unit(ins: int, outs: int, size: int, stride: int) -> NormalisedConv:
+        weight = LayerWeights(torch.zeros(1, outs, size, size, ins), None, rates, (True, False))
+        norm = LayerWeights(torch.ones(1, outs), torch.zeros(1, outs), rates)
+        return NormalisedConv(weight, Window((size, size), (stride, stride), (size // 2, size // 2)), norm, 4, 1e-5)
+
+    blocks = [
+        Block(unit(3, 16, 3, 1)),
+        Block(unit(16, 16, 3, 1), unit(16, 16, 3, 1)),
+        Block(unit(16, 32, 3, 2), unit(32, 32, 3, 1), unit(16, 32, 1, 2)),
+        Block(unit(32, 64, 3, 2), unit(64, 64, 3, 1), unit(32, 64, 1, 2)),
+    ]
+    out, saved = kernels.blocks(torch.zeros(10, 32, 32, 3), blocks)
+    kernels.blocks_backward(torch.zeros_like(out), saved, blocks, needs_x=False)
+
+
 def main() -> None:
     """Print the shared buffers of every compiled kernel, as JSON."""
     found: dict[str, list[str]] = {}
-    for module in (triton_kernels, triton_deferred, triton_half):
+    for module in (triton_kernels, triton_linear, triton_deferred, triton_half, triton_norm):
         for name, kernel in list(vars(module).items()):
             if isinstance(kernel, triton.JITFunction) and not name.startswith("_"):
                 setattr(module, name, Launches(kernel, found))
     layers()
+    residual_blocks()
     planted: dict[str, list[str]] = {}
     one, two = torch.zeros(64, 256), torch.zeros(16, 256)
     Launches(shared_operand, planted)[1,](one, two, two, one, K=256, num_warps=4, num_stages=4)

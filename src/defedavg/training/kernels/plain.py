@@ -8,9 +8,10 @@ With separate targets the update is subtracted from these: zeros and rate −1 y
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +69,34 @@ class Window:
         return (height + 2 * down - kh) // sh + 1, (width + 2 * across - kw) // sw + 1
 
 
+@dataclass(frozen=True, slots=True)
+class NormalisedConv:
+    """A convolution without bias, and the group normalisation of its outputs."""
+
+    conv: LayerWeights
+    window: Window
+    norm: LayerWeights
+    groups: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A normalised convolution with ReLU; with a second one, the residual block whose body they are.
+
+    Without ``shortcut``, the inputs of a residual block are added to the body's outputs.
+    """
+
+    first: NormalisedConv
+    second: NormalisedConv | None = None
+    shortcut: NormalisedConv | None = None
+
+    @property
+    def adds_inputs(self) -> bool:
+        """Whether the block adds its inputs to its outputs as they are."""
+        return self.second is not None and self.shortcut is None
+
+
 Saved = tuple[Tensor, ...]
 Gradient = Tensor | None  # of the inputs, if it is needed
 
@@ -77,6 +106,7 @@ class LayerKernels:
 
     skips_zero_rates = False  # whether a client with learning rate zero costs almost no time
     defers_updates = False  # whether large fully connected layers may have deferred updates
+    fuses_blocks = False  # whether sequences of blocks have passes of their own
 
     def __init__(self, half: bool = False) -> None:
         self._half = half
@@ -163,6 +193,17 @@ class LayerKernels:
                 by_client = values.reshape(len(params), -1, values.shape[1], values.shape[2:].numel())
                 target.sub_(params.scale(by_client.sum((1, 3)), params.rates.unsqueeze(1)))
         return grad_x
+
+    def blocks(self, x: Tensor, blocks: Sequence[Block]) -> tuple[Tensor, list[Any]] | None:
+        """Return the outputs of blocks for (C·B, H, W, I) images, and what the backward pass needs.
+
+        The result is None if the images are too large, or have other sizes that these passes do not support.
+        """
+        raise NotImplementedError
+
+    def blocks_backward(self, grad: Tensor, saved: list[Any], blocks: Sequence[Block], needs_x: bool) -> Gradient:
+        """Update the parameters of all blocks in place, and return the gradient of the images."""
+        raise NotImplementedError
 
     def operand(self, weights: Tensor) -> Tensor:
         """Return weights in the precision of products, so that several products convert them once."""

@@ -17,6 +17,7 @@ from .plain import Gradient, LayerKernels, LayerWeights, Saved, Window
 from .triton_configs import blocks, filled, launch_config, power_of_two
 
 SPLIT = 4  # with fewer tiles than this, the update of a convolution is summed in as many parts
+ALIGNED_CHANNELS = 16  # images with no more have a power of two of them
 FEW_CHANNELS = 4  # images with no more channels have tiles of their own
 ROW_VALUES = 16  # of a patch: if a line has no more, it is stored for every column, so that patches are read in vectors
 LEAST_ROW_CHANNELS = 2  # with fewer, single values are read faster than lines of patches
@@ -35,6 +36,20 @@ class Operand:
     def saved(self) -> Saved:
         """The tensors, for the backward pass."""
         return (self.values,) if self.scales is None else (self.values, self.scales)
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What a convolution does with its outputs besides storing them, for the gradient of images."""
+
+    added: Tensor | None = None  # other gradients of the same images
+    mask_of: Tensor | None = None  # add them only where these values, of the same shape, are above zero
+    maxima: Tensor | None = None  # (C, all programs): the bits of the largest magnitudes
+    first: int = 0  # the column of ``maxima`` for the first program
+    spread: int = 1  # outputs are in every so many lines and columns of the images
+
+
+PLAIN = Epilogue()
 
 
 class TritonConvolutions(LayerKernels):
@@ -58,9 +73,7 @@ class TritonConvolutions(LayerKernels):
             images = self._rows_operand(x.contiguous(), params, window)
             weight, window = replace(weight, values=_by_rows(weight.values)), _one_wide(window)
         else:
-            # Pixels are aligned in memory: 4 channels are read faster than 3.
-            spare = power_of_two(ins) - ins if ins <= 16 else 0
-            images = self._operand(F.pad(x, (0, spare)) if spare else x.contiguous(), params)
+            images = self._operand(aligned(x), params)
         self._conv(images, weight, params.bias, params.rates, out, which, window, edges)
         return out, (*saved, *images.saved)
 
@@ -68,7 +81,10 @@ class TritonConvolutions(LayerKernels):
         """Return images or weights as they are, or for a step with TF32 as 16-bit numbers."""
         if not self._stores_half or params.rates is None:
             return Operand(values)
-        maxima, scales, parts = self._maxima(values, params)
+        return self._stored(values, params, *self._maxima(values, params))
+
+    def _stored(self, values: Tensor, params: LayerWeights, maxima: Tensor, scales: Tensor, parts: int) -> Operand:
+        """Return values as 16-bit numbers; ``_maxima`` returns the other arguments."""
         half, each = torch.empty_like(values, dtype=torch.float16), values.numel() // len(params)
         triton_half.store_half[blocks(each, HALF_BLOCK), len(params)](
             values, params.rates, maxima, half, scales, each, PARTS=parts, BLOCK=HALF_BLOCK
@@ -106,21 +122,26 @@ class TritonConvolutions(LayerKernels):
 
     def _conv(
         self, x: Operand, weight: Operand, bias: Tensor | None, rates: Tensor | None, out: Tensor, which: Tensor,
-        window: Window, edges: bool, flipped: bool = False,
+        window: Window, edges: bool, flipped: bool = False, also: Epilogue = PLAIN,
     ) -> None:  # fmt: skip
         clients, outs, kh, kw, ins = weight.values.shape
         if flipped:  # weights of the layer itself, for the gradient of its images
             outs, ins = ins, outs
         images, height, width, channels = x.values.shape
         pool = 2 if window.pool else 1
-        config = launch_config(_kernel("conv", x, window, edges), BN=outs)
-        rows = out[0, :, :, 0].numel() * (images // clients) * pool**2
-        kernels.conv[blocks(rows, config["BM"]), blocks(outs, config["BN"]), clients](
+        (_, lines, columns, _), spread = out.shape, also.spread
+        high, wide = blocks(lines, spread), blocks(columns, spread)
+        config, programs = _conv_launch(x, window, edges, outs, clients, high * wide)
+        maxima = None if also.maxima is None else also.maxima[:, also.first :]
+        kernels.conv[*programs, clients](
             x.values, weight.values, *filled(x.values, bias, rates, x.scales, weight.scales), out, which,
-            images // clients, H=height, W=width, I=ins, IX=channels, O=outs, PH=out.shape[1], PW=out.shape[2], KH=kh,
-            KW=kw, SH=window.stride[0], SW=window.stride[1], DOWN=window.padding[0], ACROSS=window.padding[1],
-            EDGES=edges, POOL=pool, RELU=window.relu, BIAS=bias is not None, SKIP=rates is not None,
-            FLIPPED=flipped, SCALED=x.scales is not None, PRECISION=self._precision, **config,
+            *filled(x.values, also.added, also.mask_of, maxima), images // clients,
+            0 if also.maxima is None else also.maxima.shape[1], H=height, W=width, I=ins, IX=channels, O=outs,
+            PH=high, PW=wide, KH=kh, KW=kw, SH=window.stride[0],
+            SW=window.stride[1], DOWN=window.padding[0], ACROSS=window.padding[1], EDGES=edges, POOL=pool,
+            RELU=window.relu, BIAS=bias is not None, SKIP=rates is not None, FLIPPED=flipped,
+            SCALED=x.scales is not None, ADDED=(also.added is not None) + (also.mask_of is not None),
+            MAXIMA=maxima is not None, SPREAD=spread, LINES=lines, COLUMNS=columns, PRECISION=self._precision, **config,
         )  # fmt: skip
 
     def conv_backward(
@@ -138,10 +159,8 @@ class TritonConvolutions(LayerKernels):
             # The gradient of the images is a convolution of the dilated gradient with the flipped kernels.
             dilated = self._dilated(grad, out, which, params, shape, window, scales)
             grad_x = grad.new_empty(shape)
-            (kh, kw), (down, across) = window.size, window.padding
-            dense = Window(window.size, (1, 1), (kh - 1 - down, kw - 1 - across))
             turned = weight if half else Operand(_flipped(weight.values, params.rates))
-            self._conv(dilated, turned, None, params.rates, grad_x, which, dense, edges=True, flipped=half)
+            self._conv(dilated, turned, None, params.rates, grad_x, which, dense(window), edges=True, flipped=half)
         if params.trainable[0] or (params.trainable[1] and not half):
             if _has_rows(shape[-1], window):
                 shape, dilated = x.values.shape, None  # lines of patches have no stride across
@@ -191,7 +210,9 @@ class TritonConvolutions(LayerKernels):
         )  # fmt: skip
         return Operand(dilated, scales)
 
-    def _conv_step(self, grad: Operand, x: Operand, params: LayerWeights, shape: torch.Size, window: Window) -> None:
+    def _conv_step(
+        self, grad: Operand, x: Operand, params: LayerWeights, shape: torch.Size, window: Window, dilated: bool = True
+    ) -> None:
         clients, outs, kh, kw, ins = params.weight.shape
         channels, scaled = x.values.shape[-1], x.scales is not None
         size = len(x.values) // clients
@@ -209,12 +230,46 @@ class TritonConvolutions(LayerKernels):
             grad.values, x.values, params.updated_weight, bias, rates, of_grad, of_x, partial_sums, size, H=shape[1],
             W=shape[2], I=ins, IX=channels, O=outs, OH=high, OW=wide, KH=kh, KW=kw, SH=window.stride[0],
             SW=window.stride[1], DOWN=window.padding[0], ACROSS=window.padding[1], PARTS=parts, SCALED=scaled,
-            PRECISION=self._precision, **updates, **config,
+            DH=window.stride[0] if dilated else 1, DW=window.stride[1] if dilated else 1, PRECISION=self._precision,
+            **updates, **config,
         )  # fmt: skip
         if parts > 1:
             kernels.add_parts[blocks(each + outs, 512), clients](
                 partial_sums, params.updated_weight, bias, rates, EACH=each, O=outs, PARTS=parts, BLOCK=512, **updates
             )
+
+
+def _conv_launch(
+    x: Operand, window: Window, edges: bool, outs: int, clients: int, pixels: int
+) -> tuple[dict[str, int], tuple[int, int]]:
+    """Return the configuration of a convolution with these numbers of outputs, and its programs for each client."""
+    config = launch_config(_kernel("conv", x, window, edges), BN=outs)
+    rows = pixels * (len(x.values) // clients) * (4 if window.pool else 1)
+    return config, (blocks(rows, config["BM"]), blocks(outs, config["BN"]))
+
+
+def conv_programs(x: Operand, window: Window, edges: bool, shape: torch.Size, params: LayerWeights, spread: int) -> int:
+    """Return how many programs compute outputs of this shape, in every so many lines and columns, of a client."""
+    pixels = blocks(shape[1], spread) * blocks(shape[2], spread)
+    _, (rows, columns) = _conv_launch(x, window, edges, shape[3], len(params), pixels)
+    return rows * columns
+
+
+def aligned_channels(channels: int) -> int:
+    """Return how many channels aligned images have: 4 are read faster than 3."""
+    return power_of_two(channels) if channels <= ALIGNED_CHANNELS else channels
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return images whose pixels are aligned in memory."""
+    spare = aligned_channels(x.shape[-1]) - x.shape[-1]
+    return F.pad(x, (0, spare)) if spare else x.contiguous()
+
+
+def dense(window: Window) -> Window:
+    """Return the convolution of the dilated gradient with the flipped kernels: the gradient of the images."""
+    (kh, kw), (down, across) = window.size, window.padding
+    return Window(window.size, (1, 1), (kh - 1 - down, kw - 1 - across))
 
 
 def _kernel(name: str, x: Operand, window: Window, edges: bool = False) -> str:

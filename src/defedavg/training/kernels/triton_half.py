@@ -17,24 +17,32 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_kernels import _output_gradient, _sgd_update
+from .triton_kernels import _magnitude_bits, _output_gradient, _sgd_update
 
 _EXPONENT = tl.constexpr(13)  # of the largest magnitude
 
 
 @triton.jit
-def _magnitude_bits(values):
-    """Return the bits of magnitudes, which have the order of the magnitudes; those of NaN are the largest."""
-    return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+def _powers_of(bits):
+    """Return the power of two that brings a magnitude with these bits to 2¹³ … 2¹⁴, and its inverse."""
+    # Of a float, 127 + exponent is in the bits from 23 on. Both powers must be finite and not zero.
+    raised = tl.minimum(tl.maximum(254 + _EXPONENT - (bits >> 23), 1), 253)
+    return (raised << 23).to(tl.float32, bitcast=True), ((254 - raised) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _powers(maxima, c, PARTS: tl.constexpr):
     """Return the power of two that brings a client's largest magnitude to 2¹³ … 2¹⁴, and its inverse."""
-    bits = tl.max(tl.load(maxima + c * PARTS + tl.arange(0, PARTS)), 0)
-    # Of a float, 127 + exponent is in the bits from 23 on. Both powers must be finite and not zero.
-    raised = tl.minimum(tl.maximum(254 + _EXPONENT - (bits >> 23), 1), 253)
-    return (raised << 23).to(tl.float32, bitcast=True), ((254 - raised) << 23).to(tl.float32, bitcast=True)
+    return _powers_of(tl.max(tl.load(maxima + c * PARTS + tl.arange(0, PARTS)), 0))
+
+
+@triton.jit
+def _power_with_scale(maxima, scales, c, PARTS: tl.constexpr):
+    """Return the power of a client, and store what its 16-bit numbers must be multiplied by."""
+    power, inverse = _powers(maxima, c, PARTS)
+    if tl.program_id(0) == 0:
+        tl.store(scales + c, inverse)
+    return power
 
 
 @triton.jit
@@ -57,9 +65,7 @@ def store_half(x, rates, maxima, out, scales, each, PARTS: tl.constexpr, BLOCK: 
     c = tl.program_id(1).to(tl.int64)
     if tl.load(rates + c) == 0.0:
         return
-    power, inverse = _powers(maxima, c, PARTS)
-    if tl.program_id(0) == 0:
-        tl.store(scales + c, inverse)
+    power = _power_with_scale(maxima, scales, c, PARTS)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + c * each + at, mask=at < each, other=0.0)
     tl.store(out + c * each + at, (values * power).to(tl.float16), mask=at < each)
@@ -73,9 +79,7 @@ def store_half_rows(x, rates, maxima, out, scales, columns, W: tl.constexpr, I: 
     c = tl.program_id(1).to(tl.int64)
     if tl.load(rates + c) == 0.0:
         return
-    power, inverse = _powers(maxima, c, PARTS)
-    if tl.program_id(0) == 0:
-        tl.store(scales + c, inverse)
+    power = _power_with_scale(maxima, scales, c, PARTS)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     start = at // OW * (W * I) + at % OW * (SW * I)
     j = tl.arange(0, WIDE)

@@ -1,6 +1,6 @@
-"""Triton kernels of the stacked layers: convolutions with bias, ReLU and pooling, and fully connected layers.
+"""Triton kernels of stacked convolutions with bias, ReLU and pooling.
 
-The SGD update is fused into the backward pass of both. No kernel unfolds images or stores gradients of weights: a
+The SGD update is fused into the backward pass. No kernel unfolds images or stores gradients of weights: a
 convolution reads its patches from the image, and an update reads and writes the weights once. The results of a client
 depend on its own numbers only, so they are bit-identical on the same device for any number of clients in a launch.
 Kernels skip clients with learning rate zero.
@@ -40,6 +40,12 @@ def _output_gradient(grad, out, at, mask, RELU: tl.constexpr):
     if RELU:
         g = tl.where(tl.load(out + at, mask=mask, other=0.0) <= 0, 0.0, g)
     return g
+
+
+@triton.jit
+def _magnitude_bits(values):
+    """Return the bits of magnitudes, which have the order of the magnitudes; those of NaN are the largest."""
+    return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
@@ -112,18 +118,41 @@ def _store_pooled(acc, out, which, c, o, B, PH: tl.constexpr, PW: tl.constexpr, 
     tl.store(which + to, where.to(tl.int8), mask=mask)
 
 
-@triton.jit(do_not_specialize=["B"])
-def conv(x, w, bias, rates, scales_x, scales_w, out, which, B,
+@triton.jit
+def _store_image(acc, out, added, mask_of, maxima, c, n, y, x, o, inside, B, tiles, O: tl.constexpr,
+                 RELU: tl.constexpr, ADDED: tl.constexpr, MAXIMA: tl.constexpr, SPREAD: tl.constexpr,
+                 LINES: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """Store outputs in every SPREAD-th line and column of images with LINES and COLUMNS.
+
+    ADDED adds other gradients to those of a convolution's images: 1 as they are, 2 where ``mask_of`` is above zero.
+    MAXIMA stores the bits of the largest magnitude of the program, one of ``tiles`` for each client.
+    """
+    if RELU:
+        acc = tl.where(acc <= 0, 0.0, acc)
+    pixel = (n * LINES + y * SPREAD) * COLUMNS + x * SPREAD
+    to = c * B * (LINES * COLUMNS * O) + pixel[:, None] * O + o[None, :]
+    mask = inside[:, None] & (o < O)[None, :]
+    if ADDED > 0:
+        acc += _output_gradient(added, mask_of, to, mask, ADDED == 2)
+    tl.store(out + to, acc, mask=mask)
+    if MAXIMA:
+        largest = tl.max(tl.max(tl.where(mask, _magnitude_bits(acc), 0), 1), 0)
+        tl.store(maxima + c * tiles + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), largest)
+
+
+@triton.jit(do_not_specialize=["B", "tiles"])
+def conv(x, w, bias, rates, scales_x, scales_w, out, which, added, mask_of, maxima, B, tiles,
          H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, IX: tl.constexpr, O: tl.constexpr, PH: tl.constexpr,
          PW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DOWN: tl.constexpr,
          ACROSS: tl.constexpr, EDGES: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
-         SKIP: tl.constexpr, FLIPPED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
+         SKIP: tl.constexpr, FLIPPED: tl.constexpr, SCALED: tl.constexpr, ADDED: tl.constexpr, MAXIMA: tl.constexpr,
+         SPREAD: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
          BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """Compute a convolution: rows are pixels of the pooled image, the four of each adjacent; columns output channels.
 
     With EDGES a patch may extend beyond its image, where all values are zero. With FLIPPED the weights are those of the
     convolution whose gradient this computes, (C, I, kh, kw, O) here. With SCALED the operands are 16-bit numbers with a
-    factor for each client.
+    factor for each client. ``_store_image`` describes the arguments for outputs without pooling.
     """
     c = tl.program_id(2).to(tl.int64)
     if SKIP:
@@ -143,10 +172,8 @@ def conv(x, w, bias, rates, scales_x, scales_w, out, which, B,
     else:
         y = pixel // PW % PH
         n = pixel // (PH * PW)
-    oy = y * POOL + sub // POOL
-    ox = pixel % PW * POOL + sub % POOL
-    top = oy * SH - DOWN
-    left = ox * SW - ACROSS
+    top = (y * POOL + sub // POOL) * SH - DOWN
+    left = (pixel % PW * POOL + sub % POOL) * SW - ACROSS
     start = n * (H * W * IX) + (top * W + left) * IX
     o = tl.program_id(1) * BN + tl.arange(0, BN)
     x += c * B * (H * W * IX)
@@ -169,10 +196,8 @@ def conv(x, w, bias, rates, scales_x, scales_w, out, which, B,
     if POOL == 2:
         _store_pooled(acc, out, which, c, o, B, PH, PW, O, EDGES, BM, BN)
     else:
-        if RELU:
-            acc = tl.where(acc <= 0, 0.0, acc)
-        to = c * B * (PH * PW * O) + ((n * PH + y) * PW + pixel % PW)[:, None] * O + o[None, :]
-        tl.store(out + to, acc, mask=inside[:, None] & (o < O)[None, :])
+        _store_image(acc, out, added, mask_of, maxima, c, n, y, pixel % PW, o, inside, B, tiles, O, RELU, ADDED, MAXIMA,
+                     SPREAD, LINES, COLUMNS)  # fmt: skip
 
 
 @triton.jit
@@ -249,21 +274,21 @@ def flip_kernels(w, rates, flipped, I: tl.constexpr, O: tl.constexpr, T: tl.cons
 def conv_step(grad, x, w, bias, rates, scales_grad, scales_x, partial_sums, B,
               H: tl.constexpr, W: tl.constexpr, I: tl.constexpr, IX: tl.constexpr, O: tl.constexpr, OH: tl.constexpr,
               OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-              DOWN: tl.constexpr, ACROSS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-              PARTS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-              BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+              DOWN: tl.constexpr, ACROSS: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, WEIGHT: tl.constexpr,
+              BIAS: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """Update weight and bias: rows are output channels, columns values of a patch; the sum is over all pixels.
 
-    With PARTS > 1 each program sums over a part of the samples, and stores (weight, bias) in ``partial_sums``. With
-    SCALED the operands are 16-bit numbers with a factor for each client, and ``scale_gradient`` updates the bias.
+    The stored gradient is dilated by DH and DW. With PARTS > 1 a program sums over a part of the samples, and stores
+    (weight, bias) in ``partial_sums``. With SCALED, operands are 16-bit numbers, and the bias is updated elsewhere.
     """
     c = tl.program_id(2).to(tl.int64)
     rate = tl.load(rates + c)
     if rate == 0.0:
         return
     K: tl.constexpr = KH * KW * IX
-    WIDE: tl.constexpr = (OW - 1) * SW + 1
-    HIGH: tl.constexpr = (OH - 1) * SH + 1
+    WIDE: tl.constexpr = (OW - 1) * DW + 1
+    HIGH: tl.constexpr = (OH - 1) * DH + 1
     part, tile = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
     k = tile * BN + tl.arange(0, BN)
     kh, kw, i = _patch_position(k, KW, IX)
@@ -279,7 +304,7 @@ def conv_step(grad, x, w, bias, rates, scales_grad, scales_x, partial_sums, B,
         row = r0 + tl.arange(0, BK)
         n, oy, ox = row // (OH * OW), row // OW % OH, row % OW
         inside = row < end
-        at = ((n * HIGH + oy * SH) * WIDE + ox * SW) * O
+        at = ((n * HIGH + oy * DH) * WIDE + ox * DW) * O
         a = tl.load(grad + at[:, None] + o[None, :], mask=inside[:, None] & (o < O)[None, :], other=0.0)
         top = oy * SH - DOWN
         left = ox * SW - ACROSS
@@ -324,73 +349,3 @@ def add_parts(partial_sums, w, bias, rates, EACH: tl.constexpr, O: tl.constexpr,
         _sgd_update(w + c * EACH + at, total, rate, at < EACH)
     if BIAS:
         _sgd_update(bias + c * O + at - EACH, total, rate, (at >= EACH) & (at < EACH + O))
-
-
-@triton.jit(do_not_specialize=["R"])
-def linear(x, w, bias, rates, out, R, I: tl.constexpr, O: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
-           SKIP: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-           BK: tl.constexpr):  # fmt: skip
-    """Compute a fully connected layer: rows are outputs, columns samples, because there are more outputs."""
-    c = tl.program_id(2).to(tl.int64)
-    if SKIP:
-        if tl.load(rates + c) == 0.0:
-            return
-    o = tl.program_id(0) * BM + tl.arange(0, BM)
-    r = tl.program_id(1) * BN + tl.arange(0, BN)
-    w += c * (O * I)
-    x += c * R * I
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for k0 in range(0, I, BK):
-        k = k0 + tl.arange(0, BK)
-        a = tl.load(w + o[:, None] * I + k[None, :], mask=(o < O)[:, None] & (k < I)[None, :], other=0.0)
-        b = tl.load(x + r[None, :] * I + k[:, None], mask=(r < R)[None, :] & (k < I)[:, None], other=0.0)
-        acc = _dot(a, b, acc, PRECISION)
-    if BIAS:
-        acc += tl.load(bias + c * O + o, mask=o < O, other=0.0)[:, None]
-    if RELU:
-        acc = tl.where(acc <= 0, 0.0, acc)
-    tl.store(out + c * R * O + r[None, :] * O + o[:, None], acc, mask=(r < R)[None, :] & (o < O)[:, None])
-
-
-@triton.jit(do_not_specialize=["R"])
-def linear_step(grad, out, x, w, target, bias, rates, grad_x, R,
-                I: tl.constexpr, O: tl.constexpr, RELU: tl.constexpr, INPUTS: tl.constexpr, WEIGHT: tl.constexpr,
-                BIAS: tl.constexpr, SEPARATE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-                BN: tl.constexpr, BR: tl.constexpr):  # fmt: skip
-    """Compute the gradient of the inputs and the SGD update in one pass over the weights, BN columns per program.
-
-    With SEPARATE the update is subtracted from ``target`` instead of the weights.
-    """
-    c = tl.program_id(1).to(tl.int64)
-    rate = tl.load(rates + c)
-    if rate == 0.0:
-        return
-    i = tl.program_id(0) * BN + tl.arange(0, BN)
-    r = tl.arange(0, BR)
-    inner = (r < R)[:, None] & (i < I)[None, :]
-    xs = tl.load(x + c * R * I + r[:, None] * I + i[None, :], mask=inner, other=0.0)
-    grad += c * R * O
-    out += c * R * O
-    w += c * (O * I)
-    acc = tl.zeros((BR, BN), dtype=tl.float32)
-    for o0 in range(0, O, BM):
-        o = o0 + tl.arange(0, BM)
-        outer = (r < R)[:, None] & (o < O)[None, :]
-        g = _output_gradient(grad, out, r[:, None] * O + o[None, :], outer, RELU)
-        if INPUTS or WEIGHT:
-            tile_mask = (o < O)[:, None] & (i < I)[None, :]
-            to = w + o[:, None] * I + i[None, :]
-            weights = tl.load(to, mask=tile_mask, other=0.0)
-            if INPUTS:
-                acc = _dot(g, weights, acc, PRECISION)
-            if WEIGHT:
-                gradient = _dot(tl.trans(g), xs, tl.zeros((BM, BN), dtype=tl.float32), PRECISION)
-                if SEPARATE:
-                    _sgd_update(target + c * (O * I) + o[:, None] * I + i[None, :], gradient, rate, tile_mask)
-                else:
-                    tl.store(to, weights - rate * gradient, mask=tile_mask)
-        if BIAS:
-            if tl.program_id(0) == 0:
-                _sgd_update(bias + c * O + o, tl.sum(g, 0), rate, o < O)
-    if INPUTS:
-        tl.store(grad_x + c * R * I + r[:, None] * I + i[None, :], acc, mask=inner)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import triton_deferred, triton_norm
-from . import triton_kernels as kernels
+from . import triton_deferred, triton_linear
 from .deferred import PENDING_ROWS, DeferredUpdates
 from .plain import Gradient, LayerWeights, Saved
 from .triton_configs import blocks, filled, launch_config, tile_for
-from .triton_convolutions import TritonConvolutions
+from .triton_normalised import TritonNormalised
 
-NORM_VALUES = 16384  # of one sample: plain operations normalise larger ones
 ASYNCHRONOUS_ROWS = 32  # with more rows, a product uses the tensor cores' asynchronous instruction
 ROWS = 64  # with more samples per client, plain operations compute the backward pass of a fully connected layer
 
 
-class TritonLayerKernels(TritonConvolutions):
+class TritonLayerKernels(TritonNormalised):
     """One kernel each for the forward and the backward pass of a layer."""
 
     skips_zero_rates = True
@@ -37,7 +35,7 @@ class TritonLayerKernels(TritonConvolutions):
             return out, (x, out)
         config = launch_config("linear", BM=outs, BN=rows, BK=ins)
         grid = (blocks(outs, config["BM"]), blocks(rows, config["BN"]), clients)
-        kernels.linear[grid](
+        triton_linear.linear[grid](
             x, params.weight, *filled(x, params.bias, params.rates), out, rows, I=ins, O=outs, RELU=relu,
             BIAS=params.bias is not None, SKIP=params.rates is not None, PRECISION=self._precision, **config,
         )  # fmt: skip
@@ -56,7 +54,7 @@ class TritonLayerKernels(TritonConvolutions):
         config = launch_config("linear_step", BM=outs, BN=ins)
         if rows > ASYNCHRONOUS_ROWS:  # see triton_deferred.keep_inputs: here, the weights are read and stored
             config["num_stages"] = 1
-        kernels.linear_step[blocks(ins, config["BN"]), clients](
+        triton_linear.linear_step[blocks(ins, config["BN"]), clients](
             grad.contiguous(), out, x, params.weight, params.updated_weight,
             *filled(x, params.updated_bias, params.rates), grad_x, rows, I=ins, O=outs, RELU=relu, INPUTS=needs_x,
             WEIGHT=params.trainable[0], BIAS=params.trainable[1], SEPARATE=params.targets[0] is not None,
@@ -113,51 +111,3 @@ class TritonLayerKernels(TritonConvolutions):
             weight, deferred.weight, deferred.scales, deferred.inputs, deferred.gradients, rates, steps, *between, size,
             I=ins, O=outs, PRECISION=self._precision, BH=PENDING_ROWS, **config,
         )  # fmt: skip
-
-    def group_norm(self, x: Tensor, params: LayerWeights, groups: int, eps: float, relu: bool) -> tuple[Tensor, Saved]:
-        """Do what ``LayerKernels.group_norm`` does."""
-        if not _norm_fits(x, groups):
-            return super().group_norm(x, params, groups, eps, relu)
-        samples, channels = x.shape[:2]
-        out, moments = torch.empty_like(x), x.new_empty((samples, 2, groups))
-        triton_norm.group_norm[samples,](
-            x, params.weight, *filled(x, params.bias, params.rates), out, moments, samples // len(params),
-            x[0, 0].numel(), eps, G=groups, CG=channels // groups, RELU=relu, BIAS=params.bias is not None,
-            SKIP=params.rates is not None, **_norm_config(x),
-        )  # fmt: skip
-        return out, (x, out if relu else x, moments)
-
-    def group_norm_backward(
-        self, grad: Tensor, saved: Saved, params: LayerWeights, groups: int, relu: bool, needs_x: bool
-    ) -> Gradient:
-        """Do what ``LayerKernels.group_norm_backward`` does."""
-        if not _norm_fits(saved[0], groups):
-            return super().group_norm_backward(grad, saved, params, groups, relu, needs_x)
-        x, out, moments = saved
-        samples, channels = x.shape[:2]
-        size = samples // len(params)
-        grad = grad.contiguous(memory_format=torch.channels_last)
-        grad_x = torch.empty_like(x) if needs_x else None
-        sums = x.new_empty((samples, 2, channels))
-        bias, rates = filled(x, params.updated_bias, params.rates)
-        triton_norm.group_norm_backward[samples,](
-            grad, x, out, moments, params.weight, rates, *filled(x, grad_x), sums, size, x[0, 0].numel(), G=groups,
-            CG=channels // groups, RELU=relu, INPUTS=needs_x, **_norm_config(x),
-        )  # fmt: skip
-        triton_norm.norm_step[len(params),](
-            sums, params.updated_weight, bias, rates, size, CHANNELS=channels, WEIGHT=params.trainable[0],
-            BIAS=params.trainable[1],
-        )  # fmt: skip
-        return grad_x
-
-
-def _norm_fits(x: Tensor, groups: int) -> bool:
-    """Return whether one program can normalise a sample, stored channels last, at once."""
-    powers = all(number & (number - 1) == 0 for number in (groups, x.shape[1]))
-    fits = x[0, 0].numel() * x.shape[1] <= NORM_VALUES and x[0, 0].numel() > 0
-    return powers and fits and x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-
-
-def _norm_config(x: Tensor) -> dict[str, int]:
-    pixels = tile_for(x[0, 0].numel(), NORM_VALUES)
-    return {"BP": pixels, "num_warps": max(1, min(16, pixels * x.shape[1] // 1024))}

@@ -22,6 +22,7 @@ from ...tasks.samples import Inputs, each, tensors_of
 from ..kernels.plain import LayerKernels
 from . import attention, dropout, recurrent, residual  # noqa: F401  these modules register layers
 from .direct import is_direct
+from .fused_blocks import stack_blocks
 from .layer_registry import LayerSite, StackedLayer, StackedModel, StackedPass, StackingError
 from .layers import embedding
 from .sequences import NamedLayer, deferrable_weights, is_sequence, run_sequence, stack_first, stack_sequence
@@ -33,7 +34,7 @@ ELEMENTWISE = UNARY | BINARY
 
 def chain(module: nn.Module, kernels: LayerKernels) -> StackedModel:
     """Stack a sequence of registered layers."""
-    stacked = stack_sequence(module, "", kernels)
+    stacked = stack_sequence(module, "", kernels, stack_blocks)
     model = StackedModel.of(partial(run_sequence, stacked), stacked)
     if not is_direct(stacked):
         return model

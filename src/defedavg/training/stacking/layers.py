@@ -62,7 +62,8 @@ class _FusedLayer(torch.autograd.Function):
         return None, ctx.layer_backward(grad, ctx.saved_tensors, needs_x=ctx.needs_input_grad[1]), None, None
 
 
-def _weights(module: nn.Linear | nn.Conv2d | nn.GroupNorm, name: str, context: StackedPass) -> LayerWeights:
+def layer_weights(module: nn.Linear | nn.Conv2d | nn.GroupNorm, name: str, context: StackedPass) -> LayerWeights:
+    """Return the parameters of a layer, and their learning rates."""
     weight, bias = context.weights[f"{name}weight"], context.weights.get(f"{name}bias")
     trainable = (module.weight.requires_grad, module.bias is not None and module.bias.requires_grad)
     targets = context.targets.get(f"{name}weight"), context.targets.get(f"{name}bias")
@@ -92,7 +93,7 @@ def linear(module: nn.Linear, site: LayerSite) -> StackedLayer:
     relu = _relu_follows(site.following)
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
-        params = _weights(module, site.name, context)
+        params = layer_weights(module, site.name, context)
         rows = x.reshape(len(params), -1, x.shape[-1])
         forward = partial(site.kernels.linear, params=params, relu=relu)
         backward = partial(site.kernels.linear_backward, params=params, relu=relu)
@@ -100,7 +101,7 @@ def linear(module: nn.Linear, site: LayerSite) -> StackedLayer:
         return out.view(*x.shape[:-1], -1)
 
     def passes(context: StackedPass) -> Passes:
-        params, clients = _weights(module, site.name, context), context.clients
+        params, clients = layer_weights(module, site.name, context), context.clients
 
         def forward(x: Tensor) -> tuple[Tensor, Saved]:
             out, saved = site.kernels.linear(x.reshape(clients, -1, x.shape[-1]), params, relu)
@@ -138,14 +139,14 @@ def conv(module: nn.Conv2d, site: LayerSite) -> StackedLayer:
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
         image = x.permute(0, 2, 3, 1).contiguous()
-        params = _weights(module, site.name, context)
+        params = layer_weights(module, site.name, context)
         forward = partial(site.kernels.conv, params=params, window=window)
         backward = partial(site.kernels.conv_backward, shape=image.shape, params=params, window=window)
         out: Tensor = _FusedLayer.apply(context.anchor, image, forward, backward)  # type: ignore[no-untyped-call]
         return out.permute(0, 3, 1, 2)
 
     def passes(context: StackedPass) -> Passes:
-        params = _weights(module, site.name, context)
+        params = layer_weights(module, site.name, context)
 
         def forward(x: Tensor) -> tuple[Tensor, Any]:
             image = x.permute(0, 2, 3, 1).contiguous()
@@ -204,14 +205,14 @@ def group_norm(module: nn.GroupNorm, site: LayerSite) -> StackedLayer:
     relu = _relu_follows(site.following)
 
     def run(context: StackedPass, x: Tensor) -> Tensor:
-        params = _weights(module, site.name, context)
+        params = layer_weights(module, site.name, context)
         forward = partial(site.kernels.group_norm, params=params, groups=groups, eps=eps, relu=relu)
         backward = partial(site.kernels.group_norm_backward, params=params, groups=groups, relu=relu)
         out: Tensor = _FusedLayer.apply(context.anchor, _images(x), forward, backward)  # type: ignore[no-untyped-call]
         return out
 
     def passes(context: StackedPass) -> Passes:
-        params = _weights(module, site.name, context)
+        params = layer_weights(module, site.name, context)
 
         def forward(x: Tensor) -> tuple[Tensor, Saved]:
             return site.kernels.group_norm(_images(x), params, groups, eps, relu)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,15 +13,13 @@ from torch import Tensor
 from ...tasks.models import Residual
 from ..kernels.plain import Gradient, aten
 from .direct import backward_pass, forward_pass, is_direct
-from .layer_registry import LayerSite, Passes, StackedLayer, StackedPass, StackingError, stacked_layer
-from .sequences import run_sequence, stack_sequence
+from .layer_registry import LayerSite, Passes, StackedLayer, StackedPass, stacked_layer
+from .sequences import joined, run_sequence, stack_sequence
 
 
 @stacked_layer(Residual)
 def residual(module: Residual, site: LayerSite) -> StackedLayer:
-    """Stack a residual block; kernels of a CUDA device compute its layers one by one (``composed``)."""
-    if site.kernels.skips_zero_rates:
-        raise StackingError(f"{site.name}: a residual block on a device")
+    """Stack a residual block."""
     branches = [
         stack_sequence(branch, f"{site.name}{name}.", site.kernels)
         for name, branch in (("body", module.body), ("shortcut", module.shortcut))
@@ -31,13 +30,7 @@ def residual(module: Residual, site: LayerSite) -> StackedLayer:
         body, shortcut = (run_sequence(branch, context, x) for branch in branches)
         return torch.relu(body + shortcut)
 
-    return StackedLayer(
-        run,
-        tuple(name for layer in layers for name in layer.self_updating),
-        tuple(name for layer in layers for name in layer.channels_last),
-        batch_invariant=all(layer.batch_invariant for layer in layers),
-        passes=partial(_passes, branches) if is_direct(layers) else None,
-    )
+    return replace(joined(layers, run), passes=partial(_passes, branches) if is_direct(layers) else None)
 
 
 def _passes(branches: Sequence[Sequence[StackedLayer]], context: StackedPass) -> Passes:
