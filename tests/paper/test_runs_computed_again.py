@@ -168,5 +168,5 @@ def test_provenance_says_which_runs_were_computed_again_and_when() -> None:
     assert len(latest) == 7  # "seven commands side by side"
     minutes = max(line["real_seconds"] for _, line in latest) / 60
     runs = len(AGAIN["table1"]) + len(AGAIN["figure6"])
-    assert f"the last {runs + 1} runs: the [{runs} that were computed again](#runs-computed-again), and seed 2" in PAGE
-    assert f"They took {minutes:.0f} minutes, with seven commands side by side" in PAGE
+    assert f"include {runs + 1} runs that took {minutes:.0f} minutes, with seven commands side by side, " in PAGE
+    assert f"device: the [{runs} that were computed again](#runs-computed-again), and seed 2 of FedBuff" in PAGE
