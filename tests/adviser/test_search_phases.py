@@ -186,6 +186,18 @@ def test_a_candidate_that_ends_without_the_target_on_a_further_seed_says_on_whic
     assert reason.startswith("on seed 1 the target was not reached by 8 s (accuracy 50.0 %)")
 
 
+def test_the_search_ends_when_all_finalists_miss_the_target_on_a_further_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A candidate that was dropped has the higher metric, so it leads the ranking then.
+    monkeypatch.setattr(GivenRun, "value", lambda run: 0.0 if run.complete else 0.5)
+    first = AdviceSearch(cast(Race, GivenRace({}, Budget(1.0))), GRIDS, SCREENING, (0,), 0, usual_rate=0.3)
+    times = {(each, seed): 2 * HORIZON for each in CELLS for seed in range(SEEDS)}
+    for finalist, found in zip(first.next_arms(2), ((1.0, 1.2), (1.1, 1.0)), strict=True):  # not separated
+        times |= {(finalist, seed): seconds for seed, seconds in enumerate(found)}
+    search = searched(times, 100 * WHOLE)
+    assert search.ended == "no candidate reached the target on all its seeds"
+    assert not any(seed == 3 for _, seed in search.race.runs)
+
+
 def confirmed(times: Mapping[int, float], phase: Callable[[str], None] = lambda _: None) -> AdviceSearch:
     """Return a search with one candidate that reaches the target, at these times by seed, and for two seeds at most."""
     first = AdviceSearch(cast(Race, GivenRace({}, Budget(1.0))), GRIDS, SCREENING, (0,), 0, usual_rate=0.3)

@@ -115,11 +115,10 @@ class AdviceSearch(SearchState):
 
     def _confirm(self, seeds: Sequence[int]) -> None:
         """Run finalists on further seeds until the leader is separated."""
-        self.ended = self._verdict()
-        if not self.reached(self.ranking()[0]):
-            return
         for seed in seeds:
             finalists, leader = self._finalists(), self.ranking()[0]
+            if not self.reached(leader):
+                break
             if len(self.times(leader)) > 1 and all(self.separated(each, leader) for each in finalists[1:]):
                 break
             finalists = self._affordable(finalists, seed)
