@@ -174,7 +174,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException | None = None)
     return trainer, run
 
 
-@pytest.mark.parametrize("error", [UserError("too little memory"), RuntimeError("the first error"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [UserError("too little memory"), RuntimeError("the first error"), KeyboardInterrupt()]
+)
 def test_an_error_is_not_replaced_by_that_of_waiting_for_the_device(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:

@@ -18,6 +18,7 @@ if torch.cuda.is_available():
     pytest.skip("these tests interpret the kernels", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from defedavg.training.kernels.triton_convolutions import aligned
 from defedavg.training.kernels.triton_layers import TritonLayerKernels
 
 # Triton's interpreter converts arrays of one element to numbers, which NumPy deprecates.
@@ -233,6 +234,50 @@ def test_other_sizes_are_not_fused(channels: int, side: int) -> None:
     """Numbers of channels that are no powers of two, and samples that one program cannot hold."""
     blocks = Parameters(torch.float32).blocks([("plain", channels, 1)], 2)
     assert TritonLayerKernels("tf32").blocks(images(1, side, side, 2).float(), blocks) is None
+
+
+def test_sums_that_broadcast_are_not_fused() -> None:
+    """PyTorch adds images of one pixel or one channel to every pixel or channel of others."""
+    params, kernels = Parameters(torch.float32), TritonLayerKernels("tf32")
+    padded, one = params.unit(4, 4, 3, 1), params.unit(4, 4, 1, 5)
+    unpadded = replace(padded, window=Window((3, 3), (1, 1), (0, 0)))
+    narrow = params.unit(1, 4, 3, 1)
+    for block, side, channels in ((Block(padded, padded, one), 5, 4), (Block(unpadded, padded), 3, 4),
+                                  (Block(narrow, padded), 5, 1)):  # fmt: skip
+        assert kernels.blocks(images(1, side, side, channels).float(), [block]) is None
+
+
+def test_aligned_images_are_contiguous() -> None:
+    x = images(1, 5, 1, 3).as_strided((CLIENTS, 5, 1, 3), (15, 1, 15, 5))
+    assert aligned(x).is_contiguous()
+    assert torch.equal(aligned(x)[..., :3], x)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill new memory with NaN, and integers with the bits of one that is above all others."""
+
+    def filled(tensor: Tensor) -> Tensor:
+        return tensor.fill_(torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
+
+    empty, empty_like = Tensor.new_empty, torch.empty_like
+    monkeypatch.setattr(Tensor, "new_empty", lambda *args, **named: filled(empty(*args, **named)))
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **named: filled(empty_like(*args, **named)))
+
+
+LAST_LINES: tuple[Shape, ...] = (("projects", 8, 3), ("plain", 2, 2), ("projects", 4, 1))
+
+
+@pytest.mark.parametrize(("shapes", "image"), [(RESNET, (10, 7, 3)), (LAST_LINES, (12, 11, 5))])
+def test_memory_that_no_kernel_has_written_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, shapes: Sequence[Shape], image: tuple[int, int, int]
+) -> None:
+    """Kernels leave out a client with learning rate zero; the others' sides are no multiples of the strides."""
+    kernels, x = TritonLayerKernels("tf32"), images(1, *image).float()
+    expected = step(fused, kernels, x, shapes)
+    poison(monkeypatch)
+    found = step(fused, kernels, x, shapes)
+    assert all(torch.equal(a[ACTIVE], b[ACTIVE]) for a, b in zip(found, expected, strict=True))
+    assert not any(target[1].any() for target in found[2:])
 
 
 def test_only_steps_with_16_bit_operands_have_blocks() -> None:
