@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+from defedavg.algorithms.protocol import Update
+from defedavg.tasks import make_task
+from defedavg.tasks.models import Residual
+from defedavg.training import LocalTraining, Reference, Trainer, TrainingJob
+from defedavg.training import trainer as trainer_module
 from defedavg.training.kernels.plain import Block, LayerKernels, LayerWeights, NormalisedConv, Saved, Window
 
 if torch.cuda.is_available():
@@ -20,6 +26,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from defedavg.training.kernels.triton_convolutions import aligned
 from defedavg.training.kernels.triton_layers import TritonLayerKernels
+from helpers.replayed_graphs import trained, without_a_device
 
 # Triton's interpreter converts arrays of one element to numbers, which NumPy deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -198,6 +205,19 @@ def test_a_bound_is_not_exceeded() -> None:
     assert far(found[0], exact[0]) < 2e-3
 
 
+def test_a_flat_image_without_a_gradient_takes_no_digits_from_the_others() -> None:
+    """Its inverse deviation is the largest possible, and counts in the bound of the gradients."""
+    x = images(2, 8, 8, 3, scale=255.0)
+    x[::2] = 0
+    shapes = [("plain", 8, 1), ("plain", 8, 1)]
+    exact = step(one_by_one, LayerKernels(), x, shapes, shift=-0.5)
+    single, found = (
+        step(how, TritonLayerKernels("tf32"), x.float(), shapes, shift=-0.5) for how in (one_by_one, fused)
+    )
+    for a, b, c in zip(found, single, exact, strict=True):
+        assert far(a, c) <= 1.05 * far(b, c)
+
+
 def test_results_of_a_client_do_not_depend_on_the_others() -> None:
     kernels, x = TritonLayerKernels("tf32"), images(2, 9, 9, 3).float()
     together, alone = step(fused, kernels, x, RESNET), step(fused, kernels, x, RESNET, clients=1)
@@ -289,3 +309,29 @@ def test_only_steps_with_16_bit_operands_have_blocks() -> None:
         images(1, 5, 5, 2).float(), [Block(replace(block[0].first, conv=frozen))]
     )
     assert result is not None
+
+
+def small_resnet() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4), nn.ReLU(), Residual(4, 8, 2)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
+    )
+
+
+def test_a_replayed_step_of_a_model_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of different lengths and unused slots, whose kernels do nothing; the buffers are those of the job before."""
+    source = np.random.default_rng(0)
+    data = source.random((24, 3, 5, 5), np.float32), np.arange(24) % 3
+    task = make_task(model=small_resnet, train=data, test=data, clients=[np.arange(i, 24, 4) for i in range(4)])
+    training = LocalTraining(0, batch_size=2)
+    executor = Reference(task, training)
+    monkeypatch.setattr(trainer_module, "kernels_for", lambda *_: TritonLayerKernels("tf32"))
+    trainer = Trainer(task, executor.module, batch_size=2, max_batch_jobs=3)
+    without_a_device(monkeypatch)
+    updates = [Update(i, i, 0, 2 - i) for i in range(2)]
+    jobs = [TrainingJob(training, task, executor.versions[0], update, 0.1) for update in updates]
+    together, alone = trained(trainer, jobs), trained(trainer, jobs[:1])
+    assert torch.equal(together[0], alone[0])
+    for update, delta in zip(updates, together, strict=True):
+        expected, _ = executor.train(update, executor.versions[0], rate=0.1)
+        assert float((delta - expected).norm() / expected.norm()) < 1e-2
