@@ -119,22 +119,24 @@ def layers() -> None:
 
 
 def residual_blocks() -> None:
-    """Do a step of the blocks of the built-in ResNet."""
+    """Do a step of the blocks of the built-in ResNet, and of others with the smallest tiles: single channels, B = 1."""
     kernels, rates = TritonLayerKernels("tf32"), torch.ones(1)
 
-    def unit(ins: int, outs: int, size: int, stride: int) -> NormalisedConv:
+    def unit(ins: int, outs: int, size: int, stride: int, groups: int) -> NormalisedConv:
         weight = LayerWeights(torch.zeros(1, outs, size, size, ins), None, rates, (True, False))
         norm = LayerWeights(torch.ones(1, outs), torch.zeros(1, outs), rates)
-        return NormalisedConv(weight, Window((size, size), (stride, stride), (size // 2, size // 2)), norm, 4, 1e-5)
+        window = Window((size, size), (stride, stride), (size // 2, size // 2))
+        return NormalisedConv(weight, window, norm, groups, 1e-5)
 
-    blocks = [
-        Block(unit(3, 16, 3, 1)),
-        Block(unit(16, 16, 3, 1), unit(16, 16, 3, 1)),
-        Block(unit(16, 32, 3, 2), unit(32, 32, 3, 1), unit(16, 32, 1, 2)),
-        Block(unit(32, 64, 3, 2), unit(64, 64, 3, 1), unit(32, 64, 1, 2)),
-    ]
-    out, saved = kernels.blocks(torch.zeros(10, 32, 32, 3), blocks)
-    kernels.blocks_backward(torch.zeros_like(out), saved, blocks, needs_x=False)
+    def block(ins: int, outs: int, stride: int, groups: int) -> Block:
+        shortcut = None if (ins, stride) == (outs, 1) else unit(ins, outs, 1, stride, groups)
+        return Block(unit(ins, outs, 3, stride, groups), unit(outs, outs, 3, 1, groups), shortcut)
+
+    resnet = [Block(unit(3, 16, 3, 1, 4)), block(16, 16, 1, 4), block(16, 32, 2, 4), block(32, 64, 2, 4)]
+    small = [Block(unit(3, 1, 3, 2, 1)), block(1, 1, 1, 1), block(1, 4, 3, 4)]
+    for shape, blocks, needs_x in (((10, 32, 32, 3), resnet, False), ((1, 9, 7, 3), small, True)):
+        out, saved = kernels.blocks(torch.zeros(shape), blocks)
+        kernels.blocks_backward(torch.zeros_like(out), saved, blocks, needs_x=needs_x)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -148,3 +149,57 @@ def test_a_batch_of_no_jobs_is_refused() -> None:
     task = task_of("mlp")
     with pytest.raises(UserError, match="max_batch_jobs is 0"):
         final_versions([batched_run(how("fedavg"), task, 1)], task, 0)
+
+
+class Failing(Trainer):
+    """A trainer of a device that fails with an error, and after that with every call."""
+
+    error: BaseException = RuntimeError("the first error")
+
+    def train(self, jobs: Any) -> list[Tensor]:
+        raise self.error
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException | None = None) -> tuple[Trainer, BatchedRun]:
+    def synchronize() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    task = task_of("mlp")
+    run = batched_run(how("fedavg"), task, 3)
+    trainer = Trainer(task, run.reference.module) if error is None else Failing(task, run.reference.module)
+    monkeypatch.setattr(Failing, "error", error)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr("defedavg.training.batched._start_evaluation", lambda *_: list)
+    trainer.asynchronous = True
+    return trainer, run
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("too little memory"), RuntimeError("the first error"), KeyboardInterrupt()]
+)
+def test_an_error_is_not_replaced_by_that_of_waiting_for_the_device(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    trainer, run = failing(monkeypatch, error)
+    with pytest.raises(type(error)) as found:
+        list(run_batched([run], trainer))
+    assert found.value is error
+
+
+def test_a_device_that_fails_at_last_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, _ = failing(monkeypatch)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        list(run_batched([], trainer))
+
+
+def test_closing_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, waits = task_of("mlp"), list[None]()
+    run = batched_run(how("fedavg"), task, 3)
+    trainer = Trainer(task, run.reference.module)
+    evaluations = run_batched([run], trainer)
+    next(evaluations)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
+    trainer.asynchronous = True
+    assert isinstance(evaluations, Generator)
+    evaluations.close()
+    assert len(waits) == 1

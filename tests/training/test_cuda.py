@@ -108,7 +108,7 @@ def two_streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cuda_graph, "TWO_STREAMS", request.param)
 
 
-@pytest.mark.parametrize("model", ["cnn", "mlp"])
+@pytest.mark.parametrize("model", ["cnn", "mlp", "resnet"])
 @pytest.mark.usefixtures("two_streams")
 def test_results_are_bit_identical_in_every_batch(model: str) -> None:
     task = images(model).to("cuda")

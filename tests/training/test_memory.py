@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from defedavg.config.build import make_executor, make_simulator
 from defedavg.errors import UserError
 from defedavg.tasks import make_task
 from defedavg.training import BatchedRun, RunProgress, StoppingRule, Trainer, TrainingJob, run_batched
-from defedavg.training.memory import VECTORS, batch_limits, free, parse_memory, readable
+from defedavg.training.memory import VECTORS, StepBytes, batch_limits, free, parse_memory, readable
 from defedavg.training.stacked_optimizer import LocalMethod
+from defedavg.training.stacking.direct import DirectStep
+from defedavg.training.stacking.layer_registry import StackedModel
 from helpers.settings_tables import settings
 from helpers.small_runs import batched_run, final_versions, how, task_of
 
@@ -193,3 +195,25 @@ def test_a_model_that_differs_each_time_is_refused() -> None:
     trainer = Trainer(task, runs[0].reference.module)
     with pytest.raises(UserError, match="differs each time it is built"):
         list(run_batched(runs, trainer))
+
+
+def test_a_method_with_autograd_counts_the_memory_of_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device, plain SGD takes steps without autograd, whose fused passes keep fewer tensors."""
+    task, steps = task_of("cnn"), list[str]()
+    trainer = Trainer(task, batched_run(how("fedavg"), task, 3).reference.module, memory=1 << 30)
+    monkeypatch.setattr(DirectStep, "__call__", lambda *_: steps.append("direct"))
+    monkeypatch.setattr(StackedModel, "sgd_step", lambda *_: steps.append("autograd"))
+    trainer.asynchronous = True
+
+    def measured(step: Callable[[int], None], _: torch.device) -> int:
+        step(1)
+        return {"direct": 1 << 10, "autograd": 1 << 26}[steps[-1]]
+
+    monkeypatch.setattr("defedavg.training.memory.step_bytes", measured)
+    trainer._measured = StepBytes(trainer._discarded_step, torch.device("cpu"), 0)
+    trainer._limits.clear()
+    methods = LocalMethod(), LocalMethod(momentum=True), LocalMethod(momentum=True, clip=True)
+    plain, *others = (trainer._limits_of(method).concurrent_jobs for method in methods)
+    assert plain == 64
+    assert others == [7, 7]
+    assert steps == ["direct", "autograd"]

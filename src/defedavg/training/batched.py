@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, zip_longest
@@ -307,11 +308,22 @@ def run_batched(
     """
     try:
         yield from _computed(_ActiveRuns(trainer, iter(runs), resumed), trainer, checkpoint_hook)
-    finally:
-        # A run that ends leaves speculative work on the device. With CUDA's multi-process service, a process that exits
-        # before the device has finished this work can end the processes of all others with an error.
-        if trainer.asynchronous:
-            torch.cuda.synchronize()
+    except BaseException:
+        # On a device that failed, every call raises that error again: it must not replace the first one.
+        with suppress(RuntimeError):
+            _wait_for_device(trainer)
+        raise
+    _wait_for_device(trainer)
+
+
+def _wait_for_device(trainer: Trainer) -> None:
+    """Let the device finish the speculative work that a run leaves when it ends.
+
+    With CUDA's multi-process service, a process that exits before that can end the processes of all others with an
+    error.
+    """
+    if trainer.asynchronous:
+        torch.cuda.synchronize()
 
 
 def _computed(active: _ActiveRuns, trainer: Trainer, checkpoint_hook: CheckpointHook) -> Iterator[RunEvaluation]:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -127,3 +128,20 @@ def step_bytes(step: Callable[[int], None], device: torch.device) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         step(1)
     return max(1, 2 * sum(saved.values()))  # the tensors saved for the backward pass, and as much for its gradients
+
+
+class StepBytes:
+    """The bytes of a step per client, without and with autograd; each is measured when it is first asked for.
+
+    Without autograd, fused passes keep fewer tensors. ``step(autograd, clients)`` runs one step; ``more`` is added.
+    """
+
+    def __init__(self, step: Callable[[bool, int], None], device: torch.device, more: int) -> None:
+        self._step, self._device, self._more = step, device, more
+        self._found: dict[bool, int] = {}
+
+    def __call__(self, autograd: bool) -> int:
+        """Return the bytes of one of both."""
+        if autograd not in self._found:
+            self._found[autograd] = step_bytes(partial(self._step, autograd), self._device) + self._more
+        return self._found[autograd]

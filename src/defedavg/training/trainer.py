@@ -21,7 +21,7 @@ from .kernels.chosen import kernels_for
 from .kernels.cuda_graph import StepGraphs
 from .kernels.deferred import DeferredUpdates, deferred_bytes, pending_steps
 from .local_training import DeviceMinibatches, LocalTraining, TrainingJob, host_minibatches, layer_keys
-from .memory import BatchLimits, allowed, batch_limits, least_bytes, step_bytes
+from .memory import BatchLimits, StepBytes, allowed, batch_limits, least_bytes
 from .module_state import VersionLayout, same_constants
 from .scoring import hits, output_gradient, own_metric, sample_losses
 from .stacked_optimizer import LocalMethod, StackedOptimizer, numbers_of
@@ -57,11 +57,10 @@ class Trainer:
         memory: int | None = None, precision: str | None = None, local_training: LocalTraining | None = None,
         state: StateNeed = NO_NEED,
     ) -> None:  # fmt: skip
-        if max_batch_jobs is None:
-            max_batch_jobs = DEFAULT_MAX_BATCH_JOBS[task.train.device.type]
+        max_batch_jobs = DEFAULT_MAX_BATCH_JOBS[task.train.device.type] if max_batch_jobs is None else max_batch_jobs
         if max_batch_jobs < 1:
             raise UserError(f"max_batch_jobs is {max_batch_jobs}; it must be at least 1")
-        self._task, self._module = task, module
+        self._task, self._module, self._batch_size = task, module, batch_size
         self._trainable = [name for name, p in module.named_parameters() if p.requires_grad]
         self._device = task.train.device
         dtype = next(module.parameters()).dtype
@@ -79,17 +78,17 @@ class Trainer:
         if self.asynchronous:
             self.pool, self.side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._images = channels_last(task.train, for_layers=self._stacked.channels_last)
-        self._stopped = False
         self._vector_bytes = self._size * dtype.itemsize
-        self._cores = torch.get_num_threads()
-        self._step_bytes = step_bytes(partial(self._discarded_step, batch_size), self._device)
-        self._step_bytes += deferred_bytes(map(self._shapes.__getitem__, self._stacked.deferrable))
+        self._stopped, self._cores = False, torch.get_num_threads()
+        deferred = deferred_bytes(map(self._shapes.__getitem__, self._stacked.deferrable))
+        self._measured = StepBytes(self._discarded_step, self._device, deferred)
+        self._step_bytes = self._measured(False)
         self.add_updates = self._kernels.add_updates
         self._group_jobs = self._most_in_group()
-        self._batch_size, self._asked_jobs, self._allowed = batch_size, max_batch_jobs, allowed(memory, self._device)
+        self._asked_jobs, self._allowed = max_batch_jobs, allowed(memory, self._device)
         self._limits: dict[int, BatchLimits] = {}
         method = LocalMethod() if local_training is None else LocalMethod.of(local_training)
-        least = least_bytes(self._vector_bytes, self._step_bytes, method.vectors)
+        least = least_bytes(self._vector_bytes, self._step_bytes_of(method), method.vectors)
         self.state_memory = StateMemory.within(self._device, self._vector_bytes, self._allowed, least, state)
         self._allowed -= self.state_memory.device_bytes
         self._set_limits(method)
@@ -125,18 +124,21 @@ class Trainer:
         """Return the limits of a batch; a job that is not plain SGD needs more memory."""
         if method.vectors not in self._limits:
             concurrent = self._asked_jobs if self.asynchronous else self._group_jobs * self._cores
-            sizes = self._vector_bytes, self._step_bytes, self._batch_size
+            sizes = self._vector_bytes, self._step_bytes_of(method), self._batch_size
             self._limits[method.vectors] = batch_limits(
                 *sizes, self._asked_jobs, concurrent, self._allowed, method.vectors, at_once=self.asynchronous
             )
         return self._limits[method.vectors]
 
-    def _discarded_step(self, batch_size: int, clients: int) -> None:
-        """Run one step on copies of the weights."""
+    def _step_bytes_of(self, method: LocalMethod) -> int:
+        return self._measured(not method.fused and self.asynchronous and bool(self._stacked.direct))
+
+    def _discarded_step(self, autograd: bool, clients: int) -> None:
+        """Run one step on copies of the weights; ``autograd`` is that of methods that are not fused."""
         vector = torch.cat([p.detach().reshape(1, -1) for p in self._layout.tensors(self._module)], dim=1)
-        zeros = torch.zeros((clients, batch_size), dtype=torch.int64, device=self._device)
-        rates = torch.ones_like(vector[0, :1]).expand(clients)
-        self.step(self.split(vector.expand(clients, -1)), zeros, rates, zeros[:, 0], LocalMethod())
+        zeros = torch.zeros((clients, self._batch_size), dtype=torch.int64, device=self._device)
+        given = self.split(vector.expand(clients, -1)), zeros, vector.new_ones(clients), zeros[:, 0]
+        self.step(*given, LocalMethod(zero_rate=autograd))
 
     def accepts(self, module: nn.Module) -> bool:
         """Return whether a model has the same parameters and constants as the one of this trainer."""
@@ -195,8 +197,7 @@ class Trainer:
     def _train(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         order = sorted(range(len(jobs)), key=lambda i: -jobs[i].update.steps)  # jobs with fewer steps end first
         ordered = [jobs[i] for i in order]
-        train = self._train_on_device if self.asynchronous else self._train_in_threads
-        deltas = train(ordered, method)
+        deltas = (self._train_on_device if self.asynchronous else self._train_in_threads)(ordered, method)
         by_job = dict(zip(order, deltas, strict=True))
         return [by_job[i] for i in range(len(jobs))]
 
@@ -221,9 +222,8 @@ class Trainer:
     def _train_group(self, jobs: Sequence[TrainingJob], method: LocalMethod) -> list[Tensor]:
         starts = torch.stack([job.start for job in jobs])
         steps = [job.update.steps for job in jobs]
-        samples = torch.from_numpy(host_minibatches(jobs, steps[0]))
+        samples, keys = torch.from_numpy(host_minibatches(jobs, steps[0])), torch.from_numpy(layer_keys(jobs))
         rates = torch.tensor([job.local_rate for job in jobs], dtype=starts.dtype)
-        keys = torch.from_numpy(layer_keys(jobs))
         weights = self.split(starts)
         optimizer = self.optimizer(method, weights)
         if optimizer is not None:
@@ -309,7 +309,7 @@ class Trainer:
         """
         clients, size = samples.shape
         data = self._batch(samples.reshape(-1), keys, method)
-        if optimizer is None and self.asynchronous and self._stacked.direct and isinstance(data.inputs, Tensor):
+        if method.fused and self.asynchronous and self._stacked.direct and isinstance(data.inputs, Tensor):
             direct = DirectStep(self._stacked.direct, StackedPass(weights, rates, keys, deferred=deferred or {}))
             direct(data.inputs, partial(output_gradient, self._task, targets=data.targets, size=size))
             return

@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+from defedavg.algorithms.protocol import Update
+from defedavg.tasks import make_task
+from defedavg.tasks.models import Residual
+from defedavg.training import LocalTraining, Reference, Trainer, TrainingJob
+from defedavg.training import trainer as trainer_module
 from defedavg.training.kernels.plain import Block, LayerKernels, LayerWeights, NormalisedConv, Saved, Window
 
 if torch.cuda.is_available():
     pytest.skip("these tests interpret the kernels", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from defedavg.training.kernels.triton_convolutions import aligned
 from defedavg.training.kernels.triton_layers import TritonLayerKernels
+from helpers.replayed_graphs import trained, without_a_device
 
 # Triton's interpreter converts arrays of one element to numbers, which NumPy deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -197,6 +205,19 @@ def test_a_bound_is_not_exceeded() -> None:
     assert far(found[0], exact[0]) < 2e-3
 
 
+def test_a_flat_image_without_a_gradient_takes_no_digits_from_the_others() -> None:
+    """Its inverse deviation is the largest possible, and counts in the bound of the gradients."""
+    x = images(2, 8, 8, 3, scale=255.0)
+    x[::2] = 0
+    shapes = [("plain", 8, 1), ("plain", 8, 1)]
+    exact = step(one_by_one, LayerKernels(), x, shapes, shift=-0.5)
+    single, found = (
+        step(how, TritonLayerKernels("tf32"), x.float(), shapes, shift=-0.5) for how in (one_by_one, fused)
+    )
+    for a, b, c in zip(found, single, exact, strict=True):
+        assert far(a, c) <= 1.05 * far(b, c)
+
+
 def test_results_of_a_client_do_not_depend_on_the_others() -> None:
     kernels, x = TritonLayerKernels("tf32"), images(2, 9, 9, 3).float()
     together, alone = step(fused, kernels, x, RESNET), step(fused, kernels, x, RESNET, clients=1)
@@ -235,6 +256,50 @@ def test_other_sizes_are_not_fused(channels: int, side: int) -> None:
     assert TritonLayerKernels("tf32").blocks(images(1, side, side, 2).float(), blocks) is None
 
 
+def test_sums_that_broadcast_are_not_fused() -> None:
+    """PyTorch adds images of one pixel or one channel to every pixel or channel of others."""
+    params, kernels = Parameters(torch.float32), TritonLayerKernels("tf32")
+    padded, one = params.unit(4, 4, 3, 1), params.unit(4, 4, 1, 5)
+    unpadded = replace(padded, window=Window((3, 3), (1, 1), (0, 0)))
+    narrow = params.unit(1, 4, 3, 1)
+    for block, side, channels in ((Block(padded, padded, one), 5, 4), (Block(unpadded, padded), 3, 4),
+                                  (Block(narrow, padded), 5, 1)):  # fmt: skip
+        assert kernels.blocks(images(1, side, side, channels).float(), [block]) is None
+
+
+def test_aligned_images_are_contiguous() -> None:
+    x = images(1, 5, 1, 3).as_strided((CLIENTS, 5, 1, 3), (15, 1, 15, 5))
+    assert aligned(x).is_contiguous()
+    assert torch.equal(aligned(x)[..., :3], x)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill new memory with NaN, and integers with the bits of one that is above all others."""
+
+    def filled(tensor: Tensor) -> Tensor:
+        return tensor.fill_(torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
+
+    empty, empty_like = Tensor.new_empty, torch.empty_like
+    monkeypatch.setattr(Tensor, "new_empty", lambda *args, **named: filled(empty(*args, **named)))
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **named: filled(empty_like(*args, **named)))
+
+
+LAST_LINES: tuple[Shape, ...] = (("projects", 8, 3), ("plain", 2, 2), ("projects", 4, 1))
+
+
+@pytest.mark.parametrize(("shapes", "image"), [(RESNET, (10, 7, 3)), (LAST_LINES, (12, 11, 5))])
+def test_memory_that_no_kernel_has_written_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, shapes: Sequence[Shape], image: tuple[int, int, int]
+) -> None:
+    """Kernels leave out a client with learning rate zero; the others' sides are no multiples of the strides."""
+    kernels, x = TritonLayerKernels("tf32"), images(1, *image).float()
+    expected = step(fused, kernels, x, shapes)
+    poison(monkeypatch)
+    found = step(fused, kernels, x, shapes)
+    assert all(torch.equal(a[ACTIVE], b[ACTIVE]) for a, b in zip(found, expected, strict=True))
+    assert not any(target[1].any() for target in found[2:])
+
+
 def test_only_steps_with_16_bit_operands_have_blocks() -> None:
     assert [TritonLayerKernels(p).fuses_blocks for p in ("tf32", "float32", "bf16")] == [True, False, False]
     assert not LayerKernels().fuses_blocks
@@ -244,3 +309,29 @@ def test_only_steps_with_16_bit_operands_have_blocks() -> None:
         images(1, 5, 5, 2).float(), [Block(replace(block[0].first, conv=frozen))]
     )
     assert result is not None
+
+
+def small_resnet() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4), nn.ReLU(), Residual(4, 8, 2)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
+    )
+
+
+def test_a_replayed_step_of_a_model_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of different lengths and unused slots, whose kernels do nothing; the buffers are those of the job before."""
+    source = np.random.default_rng(0)
+    data = source.random((24, 3, 5, 5), np.float32), np.arange(24) % 3
+    task = make_task(model=small_resnet, train=data, test=data, clients=[np.arange(i, 24, 4) for i in range(4)])
+    training = LocalTraining(0, batch_size=2)
+    executor = Reference(task, training)
+    monkeypatch.setattr(trainer_module, "kernels_for", lambda *_: TritonLayerKernels("tf32"))
+    trainer = Trainer(task, executor.module, batch_size=2, max_batch_jobs=3)
+    without_a_device(monkeypatch)
+    updates = [Update(i, i, 0, 2 - i) for i in range(2)]
+    jobs = [TrainingJob(training, task, executor.versions[0], update, 0.1) for update in updates]
+    together, alone = trained(trainer, jobs), trained(trainer, jobs[:1])
+    assert torch.equal(together[0], alone[0])
+    for update, delta in zip(updates, together, strict=True):
+        expected, _ = executor.train(update, executor.versions[0], rate=0.1)
+        assert float((delta - expected).norm() / expected.norm()) < 1e-2

@@ -261,9 +261,10 @@ def aligned_channels(channels: int) -> int:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Return images whose pixels are aligned in memory."""
+    """Return contiguous images whose pixels are aligned in memory."""
     spare = aligned_channels(x.shape[-1]) - x.shape[-1]
-    return F.pad(x, (0, spare)) if spare else x.contiguous()
+    # The result of ``pad`` may have another order in memory if a dimension is one.
+    return (F.pad(x, (0, spare)) if spare else x).contiguous()
 
 
 def dense(window: Window) -> Window:

@@ -5,6 +5,8 @@ both passes store their results as the operand of a convolution. The power of tw
 of its largest magnitude, because a program knows one sample only. No normalised value of a group of n is above √n, and
 no gradient of its inputs is above √n · the largest gradient · the largest weight · the largest inverse deviation. The
 bounds exceed the maxima by some powers of two, while 16-bit numbers have eleven binary digits over 28 powers of two.
+Where a sample without gradients is flat, the largest inverse deviation is 1/√eps. Beside samples with deviations above
+10⁵ or so, whose gradients it does not concern, this bound is too large: few digits of these gradients remain.
 
 Values are (C·B, pixels, channels), one C for each client. One program computes one sample, whose values are read once.
 The results of a client depend on its own numbers only. Kernels skip clients with learning rate zero.

@@ -22,6 +22,9 @@ from .triton_convolutions import Epilogue, Operand, TritonConvolutions, aligned,
 
 NORM_VALUES = 16384  # of one sample: plain operations normalise larger ones
 
+_Sizes = tuple[int, int, int]
+"""Height, width and channels of images."""
+
 
 @dataclass(frozen=True, slots=True)
 class Images:
@@ -262,19 +265,30 @@ def _sizes_fit(channels: int, pixels: int, groups: int) -> bool:
 
 
 def _blocks_fit(shape: torch.Size, blocks: Sequence[Block]) -> bool:
-    """Return whether one program can normalise a sample at once, everywhere in these blocks."""
-    _, height, width, channels = shape
-    if blocks[0].adds_inputs and aligned_channels(channels) != channels:
+    """Return whether one program can normalise a sample at once, everywhere in these blocks, and no sum broadcasts."""
+    sizes: _Sizes = (shape[1], shape[2], shape[3])
+    if blocks[0].adds_inputs and aligned_channels(sizes[2]) != sizes[2]:
         return False
     for block in blocks:
+        inputs = sizes
         for unit in (block.first, block.second):
-            if unit is not None:
-                height, width = unit.window.out(height, width)
-        units = [unit for unit in (block.first, block.second, block.shortcut) if unit is not None]
-        fit = [_sizes_fit(unit.conv.weight.shape[1], height * width, unit.groups) for unit in units]
-        if min(height, width) < 1 or not all(fit):
+            if unit is not None and not _unit_fits(sizes := _unit_sizes(sizes, unit), unit):
+                return False
+        shortcut = inputs if block.shortcut is None else _unit_sizes(inputs, block.shortcut)
+        if block.shortcut is not None and not _unit_fits(shortcut, block.shortcut):
+            return False
+        if block.second is not None and shortcut != sizes:
             return False
     return True
+
+
+def _unit_sizes(sizes: _Sizes, unit: NormalisedConv) -> _Sizes:
+    return (*unit.window.out(*sizes[:2]), unit.conv.weight.shape[1])
+
+
+def _unit_fits(sizes: _Sizes, unit: NormalisedConv) -> bool:
+    height, width, channels = sizes
+    return min(height, width) >= 1 and _sizes_fit(channels, height * width, unit.groups)
 
 
 def _norm_config(x: Tensor) -> dict[str, int]:
