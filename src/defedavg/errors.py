@@ -33,7 +33,7 @@ def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> 
     If none is near, it lists the known names, or says which command lists them (``listed_by``).
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.7 if len(names) <= FEW_NAMES else 0.5)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.7 if len(names) <= FEW_NAMES else 0.66)
     if near:
         hint = f"did you mean {near[0]!r}?"
     else:

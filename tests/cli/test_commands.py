@@ -51,6 +51,13 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
+def test_the_split_of_a_swept_task_names_the_values_to_which_it_belongs(tiny: Path) -> None:
+    sets = ("--set", "task.split=dirichlet", "--set", "task.alpha=[0.5, 10.0]", "--set", "stop.max_rounds=1")
+    assert call("run", tiny, *sets, "--set", "seeds=3", cwd=tiny.parent).returncode == 0
+    title = json.loads((tiny.parent / "runs" / "tiny" / "split.json").read_text())["title"]
+    assert title == "mnist5k/softmax/dirichlet, alpha 0.5, seed 3"
+
+
 def test_run_writes_a_complete_folder(tiny: Path) -> None:
     result = call("run", tiny, cwd=tiny.parent)
     assert result.returncode == 0, result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from defedavg.algorithms import ALGORITHMS, ServerMachine, Setup
+from defedavg.algorithms import ALGORITHMS, BufferedRound, ServerMachine, Setup
 from defedavg.algorithms.base import Actions
 from defedavg.algorithms.protocol import (
     Broadcast,
@@ -193,6 +194,43 @@ class InventsAnUpdate(Correct):
 class PositiveCoefficient(Correct):
     def merge_of(self, merged: list[Update]) -> Merge:
         return self.merge([(update, 0.5) for update in merged])
+
+
+class Weighted(BufferedRound):
+    name = "mine"
+    summary, citation, equation = "a test", "none", "none"
+    policy = ClientPolicy()
+    value: Any = 1.0
+
+    def start(self) -> Actions:
+        return [Send(client, 0) for client in range(self.setup.num_clients)]
+
+    def returned(self, client: int) -> Actions:
+        return [Send(client, self.version)]
+
+    def weight(self, update: Update) -> Any:
+        return self.value
+
+
+@fault(r"weight\(\) returns 'heavy'; return a number above zero")
+class TextAsWeight(Weighted):
+    value = "heavy"
+
+
+@fault(r"weight\(\) returns nan; return a number above zero")
+class UndefinedWeight(Weighted):
+    value = math.nan
+
+
+@fault(r"weight\(\) returns -1; return a number above zero")
+class NegativeWeight(Weighted):
+    value = -1
+
+
+@fault(r"from what a hook returned; check what these return: .*after_merge\(\)")
+class NoActionsAfterMerge(Weighted):
+    def after_merge(self) -> Any:
+        return None
 
 
 @fault("the plan is not valid: round 1: the weights of its updates sum to 2")

@@ -268,6 +268,8 @@ def test_a_loss_module_with_one_value_per_sample_trains() -> None:
         ({"task": (X, Y)}, "task is tuple; pass what make_task returns"),
         ({"settings": [("training.local_lr", 0.1)]}, "settings is list; pass a dict"),
         ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+        ({"seed": -1}, "seed is -1; a seed must be from 0 to 18446744073709551615"),
+        ({"seed": 2**64}, "seed is 18446744073709551616; a seed must be from 0"),
         ({"seed": "1"}, "seed is '1'; it must be a whole number"),
         ({"seed": None}, "seed is None; it must be a whole number"),
         ({"seed": np.array([1, 2])}, "seed is array([1, 2]); it must be a whole number"),

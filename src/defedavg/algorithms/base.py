@@ -17,6 +17,7 @@ from ..compat import refuse_old_hooks
 from ..errors import UserError
 from ..rng import below, extend, key
 from .client_pool import ClientPool
+from .hook_checks import positive
 from .machine_state import decode, encode
 from .protocol import (
     FROM_VERSION,
@@ -394,7 +395,6 @@ class BufferedRound(ServerMachine):
 
     def combine(self, buffer: list[Update]) -> Merge:
         """Return the merge of the updates in a full buffer (hook)."""
-        if self.setup.shares is None:
-            return self.merge([(update, -self.weight(update) / len(buffer)) for update in buffer])
-        total = math.fsum(self.share_of(update.client) for update in buffer)
-        return self.merge([(u, -self.weight(u) * self.share_of(u.client) / total) for u in buffer])
+        shares = [1.0 if self.setup.shares is None else self.share_of(update.client) for update in buffer]
+        total, weights = math.fsum(shares), (positive("weight()", self.weight(update)) for update in buffer)
+        return self.merge((u, -weight * s / total) for u, weight, s in zip(buffer, weights, shares, strict=True))

@@ -54,7 +54,8 @@ def tune(
     All pairs share batches. At 1/8, 1/4 and 1/2 of the time limit, the worse half of the pairs is dropped; a pair that
     can no longer reach the target first is dropped earlier. The grid of an algorithm has only the rates that it uses.
     The results of every pair go to FOLDER/NAME-tune, and the study with the best rates of every algorithm to
-    FOLDER/NAME-tune/tuned.toml. The study needs `stop.target_accuracy`.
+    FOLDER/NAME-tune/tuned.toml; if the study sweeps tasks, fleets or targets, one for each to FOLDER/NAME-tune/tuned.
+    The study needs `stop.target_accuracy`.
 
     Example: `defedavg tune my.toml --set stop.target_accuracy=0.8 --local-rates 0.01,0.05,0.1`
     """
@@ -94,8 +95,8 @@ def _print_results(session: TuningFolder, name: str, results: Path, as_json: boo
         opt.out.print(tables.tuning_table(name, entries, [pair.label for pair in tuning.best(compared_only=True)]))
         opt.print_line(f"\nevery pair: {results / 'points.jsonl'}")
     close_with_page([results], results, as_json)
-    if session.decision is not None:
-        say = opt.print_note if as_json else opt.print_line
-        for line in session.decision.lines():
+    say = opt.print_note if as_json else opt.print_line
+    for decision in session.decisions:
+        for line in decision.lines():
             say(line)
-        say(f"run it: defedavg run {shlex.quote(str(results / 'tuned.toml'))}")
+        say(f"run it: defedavg run {shlex.quote(str(session.tuned_study(decision)))}")

@@ -42,7 +42,7 @@ from .unread_settings import plain_text, unknown_key
 
 __all__ = [
     "TABLES", "ClientSettings", "Settings", "StopSettings", "Study", "SweepPoint", "TaskSettings", "TrainingSettings",
-    "load", "override", "single", "stored_study", "study",
+    "checked_seed", "load", "override", "single", "stored_study", "study",
 ]  # fmt: skip
 
 TOP_KEYS = ("name", "algorithms", "seeds", "plugins", *TABLES)
@@ -342,11 +342,16 @@ def _fill_clients(clients: dict[str, Any], folder: Path | None) -> None:
 # Values.
 
 
+def checked_seed(given: Any, what: str = "seed is") -> int:
+    """Return a seed of a run, a whole number from 0 to 2⁶⁴ − 1."""
+    seed: int = single("seed", given, int)
+    if not 0 <= seed <= MASK:
+        raise UserError(f"{what} {seed}; a seed must be from 0 to {MASK}, because draws use 64 bits of it")
+    return seed
+
+
 def _seeds(given: Any) -> tuple[int, ...]:
-    seeds = _several("seeds", given, int)
-    if outside := [seed for seed in seeds if not 0 <= seed <= MASK]:
-        raise UserError(f"seeds has {outside[0]}; a seed must be from 0 to {MASK}, because draws use 64 bits of it")
-    return seeds
+    return tuple(checked_seed(seed, "seeds has") for seed in _several("seeds", given, int))
 
 
 def _several(name: str, value: Any, kind: type[Any], example: Any = None) -> tuple[Any, ...]:

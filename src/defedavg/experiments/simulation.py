@@ -46,7 +46,7 @@ class Simulation:
         from ..training import RunProgress
 
         self.settings = settings
-        self.seed = seed = config.single("seed", seed, int)
+        self.seed = seed = config.checked_seed(seed)
         self.task = build_task(settings, seed) if task is None else task
         if settings.stop.target_accuracy and self.task.classes is None and self.task.metric is None:
             reason = "the task has no classes and no metric, so there is no accuracy"

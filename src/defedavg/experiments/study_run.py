@@ -309,7 +309,9 @@ class StudyRun:
         shown = task.clients[:MAX_CLIENTS_SHOWN]
         counts = class_counts(shown, task.train.targets.cpu().numpy(), task.classes)
         part = "" if len(shown) == task.num_clients else f", the first {len(shown)} of {task.num_clients} clients"
-        return PartitionCounts(f"{task.name}, seed {self.study.seeds[0]}{part}", counts.tolist())
+        swept = self.points[0].swept  # this partition belongs to one of the swept tasks
+        values = "".join(f", {name[5:]} {value}" for name, value in swept if name.startswith("task."))
+        return PartitionCounts(f"{task.name}{values}, seed {self.study.seeds[0]}{part}", counts.tolist())
 
     def run_folder(self) -> RunFolder:
         """Return the results for a report from memory; only the plans are read from disk."""

@@ -1,25 +1,63 @@
-"""The decision of a search for learning rates: the winner, the runner-up, and a study file with the rates found."""
+"""The decisions of a search for learning rates: winners, runners-up, and study files with the rates found.
+
+Times of different tasks, fleets or targets cannot be compared, so each of them that a study sweeps has a decision of
+its own.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..config.settings import TABLES, TrainingSettings
-from ..config.study import Study
+from ..config.study import Study, SweepPoint
+from ..report.groups import FLEET
 from ..report.seed_figures import accuracy_text, time_to_target
 from .tune import RatePair, Tuning, score
 
+Swept: TypeAlias = tuple[tuple[str, Any], ...]
+
+
+def decisions_of(tuning: Tuning) -> list[Decision]:
+    """Return the decision for every swept task, fleet and target: one if the study sweeps none of them."""
+    every = list(dict.fromkeys(_given(pair.point) for pair in tuning.pairs))
+    labels = [_label(given) for given in every]
+    if len(set(labels)) < len(labels):
+        labels = [str(position) for position in range(1, len(every) + 1)]
+    return [Decision(tuning, given, label) for given, label in zip(every, labels, strict=True)]
+
+
+def _label(given: Swept) -> str:
+    """Return values as a part of the name of a study."""
+    words = "-".join(f"{name.partition('.')[2]}-{value}" for name, value in given)
+    return re.sub(r"[^A-Za-z0-9._]+", "-", words).strip("-")[:60]
+
+
+def _given(point: SweepPoint) -> Swept:
+    """Return the swept values that are given, not chosen."""
+    fleet = {f"clients.{key}" for key in FLEET}
+    return tuple(
+        (name, value)
+        for name, value in point.swept
+        if name.startswith("task.") or name in fleet or name == "stop.target_accuracy"
+    )
+
 
 class Decision:
-    """What a finished search decides. ``ranking`` has the best pair of every setting, the winner first."""
+    """What a finished search decides for one task, fleet and target.
 
-    def __init__(self, tuning: Tuning) -> None:
+    ``ranking`` has the best pair of every setting, the winner first. ``given`` are the swept values of task, fleet and
+    target, and ``label`` is a name for them; both are empty if the study sweeps none.
+    """
+
+    def __init__(self, tuning: Tuning, given: Swept = (), label: str = "") -> None:
         self._tuning = tuning
-        best = tuning.best()
+        self.given, self.label = given, label
+        best = [pair for pair in tuning.best() if _given(pair.point) == given]
         # If there is one setting only, its second pair is the runner-up.
-        rivals = best if len(best) > 1 else tuning.pairs
+        rivals = best if len(best) > 1 else [pair for pair in tuning.pairs if _given(pair.point) == given]
         ranked = sorted(rivals, key=self._score)
         self.winner = ranked[0]
         self.runner_up = ranked[1] if len(ranked) > 1 else None
@@ -62,7 +100,8 @@ class Decision:
             tables[algorithm] = {**tables.get(algorithm, {}), **own, **known}
         # Every table of an algorithm overrides these two, so their values in the searched study have no effect.
         tables["training"] |= {name: getattr(TrainingSettings(), name) for name in ("global_lr", "local_lr")}
-        return replace(searched, name=f"{searched.name[:94]}-tuned", tables=tables)
+        label = f"-{self.label}" if self.label else ""
+        return replace(searched, name=f"{searched.name[: 94 - len(label)]}{label}-tuned", tables=tables)
 
     def _shared_values(self, searched: Study) -> dict[str, Any]:
         shared: dict[str, Any] = {}
@@ -92,11 +131,17 @@ class Decision:
             *(f"{pair.label} ({self.figure(pair)})" for pair in chosen.values()),
             f"Seeds of the search: {', '.join(map(str, searched.seeds))}. They chose the rates, so compare on others.",
         ]
-        if shared:
-            values = ", ".join(f"{name} = {value}" for name, value in shared.items())
-            lines.append(f"Of the swept settings, this study has the values of the winner: {values}.")
+        chosen_values = {name: value for name, value in shared.items() if (name, value) not in self.given}
+        if self.given:
+            lines.append(f"This study is for {_listed(dict(self.given))}; each other value has one of its own.")
+        if chosen_values:
+            lines.append(f"Of the swept settings, this study has the values of the winner: {_listed(chosen_values)}.")
         comments = "".join(f"# {''.join(s if s.isprintable() else '?' for s in line)}\n" for line in lines)
         return f"{comments}\n{self.study(searched).to_toml()}"
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
 def _own_values(searched: Study, pair: RatePair) -> dict[str, Any]:

@@ -8,29 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from ..config.study import Study
-from ..fileio import FolderLock, write_whole
+from ..fileio import FolderLock
 from ..jsonio import json_line
 from ..runstore.journal import Journal
 from ..runstore.layout import RunFiles
 from ..runstore.metrics import metric_field
 from ..runstore.provenance import provenance
 from ..runstore.replacement import Replacement
-from ..runstore.writer import begin_run, check_folder, write_lines, write_summary
+from ..runstore.writer import begin_run, check_folder, write_lines, write_summary, write_tuned_study
 from .run_events import Event, RunEvaluated, Watch
 from .tune import RatePair, Tuning
-from .tuned_study import Decision
+from .tuned_study import Decision, decisions_of
 
 
 class TuningFolder:
-    """A search that is saved in a run folder: every evaluation when it is made, every pair and the decision at the end.
+    """A search that is saved in a run folder: evaluations when they are made, pairs and decisions at the end.
 
-    ``decision`` is None until the search has finished.
+    ``decisions`` is empty until the search has finished.
     """
 
     def __init__(self, tuning: Tuning, study: Study, folder: Path, *, force: bool) -> None:
         self.tuning = tuning
         self._study = study
-        self.decision: Decision | None = None
+        self.decisions: list[Decision] = []
         compute = tuning.sweep.compute
         self._origin = provenance(executor=compute.executor, device=compute.device, precision=compute.precision)
         self._files = RunFiles(folder)
@@ -60,6 +60,10 @@ class TuningFolder:
         finally:
             self._lock.release()
 
+    def tuned_study(self, decision: Decision) -> Path:
+        """Return the path of the study with the rates of a decision."""
+        return self._files.tuned_study(decision.label)
+
     def _run(self, watch: Watch) -> bool:
         journal = Journal(self._files.metrics)
 
@@ -85,11 +89,20 @@ class TuningFolder:
         write_lines(self._files.rate_points, self.tuning.records())
         results: dict[str, Sequence[Any]] = {"best": []}
         if finished:
-            self.decision = Decision(self.tuning)
-            ranked = [self.decision.winner, *filter(None, [self.decision.runner_up])]
-            results = {"best": list(map(_rates, self.tuning.best())), "ranking": list(map(_rates, ranked))}
-            write_whole(self._files.tuned_study, self.decision.to_toml(self._study).encode())
+            self.decisions = decisions_of(self.tuning)
+            results = {"best": list(map(_rates, self.tuning.best())), **_rankings(self.decisions)}
+            for decision in self.decisions:
+                write_tuned_study(self.tuned_study(decision), decision.to_toml(self._study))
         write_summary(self._files, self._study.name, self._origin, results, finished=finished)
+
+
+def _rankings(decisions: Sequence[Decision]) -> dict[str, list[Any]]:
+    """Return winner and runner-up; of several tasks, fleets or targets, with the swept values of each."""
+    rankings = [[_rates(each) for each in (one.winner, one.runner_up) if each is not None] for one in decisions]
+    if len(decisions) == 1:
+        return {"ranking": rankings[0]}
+    swept = [dict(one.given) for one in decisions]
+    return {"rankings": [{"swept": each, "ranking": own} for each, own in zip(swept, rankings, strict=True)]}
 
 
 def _rates(pair: RatePair) -> dict[str, Any]:

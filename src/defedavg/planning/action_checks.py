@@ -29,14 +29,24 @@ def raised(kind: type[ServerMachine], error: BaseException) -> str:
 
     Code of this package is no code of the algorithm, also where the algorithm inherits it.
     """
-    package = __name__.partition(".")[0]
-    own = {inner.__module__ for inner in kind.__mro__ if inner.__module__.partition(".")[0] != package}
+    own = {inner.__module__ for inner in _own_classes(kind)}
     lines = [
         f"{Path(frame.f_code.co_filename).name}, line {line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
         if frame.f_globals.get("__name__") in own
     ]
     return f"{type(error).__name__}: {first_line(error)} ({lines[-1]})" if lines else ""
+
+
+def own_hooks(kind: type[ServerMachine]) -> list[str]:
+    """Return the public methods that the algorithm's own classes define, as ``name()``."""
+    members = {name: member for inner in _own_classes(kind) for name, member in vars(inner).items()}
+    return [f"{name}()" for name, member in members.items() if callable(member) and not name.startswith("_")]
+
+
+def _own_classes(kind: type[ServerMachine]) -> list[type]:
+    package = __name__.partition(".")[0]
+    return [inner for inner in kind.__mro__[:-1] if inner.__module__.partition(".")[0] != package]
 
 
 def refuse_failure(server: ServerMachine, error: Exception, newest: int) -> None:

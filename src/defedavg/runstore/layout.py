@@ -7,6 +7,7 @@
       summary.json       one entry per algorithm × swept point × seed, rewritten after every run
       points.jsonl       of a search for learning rates: every pair of rates and seed
       tuned.toml         of a search for learning rates: the study with the rates found
+      tuned/*.toml       the same for every task, fleet and target, if the search sweeps them
       clients/*.jsonl    per run, one line per client: what it did and what the last version is worth on its data
       clients.parquet    the same of all runs as a table, written at the end if pyarrow is installed
       plans/*.jsonl.gz   one plan per run
@@ -41,6 +42,7 @@ OWNED = (
     "metrics.parquet",
     "points.jsonl",
     "tuned.toml",
+    "tuned",
     "clients",
     "clients.parquet",
     "plans",
@@ -83,7 +85,6 @@ class RunFiles:
         self.parquet = folder / "metrics.parquet"
         self.clients_parquet = folder / "clients.parquet"
         self.rate_points = folder / "points.jsonl"
-        self.tuned_study = folder / "tuned.toml"
         self.partition = folder / "split.json"
         self.plots = folder / "plots"
         self.page = folder / "report.html"
@@ -110,6 +111,10 @@ class RunFiles:
     def weights(self, label: str, seed: int) -> Path:
         """Return the path of a run's last version."""
         return self.folder / "weights" / f"{file_name(label, seed)}.safetensors"
+
+    def tuned_study(self, label: str) -> Path:
+        """Return the path of the study with the rates found, or of one of several by the label of its task."""
+        return self.folder / "tuned" / f"{label}.toml" if label else self.folder / "tuned.toml"
 
     def foreign(self) -> list[str]:
         """Return the names of what no run writes, sorted."""

@@ -104,6 +104,13 @@ def write_client_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_lines(path, rows)
 
 
+def write_tuned_study(path: Path, text: str) -> None:
+    """Write a study with the rates that a search found."""
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+    write_whole(path, text.encode())
+
+
 def write_partition(files: RunFiles, counts: PartitionCounts) -> None:
     """Write how many samples of every class each client holds."""
     write_lines(files.partition, [{"title": counts.title, "counts": counts.counts}])
