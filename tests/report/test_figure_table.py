@@ -151,6 +151,24 @@ def test_columns_without_a_figure_are_omitted_for_readers_and_kept_for_programs(
     assert len(table(tmp_path)["asysg"]) == 6 + 3 * len(COLUMNS)
 
 
+def test_a_table_may_have_some_figures_only(runs: Path) -> None:
+    def chosen(names: str, *options: str) -> str:
+        result = call("runs", "table", "one", "--columns", names, *options, cwd=runs)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    latex = chosen("best_accuracy_percent, staleness", "--latex")
+    assert r"setting & seeds & reached & best accuracy (\%) & staleness \\" in latex
+    assert r"fedavg & 3 & 3 of 3 & 83.0 $\pm$ 3.6 & 1.50 $\pm$ 0 \\" in latex
+    assert "To target" not in latex
+    found = json.loads(chosen("time_to_target_s", "--json"))
+    assert set(found[0]) == {"run", "label", "algorithm", "seeds", "reached", "metric", "time_to_target_s"}
+    words = " ".join(chosen("rounds,time_to_target_s").split())
+    assert "fedavg 3 3 of 3 20 ± 0 5.0 ± 1.0" in words
+    assert "costs" not in words
+    refuse(call("runs", "table", "one", "--columns", "accuracy", cwd=runs), "unknown column 'accuracy'")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

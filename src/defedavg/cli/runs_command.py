@@ -267,6 +267,9 @@ def table(
     to: Annotated[
         Path | None, Option("--output", "-o", metavar="FILE", help="Write to a file: .tex, .md or .csv.")
     ] = None,
+    columns: Annotated[
+        str | None, Option(metavar="NAME,…", help="Only these figures, by their names in --json and in this order.")
+    ] = None,
     folder: Out = Path("runs"),
     as_json: Json = False,
 ) -> None:
@@ -275,7 +278,7 @@ def table(
     Times and rounds to the target are means over the seeds that reached it; "reached" counts them. `--latex` and
     `--markdown` omit a column that has no figure in any row; `--csv` and `--json` keep it.
 
-    Example: `defedavg runs table first --latex -o first.tex`
+    Example: `defedavg runs table first --columns time_to_target_s,best_accuracy_percent --latex -o first.tex`
     """
     from ..report import figure_table
 
@@ -284,6 +287,8 @@ def table(
     rows = figure_table.figure_rows(runs)
     if not rows:
         raise UserError(f"{', '.join(run.name for run in runs)}: no run has a result yet, so there is no table")
+    if columns is not None:
+        rows = figure_table.with_columns(rows, [name.strip() for name in columns.split(",")])
     for run in runs:
         if run.status == "unfinished":
             print_note(f"{run.name} is unfinished: the figures are those so far")

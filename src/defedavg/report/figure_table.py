@@ -13,10 +13,11 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from rich.table import Table
 
+from ..errors import unknown
 from ..runstore.metrics import common_metric
 from ..runstore.reader import RunFolder
 from .figure_columns import CLIENT_CAPTION, CLIENT_COLUMNS, COLUMNS, Column, for_terminal
@@ -66,12 +67,26 @@ def _columns(records: Sequence[Record], metric: str) -> tuple[Column, ...]:
     return tuple(column.in_metric(metric) for column in (*COLUMNS, *own))
 
 
+def with_columns(rows: Sequence[FigureRow], names: Sequence[str]) -> list[FigureRow]:
+    """Return rows with some of their figures, in this order; names are those of the CSV without "_mean"."""
+    places = {column.name: place for place, column in enumerate(rows[0].columns)}
+    for name in names:
+        if name not in places:
+            raise unknown("column", name, places)
+    chosen = [places[name] for name in dict.fromkeys(names)]
+    return [
+        replace(row, columns=tuple(row.columns[i] for i in chosen), figures=tuple(row.figures[i] for i in chosen))
+        for row in rows
+    ]
+
+
 def _headings(rows: Sequence[FigureRow]) -> list[str]:
     return ["setting", "seeds", "reached", *(column.heading for column in rows[0].columns)]
 
 
 def _caption(rows: Sequence[FigureRow]) -> str:
-    to_target = " To target: over the seeds that reached it." if any(row.reached for row in rows) else ""
+    shown = any(row.reached for row in rows) and any(column.key in TO_TARGET for column in rows[0].columns)
+    to_target = " To target: over the seeds that reached it." if shown else ""
     return f"{over_seeds_caption(rows[0].metric)}{to_target}"
 
 
@@ -111,11 +126,13 @@ def _known_columns(rows: Sequence[FigureRow]) -> list[list[str]]:
 def terminal_tables(rows: Sequence[FigureRow]) -> list[Table]:
     """Return tables with the same rows, since a terminal is narrower than all figures: results, costs, and clients."""
     cells, names = list(_cells(rows)), _headings(rows)
+    columns = rows[0].columns
+    if [column.key for column in columns[: len(COLUMNS)]] != [column.key for column in COLUMNS]:  # chosen ones
+        return [make("figures", names, cells, _caption(rows))]
     results = make("results", names[:COSTS], [row[:COSTS] for row in cells], _caption(rows))
     costs = make("costs", (names[0], *names[COSTS:CLIENTS]), [(row[0], *row[COSTS:CLIENTS]) for row in cells])
     if len(names) == CLIENTS:
         return [results, costs]
-    columns = rows[0].columns
     chosen = [0, *(3 + columns.index(column) for column in for_terminal(columns[len(COLUMNS) :]))]
     own = [[row[i] for i in chosen] for row in cells]
     return [results, costs, make("clients", [names[i] for i in chosen], own, CLIENT_CAPTION)]
