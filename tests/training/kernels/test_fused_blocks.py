@@ -199,6 +199,7 @@ def test_a_bound_is_not_exceeded() -> None:
     assert far(found[0], exact[0]) < 2e-3
 
 
+@pytest.mark.no_cover
 def test_results_of_a_client_do_not_depend_on_the_others() -> None:
     kernels, x = TritonLayerKernels("tf32"), images(2, 9, 9, 3).float()
     together, alone = step(fused, kernels, x, RESNET), step(fused, kernels, x, RESNET, clients=1)
