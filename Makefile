@@ -41,7 +41,7 @@ types: .venv/dev
 # Prints the coverage of src/ in one line, and fails below `fail_under` in pyproject.toml. The property tests of planning and algorithms and
 # the long runs of convergence are pure Python, which tracing slows down three to six times on Python 3.11: they run untraced, so the
 # figure is a lower bound.
-UNTRACED := tests/algorithms tests/planning tests/training/test_convergence.py
+UNTRACED := tests/training/test_convergence.py tests/algorithms tests/planning
 tests: .venv/dev
 	$(BIN)/python -m pytest $(UNTRACED)
 	$(BIN)/python -m pytest --cov --cov-report= $(addprefix --ignore=,$(UNTRACED))
@@ -51,9 +51,10 @@ fuzz: .venv/dev
 	DEFEDAVG_FUZZ=400 $(BIN)/python -m pytest tests/cli/test_fuzz.py
 
 # Real server and client processes, over gRPC and Flower: minutes, half of them spent waiting, so three tests at a time share two cores.
+# Only their folder: to collect the other tests takes every worker eleven seconds.
 DEPLOYMENTS := 3
 test-deploy: .venv/dev
-	$(BIN)/python -m pytest -n $(DEPLOYMENTS) -m "deploy and not long" --durations=0
+	$(BIN)/python -m pytest -n $(DEPLOYMENTS) -m "deploy and not long" --durations=0 tests/deploy
 
 # All deployments over Flower, also those that take minutes each: repeated kills of its processes, and `deploy local` resumed.
 test-flower: .venv/dev

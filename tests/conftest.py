@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for child processes; before PyTorch is imported
 
+import coverage
 import hypothesis
 import pytest
 import torch
@@ -27,11 +28,31 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run tests with real server and client processes only on request (``-m deploy``)."""
+    """Run tests with real server and client processes only on request (``-m deploy``), and slow tests first.
+
+    Those are the tests without tracing: one that starts last would leave the other core idle.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("no_cover") is None)
     if "deploy" not in str(config.getoption("-m")):
         for item in items:
             if item.get_closest_marker("deploy"):
                 item.add_marker(pytest.mark.skip(reason="make test-deploy runs it"))
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test with the marker ``no_cover`` without tracing in a worker, too.
+
+    There pytest-cov 7 has measured twice since the start: when it stops one measurement, the other continues.
+    """
+    other = coverage.Coverage.current() if item.get_closest_marker("no_cover") else None
+    if other is None:
+        return (yield)
+    other.stop()
+    try:
+        return (yield)
+    finally:
+        other.start()
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ PARSED_ONLY = {
     "defedavg paper table": "hours, and data that must be downloaded",
     "defedavg paper rounds": "a minute; tests/paper runs it for one cell",
     "defedavg paper infer": "data that must be downloaded; tests/paper has a search",
+    "defedavg plan phones.toml": "half a minute; tests/test_planning_page.py runs these",
     "defedavg plan --num-clients 1000000": "minutes",
     "defedavg plan --num-clients 100000 ": "a minute",
     "defedavg traces convert": "needs a file of another project",

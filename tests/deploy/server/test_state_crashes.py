@@ -242,6 +242,7 @@ def assert_same(found: Result, expected: Result) -> None:
     assert all(torch.equal(found.updates[key], expected.updates[key]) for key in expected.updates)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("changes", STATEFUL, ids=named)
 @pytest.mark.parametrize("mode", [AT_ONCE, TOGETHER], ids=["at once", "together"])
 def test_a_crash_at_any_moment_of_writing_changes_no_bit(

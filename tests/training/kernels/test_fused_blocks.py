@@ -161,6 +161,7 @@ def sequences(draw: st.DrawFn) -> tuple[int, tuple[int, int, int], list[Shape]]:
     return draw(st.integers(1, 3)), (draw(st.integers(5, 9)), draw(st.integers(5, 9)), channels), shapes
 
 
+@pytest.mark.no_cover
 @examples(max_examples=12)
 @given(sequences())
 @example((3, (9, 8, 3), list(RESNET)))
@@ -180,6 +181,7 @@ def test_blocks_do_what_their_layers_do_one_by_one(
     assert not any(target[1].any() for target in found[2:])
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("slope", [1e-20, 1e-9, 1.0, 1e9])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
 def test_blocks_agree_with_float64(scale: float, slope: float) -> None:
@@ -205,6 +207,7 @@ def test_a_bound_is_not_exceeded() -> None:
     assert far(found[0], exact[0]) < 2e-3
 
 
+@pytest.mark.no_cover
 def test_a_flat_image_without_a_gradient_takes_no_digits_from_the_others() -> None:
     """Its inverse deviation is the largest possible, and counts in the bound of the gradients."""
     x = images(2, 8, 8, 3, scale=255.0)
@@ -218,6 +221,7 @@ def test_a_flat_image_without_a_gradient_takes_no_digits_from_the_others() -> No
         assert far(a, c) <= 1.05 * far(b, c)
 
 
+@pytest.mark.no_cover
 def test_results_of_a_client_do_not_depend_on_the_others() -> None:
     kernels, x = TritonLayerKernels("tf32"), images(2, 9, 9, 3).float()
     together, alone = step(fused, kernels, x, RESNET), step(fused, kernels, x, RESNET, clients=1)
@@ -287,6 +291,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 LAST_LINES: tuple[Shape, ...] = (("projects", 8, 3), ("plain", 2, 2), ("projects", 4, 1))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("shapes", "image"), [(RESNET, (10, 7, 3)), (LAST_LINES, (12, 11, 5))])
 def test_memory_that_no_kernel_has_written_is_not_read(
     monkeypatch: pytest.MonkeyPatch, shapes: Sequence[Shape], image: tuple[int, int, int]
@@ -318,6 +323,7 @@ def small_resnet() -> nn.Module:
     )
 
 
+@pytest.mark.no_cover
 def test_a_replayed_step_of_a_model_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of different lengths and unused slots, whose kernels do nothing; the buffers are those of the job before."""
     source = np.random.default_rng(0)

@@ -67,6 +67,7 @@ def drawn(case: Convolution, draws: tuple[Draw, Draw, Draw]) -> list[Tensor]:
     return [images(n, *image), weights(CLIENTS, outs, *window.size, image[2]), shift, gradients(n, high, wide, outs)]
 
 
+@pytest.mark.no_cover
 @examples(max_examples=25)
 @given(convolutions(), st.booleans(), st.integers(0, 2**32))
 @example((2, (7, 8, 3), 4, Window((3, 3), (2, 2), (0, 0), relu=True)), True, 0)  # lines of patches
@@ -81,6 +82,7 @@ def test_whole_numbers_give_equal_results(case: Convolution, bias: bool, seed: i
     assert not any(target[1].any() for target in found[2:])
 
 
+@pytest.mark.no_cover
 @examples(max_examples=15)
 @given(
     st.integers(0, 2**32), st.sampled_from([1e-20, 1e-6, 1.0, 1e6, 1e12]), st.sampled_from([1e-6, 1.0, 1e6]),

@@ -40,6 +40,7 @@ def changes(params: LayerWeights, start: LayerWeights) -> list[Tensor]:
     return [a - b for a, b in pairs if a is not None and b is not None]
 
 
+@pytest.mark.no_cover
 @examples(max_examples=25)
 @given(convolutions(), st.booleans(), st.booleans())
 @example((2, (7, 8, 3), 4, Window((3, 3), (2, 2), (0, 0), relu=True)), True, False)  # lines of patches
@@ -69,6 +70,7 @@ def test_convolutions(case: Convolution, bias: bool, frozen: bool) -> None:
         assert not found[0][2].any()
 
 
+@pytest.mark.no_cover
 @examples(max_examples=25)
 @given(
     rows=st.integers(1, 70), ins=st.integers(1, 150), outs=st.integers(1, 80), relu=st.booleans(), bias=st.booleans()
@@ -131,6 +133,7 @@ def separated(params: LayerWeights) -> LayerWeights:
     return dataclasses.replace(params, rates=torch.tensor([-1.0, -0.0, -1.0]), targets=targets)
 
 
+@pytest.mark.no_cover
 @examples(max_examples=15)
 @given(convolutions(), st.booleans())
 def test_gradients_of_convolutions(case: Convolution, bias: bool) -> None:
