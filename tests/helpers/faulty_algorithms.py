@@ -158,6 +158,39 @@ class ReturnsNothing(SendsToSenders):
         return super().on_update(update) if self.version < FAULT_ROUND - 1 else None  # type: ignore[return-value]
 
 
+class AnswersMergeWithNothing(SendsToSenders):
+    """Forgets to return a list from a hook whose result inherited code uses."""
+
+    name = "answers-merge-with-nothing"
+    on_update = BufferedRound.on_update
+    finish_round = BufferedRound.finish_round
+
+    def after_merge(self) -> Actions:
+        sent: Actions = [Send(client, self.version) for client in range(self.setup.num_clients)]
+        return sent if self.version < FAULT_ROUND else None  # type: ignore[return-value]
+
+
+class SetsTextTimer(SendsToSenders):
+    """Sets a timer to a text."""
+
+    name = "sets-text-timer"
+
+    def answer(self, update: Update) -> Actions:
+        late = self.version >= FAULT_ROUND - 1
+        return [*super().answer(update), *([SetTimer(1, "soon")] if late else [])]  # type: ignore[arg-type]
+
+
+class DiscardsNumber(SendsToSenders):
+    """Discards the number of a client instead of its update."""
+
+    name = "discards-number"
+
+    def on_update(self, update: Update) -> Actions:
+        if self.version < FAULT_ROUND - 1:
+            return super().on_update(update)
+        return [Discard(update.client), *self.answer(update)]  # type: ignore[arg-type]
+
+
 class ReturnsText(SendsToSenders):
     """Returns something that is not an action."""
 
@@ -191,6 +224,14 @@ FAULTS: dict[type[SendsToSenders], tuple[str, ...]] = {
     NeverMergesAgain: ("events have passed without a merge since round 8", "merge updates when they arrive"),
     Raises: ("it raises KeyError: 'rate' (faulty_algorithms.py, line", "after round 8; correct it"),
     ReturnsNothing: ("it returns NoneType after round 8; return a list of actions",),
+    AnswersMergeWithNothing: (
+        "after round 8 it raises TypeError: ",
+        "from what a hook returned",
+        "check what these return: ",
+        "after_merge()",
+    ),
+    SetsTextTimer: ("it sets a timer of 'soon' s; give zero seconds or more, a number",),
+    DiscardsNumber: ("it discards ", "which is not an update; discard one that arrived"),
     ReturnsText: ("it returns 'send', which is not an action of a server",),
     SendsToNumpyClient: ("Send names the client np.int64(", "convert it with int()"),
     SendsToNoClient: ("Send names client -1; give one of 0 to 9",),

@@ -30,7 +30,15 @@ SETTINGS = {
     "stop.max_rounds": 30,
     "stop.eval_every_rounds": 30,
 }
-IN_A_DEPLOYMENT = [faulty.WrongSum, faulty.OlderVersion, faulty.UndeclaredBroadcast, faulty.Stalls]
+IN_A_DEPLOYMENT = [
+    faulty.WrongSum,
+    faulty.OlderVersion,
+    faulty.UndeclaredBroadcast,
+    faulty.Stalls,
+    faulty.AnswersMergeWithNothing,
+    faulty.SetsTextTimer,
+    faulty.DiscardsNumber,
+]
 TWICE = ("the plan is not valid", "is merged twice")
 ALL_FAULTS: dict[type[faulty.SendsToSenders], tuple[str, ...]] = {**faulty.FAULTS, faulty.MergesTwice: TWICE}
 
@@ -141,7 +149,7 @@ def test_a_deployment_keeps_a_declared_older_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("worlds")
-@pytest.mark.parametrize("kind", IN_A_DEPLOYMENT)
+@pytest.mark.parametrize("kind", [*IN_A_DEPLOYMENT, faulty.Raises])
 def test_a_deployment_reports_it(kind: type[faulty.SendsToSenders], tmp_path: Path) -> None:
     register(kind)
     world = World(tmp_path / "run", algorithm=kind.name, stop__max_rounds=30)

@@ -154,6 +154,38 @@ def test_runs_are_compared(made: Path) -> None:
     call("compare", "one", "three", "--out", made, fails="no run 'three'")
 
 
+def test_searches_are_compared_by_pairs_of_rates(tmp_path: Path) -> None:
+    small = {"task.model": "softmax", "clients.num_clients": 4, "training.updates_per_round": 2, "stop.max_rounds": 2}
+    settings = {**small, "training.local_steps": 1, "stop.target_accuracy": 0.9}
+    sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    (tmp_path / "study.toml").write_text('algorithms = ["fedavg"]\n')
+    for name in ("one", "two"):
+        done = run_command("tune", "study.toml", *sets, "--set", f"name={name}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    found = call("compare", "one-tune", "two-tune", "--out", tmp_path / "runs")["results"]
+    assert len(found) > 1
+    assert all(label.startswith("fedavg η=") for label in found)
+    assert all(row["best_accuracy"] > 0 for pair in found.values() for row in pair)
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("local_steps=abc", "local_steps is 'abc'; it must be a whole number"),
+        ("training.local_lr=true", "training.local_lr is True; it must be a number"),
+        ("nesterov=1", "nesterov is 1; it must be true or false"),
+        ("fedavg.replacement=x", "fedavg.replacement is 'x'; it must be true or false"),
+    ],
+)
+def test_a_value_that_no_run_can_have_is_refused(made: Path, where: str, words: str) -> None:
+    call("list", "--where", where, "--out", made, fails=words)
+
+
+@pytest.mark.parametrize("where", ["local_steps=77", "local_steps=2.0", "local_lr=1", "model=1", "timeout_seconds=inf"])
+def test_a_value_that_a_run_could_have_is_not_refused(made: Path, where: str) -> None:
+    call("list", "--where", where, "--out", made)
+
+
 def test_the_parquet_file_has_every_measurement(made: Path, tmp_path: Path) -> None:
     said = call("export", tmp_path / "new" / "all.parquet", "--out", made)
     table = pd.read_parquet(tmp_path / "new" / "all.parquet")

@@ -19,7 +19,7 @@ from ..errors import UserError, unknown
 from ..fileio import launch_lock, read_regular, write_whole
 from ..runstore.layout import RunFiles
 from ..runstore.reader import read_run
-from .deploy_stream_command import Clients, Sets, join, keys, print_results, serve
+from .deploy_stream_command import Clients, Sets, join, keys, print_results, serve, study_settings
 from .options import (
     CommandWithOldNames,
     Force,
@@ -49,6 +49,25 @@ NoWarmWorkers = Annotated[
         "--no-warm-workers",
         help="End a client's process after every message, as plain Flower does; the next one loads PyTorch again.",
     ),
+]
+
+
+LocalStudy = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[STUDY.toml]",
+        help="A study with single values, as for serve, such as advised.toml.",
+        show_default="the settings of a small deployment",
+    ),
+]
+LocalAlgorithm = Annotated[str | None, typer.Option(help="Default: that of the study or app, or defedavg-iid.")]
+LocalClientCount = Annotated[
+    int | None,
+    typer.Option(min=1, max=1000, help="The number of clients. Default: that of the study or app, or 6."),
+]
+AppFolder = Annotated[
+    Path | None,
+    typer.Option("--app", metavar="FOLDER", help="An app from `defedavg deploy init`, with its settings and task."),
 ]
 
 
@@ -95,16 +114,12 @@ def init(
 
 @app.command(cls=CommandWithOldNames)
 def local(
-    algorithm: Annotated[str | None, typer.Option(help="Default: that of the app, or defedavg-iid.")] = None,
-    clients: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="The number of clients. Default: that of the app, or 6.")
-    ] = None,
+    file: LocalStudy = None,
+    algorithm: LocalAlgorithm = None,
+    clients: LocalClientCount = None,
     name: Annotated[str, typer.Option(help="The name of the run and of its folder.")] = "deployment",
     given: Sets = None,
-    app_folder: Annotated[
-        Path | None,
-        typer.Option("--app", metavar="FOLDER", help="An app from `defedavg deploy init`, with its settings and task."),
-    ] = None,
+    app_folder: AppFolder = None,
     folder: Out = Path("runs"),
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The port of the server. Default: a free port.")
@@ -132,10 +147,14 @@ def local(
     files = RunFiles(folder / name)
     flat, run_config = None, None
     if not resume:
-        flat = _with_user_code(_new_settings(app_folder, name, algorithm, clients, given), plugin)
+        if file is None:
+            flat = _with_user_code(_new_settings(app_folder, name, algorithm, clients, given), plugin)
+        else:
+            flat = _settings_of_study(file, app_folder, name, algorithm, clients, given, plugin)
         flat, run_config = _chosen(flat, transport, resume=False)
     else:
-        _check_resume(files, changed=bool(given or force) or algorithm is not None or clients is not None)
+        changed = any(each is not None for each in (file, algorithm, clients))
+        _check_resume(files, changed=bool(given or force) or changed)
     if port is not None:
         check_port(port)
     with launch_lock(files.folder), ExitStack() as created:
@@ -158,7 +177,9 @@ def local(
 
 def _check_resume(files: RunFiles, *, changed: bool) -> None:
     if changed:
-        raise UserError("--resume keeps the settings of the run; omit --set, --algorithm, --clients and --force")
+        raise UserError(
+            "--resume keeps the settings of the run; omit the study, --set, --algorithm, --clients and --force"
+        )
     if not files.folder.is_dir():
         raise UserError(f"there is no run to resume in {files.folder}")
 
@@ -204,6 +225,26 @@ def _new_settings(
     options = {"algorithm": algorithm, "clients.num_clients": clients}
     chosen = {key: value for key, value in options.items() if value is not None}
     return _with_changes(_app_settings(app_folder) | chosen, given)
+
+
+def _settings_of_study(
+    file: Path,
+    app_folder: Path | None,
+    name: str,
+    algorithm: str | None,
+    clients: int | None,
+    given: list[str] | None,
+    plugins: list[Path] | None,
+) -> dict[str, Any]:
+    """Return the settings of a study, changed by the command line."""
+    if app_folder is not None:
+        raise UserError("give a study or --app, not both; an app has settings of its own")
+    from ..deploy.deploy_config import default_settings
+
+    # Flower lets a command change only the settings that its app names.
+    server = {key: value for key, value in default_settings().items() if key.startswith("deploy.")}
+    options = [] if clients is None else [f"clients.num_clients={clients}"]
+    return {**server, **study_settings(file, [*(given or []), *options], algorithm, plugins), "name": name}
 
 
 def _with_user_code(flat: dict[str, Any], plugins: list[Path] | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typer import Argument, Option
 from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..config.build import energy_of, make_simulator, server_vectors
+from ..config.planned_settings import swept_without_effect_on_plans
 from ..config.study import Study, SweepPoint
 from ..durations import duration
 from ..errors import UserError, unknown
@@ -40,6 +41,7 @@ from .options import (
     out,
     print_json,
     print_note,
+    print_notes,
     reported,
     working,
 )
@@ -88,6 +90,7 @@ def plan(
     if until is not None and gantt is None:
         raise UserError("--until sets what the chart shows, but no chart is drawn; add --gantt FILE.png")
     study = _study(file, example, _with_short_options(overrides or (), num_clients, updates_per_round), plugin)
+    _print_equal_plans(study)
     points = study.points()
     if gantt and len(points) > MAX_GANTT_PLANS:
         raise UserError(f"a chart of {len(points)} settings is not readable; plan at most {MAX_GANTT_PLANS}")
@@ -135,6 +138,11 @@ def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], p
     if file is None:
         return reported(config.study(config.override({"name": "plan", "algorithms": list(ALGORITHMS)}, overrides)))
     return load_study(file, overrides, plugins)
+
+
+def _print_equal_plans(study: Study) -> None:
+    """Print one line for every swept setting that changes no row."""
+    print_notes([f"defedavg: {line}" for line in swept_without_effect_on_plans(study)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ from typer import Argument, Option
 
 from ..algorithms import ALGORITHMS
 from ..config.settings import setting_names
+from ..config.value_checks import check_setting_value, value_of_text
 from ..errors import UserError, counted, printable, unknown
 from ..fileio import write_whole, writing
 from ..report import tables
@@ -74,9 +74,10 @@ def _select(folder: Path, algorithm: str | None, where: Sequence[str] | None, st
     wanted = [_parse_where(text) for text in where or ()]
     if runs:
         names = _setting_names(groups)
-        for key, _ in wanted:
+        for key, text in wanted:
             if key not in names:
                 raise unknown("setting", key, names, listed_by="defedavg settings")
+            check_setting_value(key, value_of_text(text))
     known = {*ALGORITHMS, *itertools.chain.from_iterable(run.algorithms for run in runs)}
     if algorithm is not None and algorithm not in known:
         raise unknown("algorithm", algorithm, ALGORITHMS)
@@ -116,10 +117,7 @@ def _matches(group: RunGroup, algorithm: str | None, where: Sequence[tuple[str, 
 
 
 def _equal(value: Any, text: str) -> bool:
-    try:
-        wanted = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        wanted = text
+    wanted = value_of_text(text)
     if isinstance(value, list) and not isinstance(wanted, list):
         return any(_equal(item, text) for item in value)  # a swept setting of a folder without results
     return bool(value == wanted and isinstance(value, bool) == isinstance(wanted, bool)) or str(value) == text
@@ -236,9 +234,15 @@ def _differing_settings(runs: Sequence[RunFolder]) -> dict[str, list[Any]]:
 
 def _results_by_label(runs: Sequence[RunFolder]) -> dict[str, list[ResultRow | None]]:
     """Return the results of every setting, one per run; None where a run does not have the setting."""
-    rows = [{group.label: _row(group) for group in _groups([run])} for run in runs]
+    rows = [{group.label: _row(group) for group in (_pairs(run) or _groups([run]))} for run in runs]
     labels = dict.fromkeys(label for one in rows for label in one)
     return {label: [one.get(label) for one in rows] for label in labels}
+
+
+def _pairs(run: RunFolder) -> list[RunGroup]:
+    """Return a group for every pair of rates of a search; none for a run, or while the search has no results."""
+    pairs = tables.grouped(run.entries if run.tuned else (), lambda entry: entry.label)
+    return [RunGroup(run, label, entries) for label, entries in pairs.items()]
 
 
 def _results_table(columns: Sequence[str], results: Mapping[str, Sequence[ResultRow | None]]) -> Table:

@@ -37,6 +37,7 @@ from .settings import (
     TrainingSettings,
     given_settings,
 )
+from .task_checks import check_tasks
 from .task_module import absolute_spec, file_of, task_from_module
 from .unread_settings import plain_text, unknown_key
 
@@ -217,6 +218,7 @@ def study(
     made = _complete({**found, "plugins": files}, folder, fallback_name)
     for name in made.algorithms:
         ALGORITHMS.find(name)
+    check_tasks(point.settings for point in made.points())
     made = dataclasses.replace(_with_clients_of_task(made, found), given=given_settings(found))
     made.points()  # every combination is checked before the first run starts
     return made

@@ -6,12 +6,23 @@ one line that names the algorithm, the round and the remedy, and no update is tr
 
 from __future__ import annotations
 
+import math
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..algorithms import ServerMachine
-from ..algorithms.protocol import ClientPolicy, Merge, Request, Resample, Send, ServerAction
+from ..algorithms.protocol import (
+    ClientPolicy,
+    Discard,
+    Merge,
+    Request,
+    Resample,
+    Send,
+    ServerAction,
+    SetTimer,
+    Update,
+)
 from ..errors import UserError, first_line
 from .state_checks import DeclaredState
 
@@ -50,15 +61,49 @@ def _own_classes(kind: type[ServerMachine]) -> list[type]:
 
 
 def refuse_failure(server: ServerMachine, error: Exception, newest: int) -> None:
-    """Report an error that code of the algorithm raised; any other error is left to the caller."""
-    if not isinstance(error, UserError) and (failure := raised(type(server), error)):
+    """Report an error that code of the algorithm raised, or that it caused in code that it inherits.
+
+    Any other error is left to the caller.
+    """
+    kind = type(server)
+    if isinstance(error, UserError):
+        return
+    if failure := raised(kind, error):
         refuse(server.name, f"it raises {failure} after round {newest}; correct it")
+    if _own_classes(kind) and _passed(server, error):
+        refuse(server.name, f"after round {newest} it raises {from_a_hook(kind, error)}")
+
+
+def from_a_hook(kind: type[ServerMachine], error: Exception) -> str:
+    """Return an error of inherited code that received something wrong from the algorithm, and what to do about it."""
+    returning = ", ".join(own_hooks(kind)) or "its hooks"
+    failure = f"{type(error).__name__}: {first_line(error)}"
+    return f"{failure}, from what a hook returned; check what these return: {returning}"
+
+
+def _passed(server: ServerMachine, error: Exception) -> bool:
+    """Return whether a method of this server machine was running when the error was raised."""
+    return any(frame.f_locals.get("self") is server for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def check_result(server: ServerMachine, actions: Any, newest: int) -> None:
     """Check that a hook returned a list."""
     if not isinstance(actions, list):
         refuse(server.name, f"it returns {type(actions).__name__} after round {newest}; return a list of actions")
+
+
+def expires(server: ServerMachine, timer: SetTimer) -> bool:
+    """Return whether a timer ever expires; refuse a time that is not a number."""
+    if not isinstance(timer.seconds, int | float):
+        refuse(server.name, f"it sets a timer of {timer.seconds!r:.60} s; give zero seconds or more, a number")
+    return math.isfinite(timer.seconds)
+
+
+def discarded(server: ServerMachine, action: Discard) -> Update:
+    """Return the update that the action discards; refuse anything else."""
+    if not isinstance(action.update, Update):
+        refuse(server.name, f"it discards {action.update!r:.60}, which is not an update; discard one that arrived")
+    return action.update
 
 
 def resampled(server: ServerMachine, action: Any) -> Resample:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from ..algorithms import ServerMachine, Setup, protocol
 from ..errors import UserError, first_line
-from .action_checks import own_hooks, raised, refuse, refuse_action
+from .action_checks import from_a_hook, raised, refuse, refuse_action
 from .devices import Fleet
 from .plan import records
 from .plan_checks import PlanError, checked
@@ -122,11 +122,9 @@ def _call(kind: type[ServerMachine], hook: str, function: Callable[[], T]) -> T:
             raise
         _fail(kind, first_line(error))
     except Exception as error:  # the algorithm is not part of this package
-        failure = f"{type(error).__name__}: {first_line(error)}"
         if where := raised(kind, error):
             _fail(kind, f"{hook} raises {where}; correct it")
-        returning = ", ".join(own_hooks(kind)) or "its hooks"
-        _fail(kind, f"{hook} raises {failure}, from what a hook returned; check what these return: {returning}")
+        _fail(kind, f"{hook} raises {from_a_hook(kind, error)}")
 
 
 class _ObservedServer:

@@ -358,12 +358,12 @@ class Simulator:
                     action_checks.refuse_action(self.server, action, self._newest)
                 self._push(self.now + self.fleet.latency_seconds, EventKind.REQUEST, action.client)
             elif isinstance(action, SetTimer):
-                if math.isfinite(action.seconds):  # otherwise it never expires
+                if action_checks.expires(self.server, action):
                     self._push(self.now + action.seconds, EventKind.TIMER, -1, action.token)
             elif isinstance(action, EndOfInstant):
                 self._push(self.now, EventKind.END_OF_INSTANT, -1)
             elif isinstance(action, Discard):
-                self._release(action.update, action)
+                self._release(action_checks.discarded(self.server, action), action)
             else:
                 draws = action_checks.resampled(self.server, action)
                 self._out.append(Timeout(self.now, draws.missing, draws.drawn))

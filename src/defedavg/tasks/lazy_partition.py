@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .. import rng as keyed
 from ..errors import UserError
+from .split_options import check_classes_per_client, check_samples_per_client
 
 Labels = NDArray[np.integer[Any]]
 Indices = NDArray[np.int64]
@@ -84,7 +85,8 @@ def check_labels(labels: Labels, num_clients: int) -> None:
 
 def _check(labels: Labels, num_clients: int, samples_per_client: int) -> None:
     check_labels(labels, num_clients)
-    if not 1 <= samples_per_client <= len(labels):
+    check_samples_per_client(samples_per_client)
+    if samples_per_client > len(labels):
         raise UserError(f"samples_per_client is {samples_per_client}; give 1 to {len(labels)}, the number of samples")
 
 
@@ -118,9 +120,10 @@ def sampled_classes(
     class with fewer gives all that it has.
     """
     _check(labels, num_clients, samples_per_client)
+    check_classes_per_client(classes_per_client)
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     most = min(len(members), samples_per_client)
-    if not 1 <= classes_per_client <= most:
+    if classes_per_client > most:
         found = f"classes_per_client is {classes_per_client}"
         raise UserError(f"{found}; give 1 to {most} with these data and samples_per_client")
     draw = partial(_of_few_classes, class_draw(seed), members, classes_per_client, samples_per_client)

@@ -27,7 +27,7 @@ natural     the samples of one user of the data set; fewer clients than users ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Final
 
@@ -46,6 +46,7 @@ from .lazy_partition import (
     sampled,
     sampled_classes,
 )
+from .split_options import OPTION_CHECKS, check_alpha, check_classes_per_client, check_shards_per_client
 from .users import Ids, natural
 
 MAX_DRAWS: Final = 100
@@ -89,8 +90,7 @@ def _checked_classes(labels: Labels, num_clients: int, classes_per_client: int) 
     """Return the classes of the set; refuse a number of them per client that is not possible."""
     _check(labels, num_clients)
     classes = np.unique(labels)
-    if classes_per_client < 1:
-        raise UserError(f"classes_per_client is {classes_per_client}; give every client at least 1 class")
+    check_classes_per_client(classes_per_client)
     if classes_per_client > len(classes):
         raise UserError(f"classes_per_client is {classes_per_client}, but the data has {len(classes)}; ask for fewer")
     return classes
@@ -138,8 +138,7 @@ def _assign_classes(classes: int, num_clients: int, classes_per_client: int, see
 def dirichlet(labels: Labels, num_clients: int, seed: int, alpha: float = 0.5) -> Clients:
     """Divide every class in proportions ~ Dir(alpha), drawn again until no client is empty; all samples are used."""
     _check(labels, num_clients)
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise UserError(f"alpha is {alpha}; give a number above 0 (small: few classes per client, large: nearly iid)")
+    check_alpha(alpha)
     classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for attempt in range(MAX_DRAWS):
         owner = np.empty(len(labels), np.int64)
@@ -159,8 +158,7 @@ def dirichlet(labels: Labels, num_clients: int, seed: int, alpha: float = 0.5) -
 def by_shards(labels: Labels, num_clients: int, seed: int, shards_per_client: int = 2) -> Clients:
     """Give every client random shards of the set sorted by label; samples that do not fill a shard stay unused."""
     _check(labels, num_clients)
-    if shards_per_client < 1:
-        raise UserError(f"shards_per_client is {shards_per_client}; give every client at least 1 shard")
+    check_shards_per_client(shards_per_client)
     count = num_clients * shards_per_client
     size = len(labels) // count
     if size < 1:
@@ -221,7 +219,7 @@ def is_identical(kind: str) -> bool:
     return kind in _IDENTICAL
 
 
-for _partition in (
+_BUILT_IN: Final[tuple[Partition, ...]] = (
     iid,
     by_classes,
     random_classes,
@@ -231,7 +229,8 @@ for _partition in (
     sampled,
     sampled_classes,
     natural,
-):
+)
+for _partition in _BUILT_IN:
     _name = _partition.__name__.removeprefix("by_").replace("_", "-")
     register_partition(_name, _partition, identical=_partition in (iid, sampled))
 
@@ -239,6 +238,13 @@ for _partition in (
 def options_of(kind: str) -> tuple[str, ...]:
     """Return the ``OPTIONS`` that a partition declares as parameters; all of them if the name is not registered."""
     return tuple(name for name in OPTIONS if kind not in PARTITIONS or name in signature(PARTITIONS[kind]).parameters)
+
+
+def check_options(kind: str, options: Mapping[str, int | float]) -> None:
+    """Refuse options that a partition of the package reads, and with which it can partition no data."""
+    if PARTITIONS.find(kind) in _BUILT_IN:
+        for name in options_of(kind):
+            OPTION_CHECKS[name](options[name])
 
 
 def needs_users(kind: str) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from .. import rng as keyed
 from ..errors import UserError
 from .lazy_partition import Labels, check_labels
+from .split_options import check_min_samples_per_client
 
 TEST_PART: Final = 5
 """One of so many samples of a user is for testing, in data sets without a test set of their own."""
@@ -70,8 +71,7 @@ def count_users(users: Ids, min_samples_per_client: int) -> int:
 
 
 def _eligible(counts: NDArray[np.int64], least: int) -> NDArray[np.intp]:
-    if least < 1:
-        raise UserError(f"min_samples_per_client is {least}; it must be at least 1")
+    check_min_samples_per_client(least)
     chosen = np.flatnonzero(counts >= least)
     if not len(chosen):
         most = int(counts.max(initial=0))

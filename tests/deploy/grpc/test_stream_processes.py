@@ -174,6 +174,22 @@ def test_bad_input_of_serve_and_join_is_one_line(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.deploy
+def test_a_study_runs_on_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(
+        'name = "advised"\nalgorithms = ["fedavg"]\n[task]\nmodel = "softmax"\n[clients]\nnum_clients = 3\n'
+        "[training]\nupdates_per_round = 2\nlocal_steps = 2\n[stop]\nmax_rounds = 4\n"
+    )
+    words = ("--clients", "2", "--set", "training.local_steps=3", "--json")
+    started = command(tmp_path, "deploy", "local", "study.toml", *words)
+    stdout, stderr = started.communicate(timeout=SECONDS)
+    assert started.returncode == 0, stderr
+    [entry] = json.loads(stdout)
+    assert (entry["algorithm"], entry["rounds"]) == ("fedavg", 4)
+    settings = logs.read(tmp_path / "runs" / "deployment" / EVENT_LOG).settings
+    assert (settings["clients.num_clients"], settings["training.local_steps"]) == (2, 3)
+
+
 def test_the_settings_of_a_study_become_those_of_a_deployment(tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text(TASK)
     (tmp_path / "study.toml").write_text(STUDY.format(algorithm="fedavg", rounds=7))

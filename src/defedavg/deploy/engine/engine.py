@@ -125,6 +125,16 @@ class Engine:
         if self.finished:
             return []
         self._now = event.t
+        try:
+            self._dispatch(event)
+            self._process_uploads()
+        except Exception as error:
+            action_checks.refuse_failure(self.server, error, self._merges)
+            raise
+        commands, self._commands = self._commands, []
+        return commands
+
+    def _dispatch(self, event: Event) -> None:
         if isinstance(event, events.Trained):
             self._trained(event)
         elif isinstance(event, events.Exchanged):
@@ -146,9 +156,6 @@ class Engine:
                 self._disconnect(client)
         else:
             self._at_fault(event)
-        self._process_uploads()
-        commands, self._commands = self._commands, []
-        return commands
 
     def _process_uploads(self) -> None:
         """Pass uploads to the server machine, then send work to the clients that can take it."""
@@ -270,13 +277,15 @@ class Engine:
                 self._request(action)
                 invited.append(action.client)
             elif isinstance(action, actions.SetTimer):
+                action_checks.expires(self.server, action)
                 waits_for = frozenset(invited) if invited else None
                 self._timers[action.token] = PendingTimer(self._now, self._now + action.seconds, waits_for)
                 invited = []
             elif isinstance(action, actions.EndOfInstant):
                 self.end_of_instant_pending = True
             elif isinstance(action, actions.Discard):
-                self.received.pop((action.update.client, action.update.index), None)
+                update = action_checks.discarded(self.server, action)
+                self.received.pop((update.client, update.index), None)
                 self._commands.append(action)
             else:
                 draws = action_checks.resampled(self.server, action)

@@ -24,6 +24,7 @@ from ..losses import IGNORED, cross_entropy, token_accuracy, token_cross_entropy
 from ..partition import PARTITIONS, is_identical, needs_users, split
 from ..samples import Data
 from ..task import Task
+from ..task_names import NORMALISATIONS, check_pooling
 from ..users import Users, check_ids, count_users
 from . import hub, leaf
 from .array_cache import read_through_cache
@@ -92,8 +93,8 @@ def load(name: str, normalise: str = "standard", test_share: float = 0.0) -> Loa
     "standard" has mean 0 and deviation 1 per channel of the training set, "unit" is 0..1, "symmetric" is -1..1. With
     a ``test_share`` above 0, training and test set are pooled, and this share of all samples becomes the test set.
     """
-    if normalise not in NORMALISERS:
-        raise unknown("normalisation", normalise, NORMALISERS)
+    if normalise not in NORMALISATIONS:
+        raise unknown("normalisation", normalise, NORMALISATIONS)
     loaded = load_pixels(name)
     if test_share:
         loaded = _pooled(loaded, test_share)
@@ -138,10 +139,7 @@ def classification_task(
 
     If a sample has one target per position, the loss and the accuracy are those of tokens, and a sample has no class.
     """
-    if test_share and needs_users(split_kind):
-        raise UserError(
-            f"split = {split_kind} keeps the test set of every user, so task.test_share must be 0; remove it"
-        )
+    check_pooling(split_kind, test_share)
     train, test, classes = load(data, normalise, test_share)
     tokens = kind_of_inputs(data) == "tokens"
     if tokens:
