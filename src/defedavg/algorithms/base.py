@@ -396,6 +396,5 @@ class BufferedRound(ServerMachine):
     def combine(self, buffer: list[Update]) -> Merge:
         """Return the merge of the updates in a full buffer (hook)."""
         shares = [1.0 if self.setup.shares is None else self.share_of(update.client) for update in buffer]
-        # Weights depend on the version, which the merge increments.
-        total, weights = math.fsum(shares), [positive("weight()", self.weight(update)) for update in buffer]
+        total, weights = math.fsum(shares), [positive("weight()", self.weight(u)) for u in buffer]  # of this version
         return self.merge((u, -weight * s / total) for u, weight, s in zip(buffer, weights, shares, strict=True))

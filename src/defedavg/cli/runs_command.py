@@ -30,6 +30,7 @@ app = typer.Typer(help="List, filter, compare, tabulate, export and remove runs.
 
 Names = Annotated[list[str], Argument(metavar="NAME…", help="Runs, named by their folders below --out.")]
 Algorithm = Annotated[str | None, Option(help="Only runs of this algorithm.")]
+Columns = Annotated[str | None, Option(metavar="NAME,…", help="Only these figures, by their names in --json.")]
 Where = Annotated[
     list[str] | None,
     Option(metavar="KEY=VALUE", help="Only runs with this value of a setting, as local_steps=50. Repeatable."),
@@ -271,9 +272,7 @@ def table(
     to: Annotated[
         Path | None, Option("--output", "-o", metavar="FILE", help="Write to a file: .tex, .md or .csv.")
     ] = None,
-    columns: Annotated[
-        str | None, Option(metavar="NAME,…", help="Only these figures, by their names in --json and in this order.")
-    ] = None,
+    columns: Columns = None,
     folder: Out = Path("runs"),
     as_json: Json = False,
 ) -> None:
@@ -291,8 +290,7 @@ def table(
     rows = figure_table.figure_rows(runs)
     if not rows:
         raise UserError(f"{', '.join(run.name for run in runs)}: no run has a result yet, so there is no table")
-    if columns is not None:
-        rows = figure_table.with_columns(rows, [name.strip() for name in columns.split(",")])
+    rows = rows if columns is None else figure_table.with_columns(rows, columns.replace(" ", "").split(","))
     for run in runs:
         if run.status == "unfinished":
             print_note(f"{run.name} is unfinished: the figures are those so far")
