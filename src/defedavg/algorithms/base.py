@@ -394,7 +394,7 @@ class BufferedRound(ServerMachine):
         return [self.combine(buffer), *self.after_merge()]
 
     def combine(self, buffer: list[Update]) -> Merge:
-        """Return the merge of the updates in a full buffer (hook)."""
+        """Return the merge of a full buffer (hook); weights are read before it increments the version."""
         shares = [1.0 if self.setup.shares is None else self.share_of(update.client) for update in buffer]
-        total, weights = math.fsum(shares), [positive("weight()", self.weight(u)) for u in buffer]  # of this version
+        total, weights = math.fsum(shares), [positive("weight()", self.weight(u)) for u in buffer]
         return self.merge((u, -weight * s / total) for u, weight, s in zip(buffer, weights, shares, strict=True))
