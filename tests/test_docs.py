@@ -38,6 +38,7 @@ PARSED_ONLY = {
     "defedavg run study.toml --set task.data=hf:": "downloads",
     "defedavg paper table": "hours, and data that must be downloaded",
     "defedavg paper rounds": "a minute; tests/paper runs it for one cell",
+    "defedavg paper page": "a page with marks; tests/paper has some",
     "defedavg paper infer": "data that must be downloaded; tests/paper has a search",
     "defedavg plan phones.toml": "half a minute; tests/test_planning_page.py runs these",
     "defedavg plan --num-clients 1000000": "minutes",

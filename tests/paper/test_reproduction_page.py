@@ -11,11 +11,12 @@ from statistics import fmean
 from typing import Any
 
 from defedavg.config.build import make_plan
-from defedavg.paper.comparison import compared_tables, to_markdown
+from defedavg.paper.comparison import compared_tables
 from defedavg.paper.implied_rounds import rows as rounds_rows
 from defedavg.paper.infer import HELD_OUT, STAGES, Search, error
 from defedavg.paper.infer_report import WITHIN, agreement, cell_of, complete_time, report
-from defedavg.paper.paper_tables import markdown, ranking
+from defedavg.paper.page_tables import BEFORE, before_and_now, page_tables
+from defedavg.paper.paper_tables import ranking
 from defedavg.paper.published import (
     BOUNDS,
     COMPARED,
@@ -32,58 +33,20 @@ from defedavg.paper.result_files import ResultFiles
 from defedavg.paper.run_grid import ROUNDS, SHORTEST_LIMIT, Choices, PaperRun
 from defedavg.paper.run_request import PaperRequest
 from defedavg.paper.time_models import SCORED
+from defedavg.report.marked_tables import marked_names, with_tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "paper"
-PAGE = re.sub(r"\s+", " ", (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8"))
+TEXT = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+PAGE = re.sub(r"\s+", " ", TEXT)
 TABLES = compared_tables(RESULTS)
 FIRST_ROWS, PRESENT_ROWS = TABLES.values()
 PRESENT = {cell_of(row): row for row in PRESENT_ROWS}
-BEFORE = replace(Readings(), favano_alpha="steps", favano_send="merge", fedbuff_clients="any")
 
 
 def says(text: str) -> bool:
     """Return whether the page has a text, whatever its line breaks are."""
     return re.sub(r"\s+", " ", text).strip() in PAGE
-
-
-def searched_table() -> str:
-    """Return the first hits of the search on FashionMNIST, n = 10, by the scaling of inputs; all else is in the row."""
-    rows = [
-        ("iid", "fedavg", "", {}),
-        ("iid", "defedavg-iid", "upload = background", {}),
-        ("iid", "defedavg-iid", "upload = blocking", {"upload": "blocking"}),
-        ("iid", "defedavg-iid", "background, uniform speeds", {"slowness": "inverse-uniform(1, 5)"}),
-        *(
-            ("non-iid", name, f"split = {split}", {"split": split})
-            for name in ("fedavg", "defedavg-niid")
-            for split in ("classes", "random-classes", "sampled-classes")
-        ),
-    ]
-    search = Search(PaperRequest(folder=RESULTS, show_only=True))
-    base = replace(Readings(), upload="background", slowness="uniform(1, 5)", sampling="replacement")
-    lines = []
-    for setting, algorithm, title, changes in rows:
-        cell, seconds = Cell("fashionmnist", setting, algorithm, 10), []
-        for scaling in READINGS["normalise"].values:
-            store = search.store(replace(base, normalise=scaling, **changes), cell)
-            (result,) = store.results([PaperRun(cell, cell.rates)], [0])
-            seconds.append(f"{result['first_hit_seconds']:.1f}")
-        lines.append(f"| {setting} | {algorithm} | {title} | {' | '.join(seconds)} | {cell.seconds:g} |")
-    return markdown(f"setting | algorithm | readings | {' | '.join(READINGS['normalise'].values)} | paper", lines)
-
-
-def search_scores() -> str:
-    """Return the scores of every value of every reading, from the stored outcome of the search."""
-    found = json.loads((RESULTS / "infer" / "infer.json").read_text(encoding="utf-8"))
-    lines = [
-        f"| {row['reading']} | {row['value']} | {row['first_hit_seconds']:.3f} | {row['sustained_seconds']:.3f} "
-        f"| {row['worse']:+.3f} |"
-        for stage in found["stages"]
-        for row in stage["alternatives"]
-    ]
-    title = "reading | value | mean error, first hit | mean error, sustained | worse than the best by"
-    return markdown(title, lines)
 
 
 def test_the_search_is_complete_and_found_the_default_readings() -> None:
@@ -95,12 +58,17 @@ def test_the_search_is_complete_and_found_the_default_readings() -> None:
 
 
 def test_the_page_has_the_tables_of_the_results() -> None:
-    assert says(searched_table())
-    assert says(search_scores())
-    assert says(to_markdown(TABLES))
-    names = ("table1/table1.md", "table1/ranking.md", "rounds.md", "time-models.md")
-    for name in (*names, "table1-tuned/ranking.md", "table1-tuned/table2.md", "first-reading/table1-tuned/ranking.md"):
-        assert says((RESULTS / name).read_text(encoding="utf-8")), name
+    made = page_tables(RESULTS)
+    assert set(made) == set(marked_names(TEXT))
+    assert with_tables(TEXT, made) == TEXT, "run `defedavg paper page`"
+    for name, file in {
+        "table1": "table1/table1.md",
+        "ranking": "table1/ranking.md",
+        "tuned-ranking": "table1-tuned/ranking.md",
+        "tuned-rates": "table1-tuned/table2.md",
+        "first-ranking": "first-reading/table1-tuned/ranking.md",
+    }.items():
+        assert made[name] == (RESULTS / file).read_text(encoding="utf-8"), file
 
 
 def test_the_scores_of_time_models_belong_to_the_table() -> None:
@@ -254,36 +222,11 @@ def test_the_runs_of_favano_have_the_figures_of_the_page() -> None:
     assert says(f"reaches {100 * start['best_accuracy']:.1f} % in twice the paper's time")
 
 
-def before_and_now() -> list[tuple[Cell, float | None, float | None]]:
-    """Return the first hits of FAVANO and FedBuff on seed 0, without and with their readings."""
-    stores = [
-        ResultFiles(RESULTS / "before-further-readings", Choices(readings=BEFORE)),
-        ResultFiles(RESULTS / "table1", Choices()),
-    ]
-    found = []
-    for cell in cells():
-        if cell.algorithm in ("favano", "fedbuff"):
-            (before,), (now,) = (store.results([PaperRun(cell, cell.rates)], [0]) for store in stores)
-            found.append((cell, before["first_hit_seconds"], now["first_hit_seconds"]))
-    return found
-
-
 def test_the_readings_of_favano_and_fedbuff_have_the_figures_of_the_page() -> None:
-    lines, errors = [], []
-    for cell, before, now in before_and_now():
-        paper = f">{BOUNDS[cell.dataset]:.0f}" if cell.seconds is None else f"{cell.seconds:g}"
-        pairs = []
-        for seconds in (before, now):
-            shown = "not reached" if seconds is None else f"{seconds:.1f}"
-            ratio = "–" if seconds is None or cell.seconds is None else f"{seconds / cell.seconds:.2f}"
-            pairs.append(f"{shown} | {ratio}")
-        names = f"{cell.setting} | {cell.dataset} | {cell.algorithm} | {cell.updates_per_round}"
-        lines.append(f"| {names} | {paper} | {' | '.join(pairs)} |")
-        errors.append([error(cell, before), error(cell, now)])
-    title = "setting | data | algorithm | n | paper | without | ratio | with | ratio"
-    assert says(markdown(title, lines)), markdown(title, lines)
-    old, new = zip(*errors, strict=True)
-    assert says(f"The mean error of the {len(errors)} cells falls from {fmean(old):.2f} to {fmean(new):.2f}")
+    pairs = before_and_now(RESULTS)
+    assert {cell for cell, _, _ in pairs} == {cell for cell in cells() if cell.algorithm in ("favano", "fedbuff")}
+    old, new = zip(*([error(cell, before), error(cell, now)] for cell, before, now in pairs), strict=True)
+    assert says(f"The mean error of the {len(pairs)} cells falls from {fmean(old):.2f} to {fmean(new):.2f}")
     within_before, within = (sum(each <= math.log(WITHIN) for each in column) for column in (old, new))
     assert says(f"{within} of them are within a factor of {WITHIN:g}, instead of {within_before}")
 

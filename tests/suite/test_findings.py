@@ -19,7 +19,6 @@ from defedavg.suite.findings import (
     slow_figures,
     tables,
     tuning_figures,
-    with_tables,
 )
 from defedavg.suite.leaderboard import Board
 from helpers.user_errors import line_of
@@ -104,15 +103,6 @@ def test_the_n_of_the_theory_is_that_of_the_shortest_plan() -> None:
     assert summary == {
         "cases": 3, "best": 1, "close": 1, "missed": 1, "median_factor": 1.25, "largest_factor": 1.5,
     }  # fmt: skip
-
-
-def test_only_marked_tables_are_replaced() -> None:
-    end = "<!-- end of the table -->"
-    page = f"a\n<!-- table: order -->\nold\n{end}\nb\n<!-- table: other -->\nkept\n{end}\n"
-    made = with_tables(page, {"order": r"| \1 |" + "\n", "unused": "x"})
-    assert made.startswith("a\n<!-- table: order -->\n\n| \\1 |\n\n<!-- end of the table -->\nb\n")
-    assert "kept" in made
-    assert with_tables(made, {"order": r"| \1 |" + "\n"}) == made
 
 
 def test_a_damaged_study_is_one_line(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from defedavg.report.marked_tables import with_tables
 from defedavg.report.seed_figures import SeedFigure, over_seeds
 from defedavg.suite.cell_files import stored_cells
 from defedavg.suite.findings import (
@@ -17,7 +18,6 @@ from defedavg.suite.findings import (
     slow_figures,
     tables,
     tuning_figures,
-    with_tables,
 )
 from defedavg.suite.leaderboard import boards, records, row
 

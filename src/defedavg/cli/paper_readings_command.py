@@ -1,4 +1,4 @@
-"""``defedavg paper readings``, ``infer`` and ``scatter``: readings of the paper, and how well they fit it."""
+"""``defedavg paper readings``, ``infer``, ``scatter`` and others: readings of the paper, and how well they fit it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +28,7 @@ from .options import (
     RayAddress,
     err,
     print_json,
+    print_line,
     print_note,
 )
 from .paper_command import (
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from ..paper.run_request import PaperRequest
 
 __all__ = ["app"]
+
+PAGE = Path("docs/reproduction.md")
 
 
 @app.command("readings")
@@ -92,6 +96,36 @@ def scatter(folder: Folder = OUT) -> None:
         return
     print_text(to_markdown(tables))
     save_figure(draw_scatter(tables), folder, "scatter", as_json=False)
+
+
+@app.command("page")
+def page(
+    page: Annotated[Path, typer.Argument(metavar="FILE", help="A page in Markdown.")] = PAGE, folder: Folder = OUT
+) -> None:
+    """Write the marked tables of a page again, from the stored results: run it when results have been added.
+
+    A marked table is between the lines `<!-- table: NAME -->` and `<!-- end of the table -->`; the names are table1,
+    ranking, agreement, search, scalings, further-readings, tuned-rates, tuned-ranking, first-ranking, and rounds and
+    time-models, which are read from the files rounds.md and time-models.md of the folder.
+
+    Example: `defedavg paper page docs/reproduction.md`
+    """
+    from ..fileio import read_text, write_whole
+    from ..paper.page_tables import page_tables
+    from ..report.marked_tables import marked_names, with_tables
+
+    old = read_text(page)
+    names = marked_names(old)
+    if not names:
+        raise UserError(f"{page} has no marked table; `defedavg paper page --help` says how to mark one")
+    made = page_tables(folder)
+    for name in names:
+        if name not in made:
+            print_note(f"{name} keeps its content: its results are not stored in {folder}")
+    changed = [name for name in names if name in made and with_tables(old, {name: made[name]}) != old]
+    if changed:
+        write_whole(page, with_tables(old, made).encode())
+    print_line(f"{page}: {', '.join(changed) or 'no table'} changed")
 
 
 @app.command("rounds")

@@ -279,7 +279,8 @@ def page(
     Example: `defedavg suite page -o leaderboard.md`
     """
     from ..fileio import read_text, write_whole
-    from ..suite.findings import read_studies, tables, with_tables
+    from ..report.marked_tables import with_tables
+    from ..suite.findings import read_studies, tables
     from ..suite.leaderboard import page as page_text
 
     cells = _stored(folder)

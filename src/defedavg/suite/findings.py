@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -49,14 +48,6 @@ def read_studies(folder: Path) -> dict[str, Found]:
             except (OSError, ValueError, TypeError, RecursionError) as error:
                 raise UserError(f"{path} is not a study of the findings: {error}") from None
     return found
-
-
-def with_tables(page: str, made: Mapping[str, str]) -> str:
-    """Return a page whose marked tables are replaced; a mark without a table of this name is left as it is."""
-    for name, table in made.items():
-        marked = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end of the table -->)", re.DOTALL)
-        page = marked.sub(lambda match, table=table: f"{match[1]}\n{table}\n{match[2]}", page)  # type: ignore[misc]
-    return page
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

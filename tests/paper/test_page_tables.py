@@ -1,0 +1,44 @@
+"""``defedavg paper page``: which tables it writes again, and what it says."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from defedavg.paper.page_tables import page_tables
+from helpers.command_line import call, refuse
+
+RESULTS = Path(__file__).parents[2] / "results" / "paper"
+END = "<!-- end of the table -->"
+
+
+def test_only_marked_tables_with_stored_results_are_written_again(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS / "table1", tmp_path / "results" / "table1")
+    page = tmp_path / "page.md"
+    page.write_text(f"a\n<!-- table: table1 -->\nold\n{END}\nb\n<!-- table: rounds -->\nkept\n{END}\n")
+    done = call("paper", "page", page, "--out", "results", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == f"{page}: table1 changed\n"
+    assert done.stderr == "rounds keeps its content: its results are not stored in results\n"
+    table = (RESULTS / "table1" / "table1.md").read_text(encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == (
+        f"a\n<!-- table: table1 -->\n\n{table}\n{END}\nb\n<!-- table: rounds -->\nkept\n{END}\n"
+    )
+    assert call("paper", "page", page, "--out", "results", cwd=tmp_path).stdout == f"{page}: no table changed\n"
+
+
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("| a |\n")
+    refuse(call("paper", "page", "page.md", cwd=tmp_path), "page.md has no marked table; `defedavg paper page --help`")
+    refuse(call("paper", "page", cwd=tmp_path), "reproduction.md cannot be read")
+
+
+def test_a_damaged_search_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "infer").mkdir()
+    (tmp_path / "infer" / "infer.json").write_text('{"stages": 3}')
+    (tmp_path / "page.md").write_text(f"<!-- table: search -->\n{END}\n")
+    refuse(call("paper", "page", "page.md", "--out", tmp_path, cwd=tmp_path), "is not the outcome of a search")
+
+
+def test_a_folder_without_results_has_no_tables(tmp_path: Path) -> None:
+    assert page_tables(tmp_path) == {}
