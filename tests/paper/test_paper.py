@@ -333,6 +333,12 @@ def test_commands_end_with_the_page_of_their_runs(small: None, tmp_path: Path) -
             assert run["x"]["seconds"] == pytest.approx(kept["curve"]["seconds"], rel=1e-5)
             assert run["accuracy"] == pytest.approx(kept["curve"]["accuracy"], rel=1e-4)
     assert len(page("figure2")["groups"]) == 2
+    figures = tmp_path / "results/paper/figures"
+    drawn = (figures / "figure2-accuracy.png").read_bytes()
+    part = call("paper", "figure2", "--show", "--algorithm", "fedavg", cwd=tmp_path)
+    assert "figure2 keeps its content: only `paper figure2` without a selection draws it" in part.stderr
+    assert (figures / "figure2-accuracy.png").read_bytes() == drawn
+    assert (figures / "figure2-part-accuracy.png").read_bytes() != drawn
     (tuned,) = page("table2")["groups"]
     assert tuned["title"] == wanted[0].label
     assert {s["name"] for s in tuned["series"]} >= {"η=1, η̄=0.1", "η=0.1, η̄=0.001"}

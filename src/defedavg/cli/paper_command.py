@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ..errors import UserError, unknown
-from ..paper.published import BOUNDS, FIGURE6_SIZES, LIMITS, SIZE_OF, SIZES, Cell, cells
+from ..paper.published import BOUNDS, FIGURE6_SIZES, LIMITS, SIZE_OF, SIZES, Cell, cells, figure_cells
 from ..paper.readings import Readings
 from ..paper.run_grid import SHORTEST_LIMIT, Choices, PaperRun
 from .consoles import print_text
@@ -233,8 +233,12 @@ def _figure(number: int, request: PaperRequest, as_json: bool) -> bool:
         return finished
     from ..paper.figures import curves
 
+    whole = set(request.cells) >= set(figure_cells(number))
+    title = f"figure{number}{request.suffix}"
     for figure, name in zip(curves(results, number), ("accuracy", "loss"), strict=True):
-        save_figure(figure, request.folder, f"figure{number}{request.suffix}-{name}", as_json)
+        save_figure(figure, request.folder, f"{title}{'' if whole else '-part'}-{name}", as_json)
+    if not whole:
+        print_note(f"{title} keeps its content: only `paper figure{number}` without a selection draws it")
     _write_page(request, store, results, as_json, f"Figure {number}")
     return finished
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 PAGE = Path("docs/reproduction.md")
+_MISSING = "runs are missing; leave out --show to compute them"
 
 
 @app.command("readings")
@@ -105,7 +106,7 @@ def page(
     """Write the marked tables of a page again, from the stored results: run it when results have been added.
 
     A marked table is between the lines `<!-- table: NAME -->` and `<!-- end of the table -->`; the names are table1,
-    ranking, agreement, search, scalings, further-readings, tuned-rates, tuned-ranking, first-ranking, and rounds and
+    unexplained, ranking, agreement, search, scalings, further-readings, tuned-rates, tuned-ranking, first-ranking, and rounds and
     time-models, which are read from the files rounds.md and time-models.md of the folder.
 
     Example: `defedavg paper page docs/reproduction.md`
@@ -220,7 +221,8 @@ def infer(
     held-out cells are those of `paper table1`, as far as it has been computed with the best readings. A run whose
     result is stored is not computed again; Ctrl-C saves the runs in progress when their batch ends.
 
-    With --stage, the readings of earlier stages are those of --reading, or the defaults.
+    With --stage, the readings of earlier stages are those of --reading, or the defaults, which are what the search
+    found; those of later stages are as the search starts with them.
     """
     from ..experiments.compute import ComputeConfig
     from ..paper.infer import STAGES, Search
@@ -235,7 +237,11 @@ def infer(
     if stage is not None:
         if stage > len(STAGES):
             raise UserError(f"--stage is {stage}; the search has {len(STAGES)} stages")
-        if not Search(request).compute_stage(stage - 1, Readings.parse(reading or ())):
+        search = Search(request)
+        complete = search.compute_stage(stage - 1, Readings.parse(reading or (), search.expected(stage - 1)))
+        if show:
+            print_note(f"stage {stage} is complete" if complete else _MISSING)
+        elif not complete:
             stopped()
         return
     if reading:
@@ -245,7 +251,7 @@ def infer(
         _show_inferred(request, ranked, as_json)
     if not finished:
         if show:
-            print_note("runs are missing; leave out --show to compute them")
+            print_note(_MISSING)
             return
         stopped()
 

@@ -199,8 +199,13 @@ class Search:
             kept = [candidate.readings for candidate in candidates[: stage.keep]]
         return ranked, True
 
+    def expected(self, number: int) -> Readings:
+        """Return the readings with which a stage begins if the stages before it find the defaults."""
+        found = [name for stage in self.stages[:number] for name in stage.readings]
+        return replace(START, **{name: getattr(Readings(), name) for name in found})
+
     def compute_stage(self, number: int, assumed: Readings) -> bool:
-        """Compute the runs of one stage as if the stages before had found ``assumed``; return whether all are stored.
+        """Compute the runs of one stage as if it began with ``assumed``; return whether all are stored.
 
         So stages can be computed side by side. ``run`` uses the results of those that were assumed correctly.
         """

@@ -15,7 +15,7 @@ from .published import BOUNDS, Cell
 from .readings import READINGS
 
 WITHIN: Final = 1.25
-"""A cell is explained if our time and the paper's differ by at most this factor."""
+"""A time is explained if ours and the paper's differ by at most this factor."""
 
 _SHOWN = 5  # combinations of a stage
 KINDS = {"first_hit": "reached", "sustained": "sustained_reached"}
@@ -58,7 +58,7 @@ def report(stages: Sequence[Stage], ranked: Sequence[Sequence[Candidate]]) -> di
             for k, (stage, candidates) in enumerate(zip(stages, ranked, strict=False))
         ],
         "cells": [
-            {**asdict(cell), "paper": cell.seconds, **seconds, "error": _best_error(cell, seconds)}
+            {**asdict(cell), "paper": cell.seconds, **seconds, "error": _largest_error(cell, seconds)}
             for cell, seconds in times.items()
         ],
     }
@@ -68,8 +68,8 @@ def _named(stages: Iterable[Stage]) -> list[str]:
     return [name for stage in stages for name in stage.readings]
 
 
-def _best_error(cell: Cell, times: Mapping[str, float | None]) -> float:
-    return min(error(cell, times[kind]) for kind in TIMES)
+def _largest_error(cell: Cell, times: Mapping[str, float | None]) -> float:
+    return max(error(cell, times[kind]) for kind in TIMES)
 
 
 def to_markdown(found: Mapping[str, Any]) -> str:
@@ -107,14 +107,14 @@ def _alternatives(stage: Mapping[str, Any]) -> str:
 def _unexplained(cells: Sequence[Mapping[str, Any]]) -> str:
     missed = [row for row in cells if row["error"] > math.log(WITHIN)]
     if not missed:
-        return f"All searched cells are within a factor of {WITHIN:g} of the paper.\n"
+        return f"Both times of all searched cells are within a factor of {WITHIN:g} of the paper.\n"
     lines = [
         f"| {row['setting']} | {row['dataset']} | {row['algorithm']} | {row['updates_per_round']} "
         f"| {_seconds(row['first_hit_seconds'])} | {_seconds(row['sustained_seconds'])} | {_paper(row)} |"
         for row in missed
     ]
     number = f"{len(missed)} of {counted(len(cells), 'searched cell')}"
-    title = f"Unexplained by a factor of more than {WITHIN:g}: {number}.\n\n"
+    title = f"At least one time is not within a factor of {WITHIN:g} of the paper: {number}.\n\n"
     return title + markdown("setting | data | algorithm | n | first hit, s | sustained, s | paper, s", lines)
 
 
@@ -152,6 +152,13 @@ def complete_time(row: Mapping[str, Any], kind: str) -> float | None:
     """Return the mean time of a row of Table 1, ``first_hit`` or ``sustained``; None if not every seed has one."""
     time: float | None = row[kind] if row[KINDS[kind]] == row["seeds"] else None
     return time
+
+
+def unexplained(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of Table 1 of which at least one time is not explained."""
+    return [
+        row for row in rows if max(error(cell_of(row), complete_time(row, kind)) for kind in KINDS) > math.log(WITHIN)
+    ]
 
 
 def _summary(title: str, kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from ..fileio import read_text
 from .comparison import SEEDS, compared_tables
 from .comparison import to_markdown as agreement_to_markdown
 from .infer import Search
+from .infer_report import unexplained
 from .paper_tables import markdown, ranking, ranking_to_markdown, rates_rows, rates_to_markdown, rows, to_markdown
 from .published import BOUNDS, Cell, cells
 from .readings import FIRST, READINGS, Readings
@@ -50,7 +51,8 @@ def page_tables(folder: Path) -> dict[str, str]:
 def _of_table1(folder: Path) -> Iterator[tuple[str, str]]:
     runs, store, _ = PaperRequest(folder, tuple(cells()), SEEDS, show_only=True).table_runs()
     if results := store.results(runs, SEEDS):
-        yield "table1", to_markdown(rows(results))
+        yield "table1", to_markdown(table := rows(results))
+        yield "unexplained", to_markdown(unexplained(table))
         yield "ranking", ranking_to_markdown(ranking(results))
     first = Choices(readings=FIRST)
     request = PaperRequest(folder / "first-reading", _tuned_cells(), SEEDS, "tuned", first, show_only=True)

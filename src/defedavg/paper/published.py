@@ -152,6 +152,15 @@ def cells() -> list[Cell]:
     return [Cell(d, s, a, n) for s in SETTINGS for d in DATASETS for a in COMPARED[s] for n in SIZES]
 
 
+def figure_cells(figure: int) -> list[Cell]:
+    """Return the cells of a figure from 2 to 7."""
+    if figure in SIZE_OF:
+        return [cell for cell in cells() if cell.updates_per_round == SIZE_OF[figure]]
+    sizes = FIGURE6_SIZES if figure == 6 else SIZES[:1]
+    every = (*cells(), *figure6_cells())
+    return [c for c in every if c.algorithm == COMPARED[c.setting][-1] and c.updates_per_round in sizes]
+
+
 def figure6_cells() -> list[Cell]:
     """Return the cells of Figure 6 that Table 1 does not have: DeFedAvg with n = 5."""
     return [Cell(d, s, COMPARED[s][-1], FIGURE6_SIZES[0]) for s in SETTINGS for d in DATASETS]

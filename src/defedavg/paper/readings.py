@@ -44,9 +44,12 @@ class Readings:
     augment: str = "none"
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Readings:
-        """Return the readings for words like ``upload=blocking``, from the left; ``first`` sets all first readings."""
-        readings = cls()
+    def parse(cls, words: Sequence[str], base: Readings | None = None) -> Readings:
+        """Return the readings for words like ``upload=blocking``, from the left; ``first`` sets all first readings.
+
+        The others are those of ``base``, or the defaults.
+        """
+        readings = cls() if base is None else base
         for word in words:
             if word == "first":
                 readings = FIRST

@@ -16,9 +16,7 @@ from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import Event, Watch
 from .published import (
     ALGORITHM_NAMES,
-    COMPARED,
     DATASETS,
-    FIGURE6_SIZES,
     FIGURE7_STEPS,
     LOCAL_STEPS,
     SETTINGS,
@@ -27,6 +25,7 @@ from .published import (
     Rates,
     cells,
     figure6_cells,
+    figure_cells,
 )
 from .result_files import Result, ResultFiles, StoredRun, compute_runs, logged_session
 from .run_grid import ROUNDS, Choices, PaperRun
@@ -117,10 +116,8 @@ class PaperRequest:
 
     def defedavg_runs(self, figure: int) -> tuple[list[PaperRun], ResultFiles, bool]:
         """Return the same for DeFedAvg with several n (figure 6) or with several K and n = 10 (figure 7)."""
-        sizes, steps = (FIGURE6_SIZES, (LOCAL_STEPS,)) if figure == 6 else (SIZES[:1], FIGURE7_STEPS)
-        wanted = _not_empty(
-            c for c in self.cells if c.algorithm == COMPARED[c.setting][-1] and c.updates_per_round in sizes
-        )
+        steps = (LOCAL_STEPS,) if figure == 6 else FIGURE7_STEPS
+        wanted = _not_empty(cell for cell in figure_cells(figure) if cell in self.cells)
         rates, finished = self._figure_rates(wanted)
         runs = [PaperRun(cell, pair, k, ROUNDS) for cell, pair in rates.items() for k in steps]
         return runs, self._store(f"figure{figure}{self.suffix}"), finished
