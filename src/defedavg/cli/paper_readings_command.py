@@ -106,8 +106,8 @@ def page(
     """Write the marked tables of a page again, from the stored results: run it when results have been added.
 
     A marked table is between the lines `<!-- table: NAME -->` and `<!-- end of the table -->`; the names are table1,
-    unexplained, ranking, agreement, search, scalings, further-readings, tuned-rates, tuned-ranking, first-ranking, and rounds and
-    time-models, which are read from the files rounds.md and time-models.md of the folder.
+    unexplained, ranking, agreement, search, scalings, further-readings, tuned-rates, tuned-ranking, first-ranking, and
+    rounds and time-models, which are read from the files rounds.md and time-models.md of the folder.
 
     Example: `defedavg paper page docs/reproduction.md`
     """
