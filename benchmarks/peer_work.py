@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,20 +32,33 @@ WORK = "DEFEDAVG_PEERS_WORK"  # the folder of the data, for processes that a pee
 
 
 def prepare(folder: Path, data: Path | None) -> None:
-    """Write the images and labels of all clients."""
+    """Write the images and labels of all clients; data that cannot be used raise a ``ValueError`` that says why."""
     count = CLIENTS * SAMPLES
     source = np.random.default_rng(0)
     if data is None:
         images = source.standard_normal((count, *IMAGE), np.float32)
         labels = source.integers(0, CLASSES, count)
     else:
-        with np.load(data, allow_pickle=False) as found:
-            images, labels = found["images"][:count], found["labels"][:count].astype(np.int64)
-        if len(images) < count or images[0].size != np.prod(IMAGE):
-            sys.exit(f"{data} has {len(images):,} images; {count:,} of 28×28 are needed")
+        images, labels = read(data, count)
         images = images.reshape(count, *IMAGE).astype(np.float32) / (255.0 if images.dtype == np.uint8 else 1.0)
     np.save(folder / "images.npy", images)
     np.save(folder / "labels.npy", labels)
+
+
+def read(data: Path, count: int) -> tuple[Any, Any]:
+    """Return the first images and labels of a file."""
+    try:
+        with np.load(data, allow_pickle=False) as found:
+            images, labels = found["images"][:count], found["labels"][:count].astype(np.int64)
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {data}; give another --data, or leave it out for random images") from None
+    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile):
+        raise ValueError(f"{data} cannot be read; give an npz file with the arrays images and labels") from None
+    if min(len(images), len(labels)) < count or images[0].size != np.prod(IMAGE):
+        raise ValueError(
+            f"{data} has {len(images):,} images and {len(labels):,} labels; give {count:,} of each, images of 28×28"
+        )
+    return images, labels
 
 
 @functools.cache

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import venv
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from peer_work import OURS, PEERS, SOURCE, WORK, prepare
 
@@ -58,6 +58,31 @@ def install(folder: Path) -> None:
                 print(f"{name}: {' '.join(wanted)} cannot be installed", file=sys.stderr)
 
 
+def python_of(environments: Path, name: str) -> Path:
+    """Return the interpreter of a peer."""
+    return environments.resolve() / name / "bin" / "python"
+
+
+def wrong(given: argparse.Namespace) -> str:
+    """Return what is wrong with the options, and what to do; nothing if they can be measured."""
+    counts = [("--rounds", given.rounds), ("--repeats", given.repeats)]
+    for option, count in (*counts, *(("--threads", threads) for threads in given.threads or ())):
+        if count < 1:
+            return f"{option} is {count}; it must be at least 1"
+    missing = [name for name in PEERS if not python_of(given.environments, name).exists()]
+    if missing:
+        return f"{given.environments} has no environment for {', '.join(missing)}; create it with --install first"
+    if given.json and not given.json.absolute().parent.is_dir():
+        return f"there is no folder {given.json.parent} for --json; create it, or name another file"
+    return ""
+
+
+def refuse(text: str) -> NoReturn:
+    """End with one line for the user."""
+    print(f"peers.py: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
 def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Let all simulators take turns."""
     cores = len(os.sched_getaffinity(0))
@@ -66,7 +91,7 @@ def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     try:
         for number, (name, threads) in enumerate(plan, start=1):
-            python = Path(sys.executable) if name in OURS else given.environments.resolve() / name / "bin" / "python"
+            python = Path(sys.executable) if name in OURS else python_of(given.environments, name)
             found.append(turn(name, python, given.rounds, threads, folder))
             result = found[-1].get("failed") or f"{found[-1]['updates_per_s']:.2f} updates/s"
             print(f"{number} of {len(plan)}: {name}, {threads} threads: {result}", file=sys.stderr, flush=True)
@@ -112,8 +137,13 @@ def main() -> None:
     if given.install:
         install(given.environments)
         return
+    if text := wrong(given):
+        refuse(text)
     with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder), given.data)
+        try:
+            prepare(Path(folder), given.data)
+        except ValueError as error:
+            refuse(str(error))
         turns = measure(given, Path(folder))
     rows = table(turns)
     if given.json:

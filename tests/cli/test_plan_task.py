@@ -48,8 +48,38 @@ def test_a_swept_setting_without_effect_on_plans_is_named(tmp_path: Path) -> Non
 
 
 def test_weights_by_samples_depend_on_the_task(tmp_path: Path) -> None:
-    done = call(
-        "plan", *words("task.split=dirichlet", "task.alpha=[1, 10]", "training.weighting=samples"), cwd=tmp_path
-    )
+    swept = ("task.split=dirichlet", "task.alpha=[1, 10]", "training.weighting=samples")
+    done = call("plan", *words(*swept), "--save", "plans", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    # The plans differ in the coefficients of their merges, which the table does not show.
+    first, second = (tmp_path / "plans").iterdir()
+    assert first.read_bytes() != second.read_bytes()
+    assert done.stderr == (
+        "defedavg: task.alpha has no effect on the figures of these plans; its 2 values give equal rows\n"
+    )
+
+
+FAVANO = ("algorithms=['favano', 'fedavg']", "clients.num_clients=10", "training.updates_per_round=2")
+
+
+@pytest.mark.parametrize(
+    ("swept", "named"),
+    [
+        (("favano.anchor=['newest', 'start']",), ("favano.anchor",)),
+        (("favano.reweight=['none', 'stochastic']", "favano.anchor=['newest', 'start']"),
+         ("favano.reweight", "favano.anchor")),
+        (("favano.reweight=['none', 'stochastic']", "favano.wait_seconds=[0.1, 0.5]"), ("favano.reweight",)),
+        (("favano.send=['merge', 'draw']",), ()),
+        (("training.local_steps=[10, 20]",), ()),
+        (("favano.anchor=['start']",), ()),
+    ],
+)  # fmt: skip
+def test_settings_that_change_coefficients_alone_are_named(
+    swept: tuple[str, ...], named: tuple[str, ...], tmp_path: Path
+) -> None:
+    given = [word for setting in (*FAVANO, "seeds=[0, 1]", *swept) for word in ("--set", setting)]
+    done = call("plan", *given, "--rounds", "12", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        f"defedavg: {name} has no effect on the figures of these plans; its 2 values give equal rows" for name in named
+    ]

@@ -87,6 +87,13 @@ def test_standard_output_receives_the_page_and_nothing_else(place: Path) -> None
     assert "open in a browser" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["page.htm", "PAGE.HTML", "page"])
+def test_a_page_has_an_ending_of_html_or_none(place: Path, name: str) -> None:
+    done = call("report", "runs", "-o", name, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert (place / name).read_text().startswith("<!doctype html>")
+
+
 def test_links_in_a_circle_are_one_line(place: Path) -> None:
     one, other = place / "a.csv", place / "b.csv"
     one.symlink_to(other)

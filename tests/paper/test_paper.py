@@ -271,6 +271,10 @@ def test_the_commands_list_refuse_and_draw(tmp_path: Path) -> None:
     refuse(call("paper", "table2", "--rates", "best", cwd=tmp_path), "best", "tuned")
     refuse(call("paper", "figure2", "--max-time", "0", cwd=tmp_path), "--max-time")
     refuse(call("paper", "figure2", "--n", "20", "--show", cwd=tmp_path), "--n")
+    for show in ((), ("--show",)):
+        for option in ("--measure-seconds", "--train-samples"):
+            refuse(call("paper", "table1", option, "-1", *show, cwd=tmp_path), f"{option} is -1; it must be zero or mo")
+        refuse(call("paper", "table1", "--measure-seconds", "nan", *show, cwd=tmp_path), "--measure-seconds is nan")
     wrong = call("paper", "figure8", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "figure7" in wrong.stderr
@@ -288,6 +292,19 @@ def test_the_commands_list_refuse_and_draw(tmp_path: Path) -> None:
     assert drawn.returncode == 0, drawn.stderr
     assert (tmp_path / "here/figures/figure1.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "here/figures/figure1.png").stat().st_size > 10_000
+
+
+def test_the_help_of_n_lists_the_values_that_the_command_takes(tmp_path: Path) -> None:
+    for command, values in (
+        ("rounds", "10, 20, 40 or 80"),
+        ("table1", "10, 20, 40 or 80"),
+        ("figure6", "5, 10, 20, 40"),
+    ):
+        shown = call("paper", command, "--help", cwd=tmp_path, COLUMNS="200")
+        assert f"Updates per round: {values}" in shown.stdout
+        assert "figure6: also 5" not in shown.stdout
+    refuse(call("paper", "rounds", "--n", "5", cwd=tmp_path), "--n is 5; it must be one of 10, 20, 40, 80")
+    assert call("paper", "figure6", "--n", "5", "--show", cwd=tmp_path).returncode == 0
 
 
 def test_old_option_names_print_the_new_ones(tmp_path: Path) -> None:

@@ -85,6 +85,27 @@ def test_two_speed_has_two_values() -> None:
     assert float((drawn == 5.0).mean()) == pytest.approx(0.2, abs=0.005)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("uniform(1)", "has 1 argument, but uniform takes 2; write it as uniform(low, high)"),
+        ("inverse-uniform(1)", "has 1 argument, but inverse-uniform takes 2; write it as inverse-uniform(low, high)"),
+        ("uniform(1, 2, 3)", "has 3 arguments, but uniform takes 2; write it as uniform(low, high)"),
+        ("two-speed(0.2)", "has 1 argument, but two-speed takes 2; write it as two-speed(share, factor)"),
+        ("lognormal(0.5, 1)", "has 2 arguments, but lognormal takes 1; write it as lognormal(sigma)"),
+        ("exponential(1, 2)", "has 2 arguments, but exponential takes 1; write it as exponential(mean)"),
+        ("pareto(1, 2)", "has 2 arguments, but pareto takes 1; write it as pareto(shape)"),
+        ("equal(1)", "has 1 argument, but equal takes none; write it as equal"),
+        ("phones(1, 2)", "has 2 arguments, but phones takes none; write it as phones"),
+        ("phones(x)", "cannot be read; write it as phones"),
+    ],
+)
+def test_a_wrong_number_of_arguments_is_named(text: str, problem: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        Slowness.parse(text)
+    assert str(refusal.value) == f"slowness {text!r} {problem}"
+
+
 def test_every_distribution_is_tested() -> None:
     assert {Slowness.parse(text).kind for text, *_ in CLOSED_FORMS} == set(SLOWNESS)
     assert {Slowness.parse(text).kind for text in SLOWNESS_TEXTS} == set(SLOWNESS)
@@ -134,7 +155,7 @@ def test_spaces_and_signs_are_read() -> None:
         ("two-speed(-0.1, 2)", "out of range"),
         ("two-speed(0.5, 0)", "out of range"),
         ("pareto(0)", "out of range"),
-        ("equal(1)", "out of range"),
+        ("equal(1)", "has 1 argument, but equal takes none"),
     ],
 )
 def test_invalid_slowness_is_refused(text: str, message: str) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from defedavg.errors import UserError
+from defedavg.experiments.compute import ComputeConfig
 from defedavg.tasks import build, make_task
 from defedavg.training import Trainer, run_batched
 from defedavg.training.precision import check_precision, cpu_has_bf16
+from helpers.command_line import refused
 from helpers.small_runs import batched_run, how
 
 
@@ -25,6 +28,25 @@ def test_a_processor_without_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch
     check_precision("bf16", "cuda")
     with pytest.raises(UserError, match="tf32 needs a CUDA device"):
         check_precision("tf32", "cpu")
+
+
+@pytest.mark.parametrize(("device", "instead"), [("cpu", "float32"), ("cuda", "float32 or tf32")])
+def test_the_reference_executor_refuses_bfloat16_in_which_it_does_not_compute(device: str, instead: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        ComputeConfig("reference", device, precision="bf16")
+    assert str(refusal.value) == (
+        f"the reference executor does not compute in bf16; use --executor batched or --precision {instead}"
+    )
+    assert ComputeConfig("reference", device, precision=instead.split()[-1]).executor == "reference"
+    assert ComputeConfig("batched", "cuda", precision="bf16").precision == "bf16"
+
+
+@pytest.mark.parametrize("command", ["run", "tune", "paper table1"])
+def test_every_command_that_computes_refuses_bfloat16_with_the_reference_executor(command: str, tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text("")
+    file = [] if command.startswith("paper") else [str(tmp_path / "study.toml")]
+    words = ("--executor", "reference", "--device", "cpu", "--precision", "bf16")
+    assert refused(*command.split(), *file, *words).endswith("use --executor batched or --precision float32")
 
 
 @pytest.mark.skipif(not cpu_has_bf16(), reason="this processor has no bfloat16")

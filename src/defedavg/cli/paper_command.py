@@ -47,7 +47,11 @@ Datasets = Annotated[
 Settings = Annotated[list[str] | None, typer.Option("--setting", help="iid or non-iid; default: both. Repeatable.")]
 Sizes = Annotated[
     list[int] | None,
-    typer.Option("--n", help="Updates per round: 10, 20, 40 or 80 (figure6: also 5); default: all. Repeatable."),
+    typer.Option("--n", help="Updates per round: 10, 20, 40 or 80; default: all. Repeatable."),
+]
+Figure6Sizes = Annotated[
+    list[int] | None,
+    typer.Option("--n", help="Updates per round: 5, 10, 20, 40 or 80; default: all. Repeatable."),
 ]
 Algorithms = Annotated[
     list[str] | None,
@@ -342,6 +346,8 @@ def _register(
         if not action(request, as_json):
             stopped()
 
+    # Typer reads the help of an option from the annotation, and only here the values of --n are known.
+    command.__annotations__["sizes"] = Figure6Sizes if known_sizes is FIGURE6_SIZES else Sizes
     app.command(name, cls=CommandWithOldNames, help=help_)(command)
 
 

@@ -19,7 +19,7 @@ from typer import Argument, Option
 from ..algorithms import ALGORITHMS
 from ..config import study as config
 from ..config.build import energy_of, make_simulator, server_vectors
-from ..config.planned_settings import swept_without_effect_on_plans
+from ..config.planned_settings import swept_with_equal_figures, swept_without_effect_on_plans
 from ..config.study import Study, SweepPoint
 from ..durations import duration
 from ..errors import UserError, unknown
@@ -90,18 +90,19 @@ def plan(
     if until is not None and gantt is None:
         raise UserError("--until sets what the chart shows, but no chart is drawn; add --gantt FILE.png")
     study = _study(file, example, _with_short_options(overrides or (), num_clients, updates_per_round), plugin)
-    _print_equal_plans(study)
+    _print_notes(swept_without_effect_on_plans(study))
     points = study.points()
     if gantt and len(points) > MAX_GANTT_PLANS:
         raise UserError(f"a chart of {len(points)} settings is not readable; plan at most {MAX_GANTT_PLANS}")
     limits = _limits(rounds, horizon(seconds), points)
     stats, kept = _make_plans(study, limits, save, keep=gantt is not None)
+    groups = _by_setting(stats, len(study.seeds))
+    _print_notes(swept_with_equal_figures(study, [repr(group) for group in groups]))  # NaN is not equal to itself
     if gantt:
         _draw(kept, until, gantt, first_number=0 if example is None else 1)  # the paper counts clients from 1
     if as_json:
         print_json(tables.stats_json(stats, [dict(point.swept) for point in points for _ in study.seeds]))
         return
-    groups = [stats[i : i + len(study.seeds)] for i in range(0, len(stats), len(study.seeds))]
     labels = [point.label for point in points]
     out.print(tables.plan_table(labels, groups, limits.rounds, limits.seconds))
     out.print()
@@ -140,9 +141,8 @@ def _study(file: Path | None, example: str | None, overrides: tuple[str, ...], p
     return load_study(file, overrides, plugins)
 
 
-def _print_equal_plans(study: Study) -> None:
-    """Print one line for every swept setting that changes no row."""
-    print_notes([f"defedavg: {line}" for line in swept_without_effect_on_plans(study)])
+def _print_notes(lines: Sequence[str]) -> None:
+    print_notes([f"defedavg: {line}" for line in lines])
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +199,11 @@ def _make_plans(
             if plan is not None:
                 kept[point.label] = plan
     return stats, kept
+
+
+def _by_setting(stats: Sequence[PlanStats], seeds: int) -> list[Sequence[PlanStats]]:
+    """Return the statistics of the seeds of every setting."""
+    return [stats[i : i + seeds] for i in range(0, len(stats), seeds)]
 
 
 def _make_plan(

@@ -14,6 +14,8 @@ from ..runstore.reader import RunFolder
 from .options import Json, Plugin, print_json, print_line, print_note, print_notes, print_written, working
 
 PAGE = "report.html"
+ENDINGS = (".html", ".htm", "")
+"""Of the name of a page; a pipe or a device, such as /dev/stdout, has none."""
 
 
 def close_with_page(runs: Sequence[Path | RunFolder], folder: Path, as_json: bool, title: str | None = None) -> None:
@@ -81,6 +83,11 @@ def report(
 
     if to.is_dir():
         raise UserError(f"{to} is a folder; name a file, such as {to / PAGE}")
+    if to.suffix.lower() not in ENDINGS:
+        raise UserError(
+            f"-o {to} does not name a page, which is HTML; write -o {to.with_suffix('.html')}, or leave -o out and add "
+            "--png or --pdf to draw figures into the folder of every run"
+        )
     start = time.perf_counter()
     with working("reading runs …"):
         folders = gather(runs)

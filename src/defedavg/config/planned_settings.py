@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 from .study import Study, SweepPoint
 
@@ -11,13 +11,37 @@ PLANNED_STOP = ("max_rounds",)
 
 
 def swept_without_effect_on_plans(study: Study) -> list[str]:
-    """Return one line for every swept setting whose values give equal plans."""
+    """Return one line for every swept setting whose values give equal plans, before they are planned."""
     points = study.points()
     return [
         f"{name} has no effect on a plan, which trains nothing; its {len(values)} values give equal rows"
         for name, values in _swept(points).items()
         if not _is_planned(name, points)
     ]
+
+
+def swept_with_equal_figures(study: Study, figures: Sequence[Hashable]) -> list[str]:
+    """Return one line for every other swept setting whose values gave equal figures; ``figures`` has those of a point.
+
+    Such a setting may still change coefficients of merges, which plans contain and figures do not show. No list of
+    settings could say this beforehand: which ones act depends on the algorithm, the fleet and the other settings.
+    """
+    points = study.points()
+    return [
+        f"{name} has no effect on the figures of these plans; its {len(values)} values give equal rows"
+        for name, values in _swept(points).items()
+        if len(values) > 1 and _is_planned(name, points) and _equal_figures(name, points, figures)
+    ]
+
+
+def _equal_figures(name: str, points: Sequence[SweepPoint], figures: Sequence[Hashable]) -> bool:
+    """Return whether points that differ in this setting alone have equal figures."""
+    found: dict[Hashable, set[Hashable]] = {}
+    for point, row in zip(points, figures, strict=True):
+        if any(swept == name for swept, _ in point.swept):
+            others = tuple(pair for pair in point.swept if pair[0] != name)
+            found.setdefault((point.settings.algorithm, others), set()).add(row)
+    return all(len(rows) == 1 for rows in found.values())
 
 
 def _swept(points: Iterable[SweepPoint]) -> dict[str, set[object]]:

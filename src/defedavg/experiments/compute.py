@@ -39,6 +39,12 @@ class ComputeConfig:
             raise unknown("executor", self.executor, EXECUTORS)
         if self.max_batch_jobs is not None and self.max_batch_jobs < 1:
             raise UserError(f"--max-batch-jobs is {self.max_batch_jobs}; it must be at least 1")
+        if self.executor == "reference" and self.precision == "bf16":
+            # Its products are PyTorch's own: float32 on the CPU, float32 or TF32 on CUDA.
+            least = "float32" if self.device == "cpu" else "float32 or tf32"
+            raise UserError(
+                f"the reference executor does not compute in bf16; use --executor batched or --precision {least}"
+            )
         check_precision(self.precision, self.device)
 
     @classmethod

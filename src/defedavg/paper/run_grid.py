@@ -45,11 +45,17 @@ class Choices:
 
     @classmethod
     def checked(cls, *values: Any) -> Choices:
-        """Return the choices given on the command line; raise a UserError for a time limit that is not positive."""
+        """Return the choices given on the command line; raise a UserError that names the option of a wrong number."""
         choices = cls(*values)
         for option, value in (("--time-limit-factor", choices.time_limit_factor), ("--max-time", choices.max_seconds)):
             if value is not None and not value > 0:
                 raise UserError(f"{option} is {value:g}; it must be above zero")
+        for option, amount in (
+            ("--measure-seconds", choices.measure_seconds),
+            ("--train-samples", choices.train_samples),
+        ):
+            if not amount >= 0:  # NaN, too
+                raise UserError(f"{option} is {amount:g}; it must be zero or more")
         return choices
 
     def stored(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UserError, unknown
+from ..errors import UserError, counted, unknown
 from ..rng import normal_all, portable_all, uniform_all
 from . import phones
 from .intervals import Floats
@@ -85,13 +85,17 @@ class Slowness:
         if name not in SLOWNESS:
             raise unknown("slowness", name, SLOWNESS)
         kind = SLOWNESS[name]
-        form = f"{name}({', '.join(kind.arguments)})"
+        form = f"{name}({', '.join(kind.arguments)})" if kind.arguments else name
         written = (match[2] or "").strip()
         try:
             given = tuple(map(float, written.split(","))) if written else kind.defaults
         except ValueError:
-            raise UserError(f"slowness {text!r} cannot be read; write it as {form} with numbers") from None
-        if len(given) != len(kind.arguments) or not all(map(math.isfinite, given)) or not kind.valid(*given):
+            hint = f"{form} with numbers" if kind.arguments else form
+            raise UserError(f"slowness {text!r} cannot be read; write it as {hint}") from None
+        if len(given) != len(kind.arguments):
+            found, needed = counted(len(given), "argument"), len(kind.arguments) or "none"
+            raise UserError(f"slowness {text!r} has {found}, but {name} takes {needed}; write it as {form}")
+        if not all(map(math.isfinite, given)) or not kind.valid(*given):
             raise UserError(f"slowness {text!r} is out of range; write it as {form} with numbers in its range")
         return cls(name, given)
 
