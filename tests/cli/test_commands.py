@@ -293,7 +293,10 @@ def test_the_first_study_is_short_and_reaches_its_target_at_different_times(tmp_
         (("report", "."), ("no run",)),
         (("report", ".", "-o", "."), ("is a folder", "report.html")),
         (("report", ".", "-o", "a.png"), ("-o a.png does not name a page", "-o a.html", "--png or --pdf")),
-        (("report", ".", "-o", "runs.2/a.PDF"), ("-o runs.2/a.PDF is no name", "-o runs.2/a.html", "every run")),
+        (
+            ("report", ".", "-o", "runs.2/a.PDF"),
+            ("-o runs.2/a.PDF does not name a page", "-o runs.2/a.html", "every run"),
+        ),
         (("view", "nowhere"), ("no folder nowhere",)),
     ],
 )
