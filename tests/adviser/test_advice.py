@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from torch import Tensor
 
 import defedavg
 from defedavg.adviser.advice import Advice, advise
-from defedavg.adviser.advice_files import advice_json, advice_page, pareto_front, write_advice
+from defedavg.adviser.advice_files import advice_json, advice_page, check_advice_folder, pareto_front, write_advice
+from defedavg.adviser.racing import EVALUATIONS
 from defedavg.adviser.search import INTERRUPTED
 from defedavg.config import study as config
 from defedavg.errors import UserError
@@ -108,6 +110,33 @@ def test_the_advised_setting_reaches_the_target_when_it_is_run() -> None:
         settings={**values, "stop.target_accuracy": 0.9, "stop.max_seconds": 2.0},
     )
     assert result.first_hit_seconds is not None
+
+
+def test_the_advised_study_repeats_the_race_on_its_seeds() -> None:
+    advice = usual()
+    study = config.study(tomllib.loads(advice.to_toml()))
+    settings = study.points()[0].settings
+    assert settings.stop.eval_every_seconds == STUDY["stop"]["max_seconds"] / EVALUATIONS
+    results = [
+        defedavg.simulate(advice.best.algorithm, task=task(), seed=seed, settings=settings.flat())
+        for seed in advice.seeds[: advice.best.seeds]
+    ]
+    times = [result.first_hit_seconds for result in results]
+    assert None not in times
+    assert advice.best.time is not None
+    assert math.exp(fmean(math.log(each) for each in times if each)) == pytest.approx(advice.best.time.mean, rel=1e-12)
+
+
+def test_only_a_folder_with_advice_to_run_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    write_advice(usual(), folder, {})
+    with pytest.raises(UserError, match="already holds an advice; use --force"):
+        check_advice_folder(folder, force=False)
+    check_advice_folder(folder, force=True)
+    missed = advised(target_accuracy=0.99999999)
+    write_advice(missed, folder, {})
+    check_advice_folder(folder, force=False)
+    assert (folder / "advice.json").exists()
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:

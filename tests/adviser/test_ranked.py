@@ -147,3 +147,19 @@ def test_the_facts_and_the_page_count_in_the_singular() -> None:
     assert found["training"].startswith("1 update, ")
     page = page_data(advice_page(one, {}))
     assert page["dropped_note"] == "1 setting dropped without training, or refused by the algorithm."
+
+
+def test_a_candidate_that_is_as_good_with_fewer_bytes_is_named_beside_the_advice() -> None:
+    leader = candidate("a", (0.2, 0.21))
+    cheap, dear = replace(leader, label="b", bytes=0.26e6, close=True), replace(leader, label="c", close=True)
+    text = with_ranking(leader, dear, cheap).sentence()
+    assert text.endswith("(2 seeds); b is not separated from it and sends 0.26 times the bytes")
+    slower = replace(cheap, close=False)
+    assert with_ranking(leader, dear, slower).sentence().endswith("(2 seeds)")
+
+
+def test_the_file_of_a_search_without_advice_recommends_nothing() -> None:
+    text = with_ranking(candidate("a", (), LATE)).to_toml()
+    assert "found, which is no recommendation, for the study" in text
+    assert "recommends" not in text
+    assert "recommends for the study" in real().to_toml()

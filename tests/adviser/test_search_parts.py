@@ -66,6 +66,9 @@ def test_intervals_have_their_closed_form() -> None:
         math.exp(0.5 + 6.314 * 0.5)
     )  # the standard error of two values is half their gap
     assert TimeInterval.of([3.0]).low is None
+    least = TimeInterval.of([2.0, 2.0, 2.0], 0.1)
+    assert least.low == pytest.approx(2.0 / math.exp(2.920 * 0.1 / math.sqrt(3)))
+    assert TimeInterval.of([1.0, math.e], 0.1) == found  # the least value is below the standard deviation
     paired = ratio({1: 2.0, 2: 20.0, 9: 1.0}, {1: 1.0, 2: 10.0})
     assert paired is not None
     assert (paired.low, paired.mean, paired.high) == pytest.approx((2.0, 2.0, 2.0))

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ class GivenRun:
     seconds: float = 0.0
     dropped: bool = False
     diverged_at: int | None = None
+    resolution = 0.0
     simulation = SimpleNamespace(progress=SimpleNamespace(first_hit_seconds=None))
 
     @property
@@ -139,15 +141,20 @@ def test_without_noise_and_with_a_large_budget_the_best_candidate_is_found() -> 
 
 
 def test_more_budget_gives_no_worse_advice_in_expectation() -> None:
-    ratios: dict[float, list[float]] = {share: [] for share in (0.01, 0.03, 0.1, 0.4)}
+    shares = (0.01, 0.03, 0.1, 0.4)
+    ratios: dict[float, list[float]] = {share: [] for share in shares}
     for number in range(40):
         times, means = drawn(number, 0.2)
         least = min(means.values())
         for share, found in ratios.items():
             found.append(math.log(means[searched(times, share * WHOLE, number).ranking()[0]] / least))
-    found = [fmean(values) for values in ratios.values()]
-    assert found == sorted(found, reverse=True)
-    assert found[-1] < 0.5 * found[0]
+    for less, more in pairwise(shares):
+        worse = [b - a for a, b in zip(ratios[less], ratios[more], strict=True)]
+        assert fmean(worse) <= 2 * stdev(worse) / math.sqrt(
+            len(worse)
+        )  # from the largest budgets on, only noise is left
+    assert fmean(ratios[0.1]) < 0.1 * fmean(ratios[0.01])
+    assert fmean(ratios[0.4]) < 0.1 * fmean(ratios[0.01])
 
 
 def test_a_candidate_that_was_lucky_on_the_first_seed_is_not_advised() -> None:
@@ -214,16 +221,71 @@ def confirmed(times: Mapping[int, float], phase: Callable[[str], None] = lambda 
 
 def test_the_reason_why_the_search_ends_has_its_numbers_in_the_singular_or_the_plural() -> None:
     phases: list[str] = []
-    assert confirmed({0: 1.0, 1: 1.0}, phases.append).ended == "the leader is separated after 2 seeds"
+    alone = "no other candidate was a finalist; the leader was run on 2 seeds"
+    assert confirmed({0: 1.0, 1: 1.0}, phases.append).ended == alone
     assert "confirming: 1 finalist on seed 1" in phases
     assert [text for text in phases if re.match(r"exploring: \d+ candidates to", text)]
     times, _ = drawn(1, 0.0)
-    alone = AdviceSearch(cast(Race, GivenRace(times, Budget(WHOLE))), GRIDS, SCREENING, (0,), 0, usual_rate=0.3)
-    alone.search()
-    assert alone.ended.startswith("the only seed is used, and ")
-    assert [alone._refined(number, None) for number in (1, 2)] == ["1 further candidate", "2 further candidates"]
-    leader = alone.ranking()[0]
-    assert alone._refined(1, leader) == f"1 neighbour of {alone.label(leader)}"
+    once = AdviceSearch(cast(Race, GivenRace(times, Budget(WHOLE))), GRIDS, SCREENING, (0,), 0, usual_rate=0.3)
+    once.search()
+    assert once.ended.startswith("the only seed is used, and ")
+    assert [once._refined(number, None) for number in (1, 2)] == ["1 further candidate", "2 further candidates"]
+    leader = once.ranking()[0]
+    assert once._refined(1, leader) == f"1 neighbour of {once.label(leader)}"
+
+
+def two_finalists(
+    monkeypatch: pytest.MonkeyPatch, leader: Sequence[float], other: Sequence[float], seen: float = HORIZON
+) -> tuple[AdviceSearch, GridCell, GridCell]:
+    """Search among two candidates with these times by seed; the other one is trained until ``seen`` on the first."""
+    one, two = CELLS[0], CELLS[-1]
+    times = {(one, seed): seconds for seed, seconds in enumerate(leader)}
+    times |= {(two, seed): seconds for seed, seconds in enumerate(other)}
+
+    def explore(search: AdviceSearch) -> None:
+        search.start((one, two))
+        search.race.advance([(one, 0)], HORIZON)
+        search.race.advance([(two, 0)], seen)
+
+    monkeypatch.setattr("defedavg.adviser.search.explore_all", explore)
+    monkeypatch.setattr(AdviceSearch, "_refine", lambda _: None)
+    race = cast(Race, GivenRace(times, Budget(100 * WHOLE)))
+    search = AdviceSearch(race, GRIDS, SCREENING, tuple(range(SEEDS)), 0, usual_rate=0.3)
+    search.search()
+    return search, one, two
+
+
+def test_a_leader_is_separated_after_three_seeds_at_the_earliest(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, leader, other = two_finalists(monkeypatch, (1.0, 1.01, 0.99, 1.0), (1.2, 1.21, 1.19, 1.2))
+    assert search.ended == "the leader is separated from 1 finalist after 3 seeds"
+    assert search.ranking() == [leader, other]
+    assert search.close(leader) == []
+    assert list(search.times(leader)) == list(search.times(other)) == [0, 1, 2]
+
+
+def test_finalists_that_the_seeds_do_not_separate_are_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, leader, other = two_finalists(monkeypatch, (1.0, 1.2, 0.9, 1.1), (1.05, 1.0, 1.2, 1.05))
+    assert search.ended == "all 4 seeds are used, and 2 candidates are not separated after 4 seeds"
+    assert search.close(leader) == [other]
+
+
+def test_a_candidate_that_comes_near_while_others_are_compared_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, leader, other = two_finalists(monkeypatch, (1.0, 1.0, 1.0, 1.0), (1.001, 1.0, 0.999, 1.0), seen=0.5)
+    assert len(search.times(other)) == 3
+    assert search.ended == "2 candidates are not separated after 3 seeds"  # and further seeds would not separate them
+    assert search.close(leader) == [other]
+
+
+def test_times_that_fall_on_the_same_evaluation_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GivenRun, "resolution", 0.3)
+    search, leader, other = two_finalists(monkeypatch, (1.0,) * SEEDS, (1.1,) * SEEDS)
+    found, ratio = search.interval(leader), search.ratio(other, leader)
+    assert found is not None
+    assert ratio is not None
+    # A time that is uniform over a share of 0.3 has this standard deviation; the quantile is that of three degrees.
+    assert found.high == pytest.approx(math.exp(2.353 * 0.3 / math.sqrt(12) / 2))
+    assert ratio.low == pytest.approx(1.1 / math.exp(2.353 * math.sqrt(2) * 0.3 / math.sqrt(12) / 2))
+    assert search.close(leader) == [other]
 
 
 def test_a_dropped_candidate_is_not_trained_to_the_end_and_the_reason_says_why() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from ..algorithms import ALGORITHMS
 from ..config import study as config
+from ..config.settings import StopSettings
 from ..config.study import Study
 from ..durations import duration
 from ..errors import UserError, counted, unknown
@@ -20,7 +21,6 @@ from ..experiments.compute import ComputeConfig
 from ..tasks import Task
 from ..tasks.task import ACCURACY
 from .candidates import AlgorithmGrid, GridCell, grids_of
-from .confidence import TimeInterval
 from .constants import TaskConstants, covered, excluded_cells, measure
 from .interruption import NothingRacedError, before_racing
 from .racing import Budget, Race
@@ -29,8 +29,13 @@ from .reasons import why
 from .screening import Holders, Screening, horizon_of, screen
 from .search import INTERRUPTED, SEEDS, AdviceSearch
 
+FEWER_BYTES = 0.8
+"""A candidate that is as good as the leader is named if it sends at most this share of the leader's bytes."""
 DEFAULT_RUNS = 40
 """The default budget, in runs of a mean candidate to the horizon."""
+
+RACED_STOP = ("max_rounds", "max_seconds", "eval_every_rounds", "eval_every_seconds", "stop_at_target")
+"""Settings of [stop] on which the time to the target depends."""
 
 Progress = Callable[[str, float, float | None], None]
 """Receives what is being done, the share of it that is done, and the real seconds left, if they can be estimated."""
@@ -48,7 +53,8 @@ class Advice:
     horizon: float
     target: float
     metric_name: str  # of what the target is a value
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...]  # that candidates were run on
+    stop: StopSettings  # of the race, with enough rounds for the recommendation
     steps: float  # trained, in local steps
     updates: int
     grid_steps: float  # of the whole grid to the horizon on one seed
@@ -113,6 +119,7 @@ class Advice:
         kept = {key: value for key, value in own.items() if key not in tables["training"]}
         tables[self.best.algorithm] = {key: _single(value) for key, value in kept.items()}
         tables["training"] = {key: _single(own.get(key, value)) for key, value in tables["training"].items()}
+        tables["stop"] |= {name: getattr(self.stop, name) for name in RACED_STOP}
         for name, value in self.best.values.items():
             table, _, key = name.partition(".")
             tables[table][key] = value
@@ -123,8 +130,9 @@ class Advice:
 
     def to_toml(self) -> str:
         """Return the recommended study as TOML, with its origin as comments."""
+        found = "recommends" if self.best.reached else "found, which is no recommendation,"
         lines = [
-            f"The setting that `defedavg advise` recommends for the study {self.study.name!r}: {self.best.label}",
+            f"The setting that `defedavg advise` {found} for the study {self.study.name!r}: {self.best.label}",
             self.sentence(),
             f"Seeds of the race: {', '.join(map(str, self.seeds))}. They chose the setting, so compare on others.",
         ]
@@ -137,7 +145,18 @@ class Advice:
         if best.time is None or not best.reached:
             return f"{self._nobody}; the best so far, {best.label}: {self.time_text(best)}"
         found = f"{best.time.text()} of simulated time ({counted(best.seeds, 'seed')})"
-        return f"{best.label} reaches {self.target_text} in {self.time_text(best) if best.missed else found}"
+        text = f"{best.label} reaches {self.target_text} in {self.time_text(best) if best.missed else found}"
+        return f"{text}{self._cheaper()}"
+
+    def _cheaper(self) -> str:
+        """Return the candidate that is as good for all the seeds say and sends the fewest bytes, for the sentence."""
+        most = FEWER_BYTES * (self.best.bytes or 0.0)
+        close = [each for each in self.ranking if each.close and each.bytes is not None and each.bytes <= most]
+        if not close:
+            return ""
+        least = min(close, key=lambda each: each.bytes or 0.0)
+        share = (least.bytes or 0.0) / (self.best.bytes or 1.0)
+        return f"; {least.label} is not separated from it and sends {share:.2f} times the bytes"
 
 
 def _single(value: Any) -> Any:
@@ -320,7 +339,8 @@ class _Adviser:
         if not started:
             tried = counted(len(search.tried), "candidate")
             raise UserError(f"the search started {tried} and ended before any was evaluated; give a larger budget")
-        ranked = tuple(self._ranked(search, each, started[0], holders, metric) for each in started)
+        close = set(search.close(started[0])) if search.reached(started[0]) else set()
+        ranked = tuple(self._ranked(search, each, started[0], close, holders, metric) for each in started)
         dropped = [*self.refused, *((screening.labels[shape], text) for shape, text in screening.dropped.items())]
         dropped += self._not_trained(search, excluded)
         rates = {name: len(grid.rate_positions()) for name, grid in self.grids.items()}
@@ -334,7 +354,8 @@ class _Adviser:
             horizon=self.horizon,
             target=self.base.stop.target_accuracy,
             metric_name=metric,
-            seeds=search.seeds,
+            seeds=tuple(sorted({seed for _, seed in search.race.runs})),
+            stop=_raced_stop(search, started[0]),
             steps=search.race.steps,
             updates=search.race.updates,
             grid_steps=grid_steps,
@@ -358,13 +379,18 @@ class _Adviser:
         return self.grids[candidate.algorithm].label(candidate.position)
 
     def _ranked(
-        self, search: AdviceSearch, candidate: GridCell, leader: GridCell, holders: Holders, metric: str
+        self,
+        search: AdviceSearch,
+        candidate: GridCell,
+        leader: GridCell,
+        close: Collection[GridCell],
+        holders: Holders,
+        metric: str,
     ) -> RankedCandidate:
         run, plan = search.run(candidate), search.planned(candidate)
         assert run is not None
         missed = search.missed_runs(candidate)
-        hits = [seconds for seconds in search.times(candidate).values() if math.isfinite(seconds)]
-        interval = TimeInterval.of(hits) if hits else None
+        interval = search.interval(candidate)
         return RankedCandidate(
             label=self._label(candidate),
             algorithm=candidate.algorithm,
@@ -379,7 +405,15 @@ class _Adviser:
             staleness=plan.stats.staleness_mean,
             steps_per_second=plan.steps_per_second,
             reason="" if candidate == leader else why(search, candidate, leader, holders, metric),
+            close=candidate in close,
         )
+
+
+def _raced_stop(search: AdviceSearch, candidate: GridCell) -> StopSettings:
+    """Return how the runs of a candidate ended in the race; twice its planned rounds are no limit."""
+    stop = search.race.settings(candidate).stop
+    rounds = math.ceil(2 * stop.max_seconds / search.planned(candidate).stats.seconds_per_round)
+    return replace(stop, max_rounds=rounds)
 
 
 def _trained(search: AdviceSearch, candidate: GridCell) -> bool:

@@ -26,13 +26,14 @@ MAX_ROWS = 300  # of the ranking in the page
 
 
 def check_advice_folder(folder: Path, *, force: bool) -> None:
-    """Refuse a folder that cannot be created, or that holds an advice, unless it is to be replaced.
+    """Refuse a folder that cannot be created, or that holds advice to run, unless it is to be replaced.
 
     The folder is not left behind: a search that ends without advice writes nothing.
     """
     with _created(folder):
         pass
-    if (folder / ADVICE).exists() and not force:
+    # A search that found no setting to run has nothing to lose.
+    if (folder / STUDY).exists() and not force:
         raise UserError(f"{folder} already holds an advice; use --force to replace it, or another --out")
 
 

@@ -1,7 +1,7 @@
 """Confidence intervals over seeds: of a time to the target, and of the ratio of two times on the same seeds.
 
 Times to a target are positive and vary by factors, so the intervals are Student's on the logarithms: a geometric mean
-and factors around it. A run that did not reach the target by a time enters with that time, which favours it.
+and factors around it. A time is known up to the evaluation before it, so the standard deviation has a least value.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class TimeInterval:
     seeds: int
 
     @classmethod
-    def of(cls, times: Sequence[float]) -> TimeInterval:
-        """Return the interval of one time per seed."""
+    def of(cls, times: Sequence[float], least: float = 0.0) -> TimeInterval:
+        """Return the interval of one time per seed; ``least`` is the least standard deviation of the logarithms."""
         logs = [math.log(max(seconds, 1e-300)) for seconds in times]
         centre = fmean(logs)
         if len(logs) < 2:
             return cls(math.exp(centre), None, None, len(logs))
-        width = quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+        width = quantile(len(logs) - 1) * max(least, stdev(logs)) / math.sqrt(len(logs))
         return cls(math.exp(centre), math.exp(centre - width), math.exp(centre + width), len(logs))
 
     def text(self) -> str:
@@ -50,9 +50,9 @@ def quantile(degrees: int) -> float:
     return QUANTILES[degrees - 1] if degrees <= len(QUANTILES) else NORMAL + (1.812 - NORMAL) * 10 / degrees
 
 
-def ratio(times: Mapping[int, float], leader: Mapping[int, float]) -> TimeInterval | None:
+def ratio(times: Mapping[int, float], leader: Mapping[int, float], least: float = 0.0) -> TimeInterval | None:
     """Return the interval of the ratio to the leader's times, over the seeds that both have; None if there is none."""
     seeds = [seed for seed in times if seed in leader]
     if not seeds:
         return None
-    return TimeInterval.of([max(times[seed], 1e-300) / max(leader[seed], 1e-300) for seed in seeds])
+    return TimeInterval.of([max(times[seed], 1e-300) / max(leader[seed], 1e-300) for seed in seeds], least)

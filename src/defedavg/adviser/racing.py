@@ -70,6 +70,14 @@ class RacedRun:
         return progress.first_hit_seconds if progress.sustained_seconds is None else progress.sustained_seconds
 
     @property
+    def resolution(self) -> float:
+        """The simulated time since the evaluation before the target, as a share of the time to the target."""
+        if self.hit is None:
+            return 0.0
+        before = max((e.seconds for e in self.evaluations if e.seconds < self.hit), default=0.0)
+        return 1.0 - before / self.hit if self.hit > 0 else 0.0
+
+    @property
     def complete(self) -> bool:
         """Whether the run ended by itself: at the target, at the horizon, or because it diverged or stalled."""
         return self.simulation.progress.status not in (Status.RUNNING, Status.DROPPED, Status.INTERRUPTED)

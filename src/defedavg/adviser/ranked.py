@@ -65,6 +65,7 @@ class RankedCandidate:
     staleness: float
     steps_per_second: float
     reason: str
+    close: bool = False  # a finalist that the seeds do not separate from the leader
 
     @property
     def seeds(self) -> int:

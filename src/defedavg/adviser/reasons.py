@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from .candidates import GridCell
-from .confidence import ratio
 from .screening import Holders, PlannedShape
 from .search import AdviceSearch
 
@@ -36,13 +35,13 @@ def _outcome(search: AdviceSearch, candidate: GridCell, leader: GridCell, metric
     for missed in search.missed_runs(candidate):
         where = "" if missed.seed == search.first else f"on seed {missed.seed} "
         return where + missed.reason(metric)
-    found = ratio(search.times(candidate), search.times(leader))
+    found = search.ratio(candidate, leader)
     if found is None:
         return "shares no seed with the leader"
     if found.low is None or found.high is None:
         return f"takes {found.mean:.2f} times as long on one seed"
-    sure = "" if found.low > 1.0 else ", not separated"
-    return f"takes {found.mean:.2f} times as long [{found.low:.2f}, {found.high:.2f}]{sure}"
+    text = f"takes {found.mean:.2f} times as long [{found.low:.2f}, {found.high:.2f}]"
+    return text if found.low > 1.0 else f"{text}, not separated"
 
 
 def _facts(plan: PlannedShape, best: PlannedShape, holders: Holders) -> Iterator[tuple[float, str]]:

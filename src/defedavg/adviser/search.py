@@ -4,10 +4,10 @@
 2. *Confirm.* The best candidates are run on a second seed: the first to reach the target may only have been lucky.
 3. *Refine.* The neighbours of the best on the grid, and then further candidates, are raced against the leader. One is
    dropped when the leader had the same loss much earlier.
-4. *Confirm.* The best candidates are run on further seeds. It ends when the leader's interval excludes the others, when
-   all seeds are used, or when the budget is spent.
-5. *Compare.* What is left of the budget trains the best of the others to the target. They cannot win any more, but show
-   what the leader's time costs in bytes and in accuracy of the worst-served clients.
+4. *Confirm.* The best candidates are run on further seeds. It ends when the leader has been run on three and is
+   separated from the others, when all seeds are used, or when the budget is spent.
+5. *Compare.* What is left of the budget trains the best of the others to the target. They show what the leader's time
+   costs in bytes and in accuracy of the worst-served clients. Those that come near the leader are confirmed as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from contextlib import suppress
 
 from ..errors import counted
 from .candidates import GridCell
-from .confidence import ratio
 from .exploring import explore_all
 from .racing import BudgetSpentError
 from .search_state import SearchState
@@ -36,6 +35,8 @@ LAG = 1.3
 FINALISTS = 6
 NEAR = 1.3
 """A candidate whose time on the first seed is within this multiple of the leader's is a finalist."""
+LEAST_SEEDS = 3
+"""The leader is run on as many seeds before the search ends: two seeds agree by chance too often."""
 INTERRUPTED = "it was interrupted"
 SEEDS = 5
 """Seeds of a finalist, at most."""
@@ -58,8 +59,10 @@ class AdviceSearch(SearchState):
             self._refine()
             self._confirm(self.seeds[1:])
             self._compare()
+            self._confirm(self.seeds[1:])
+            self.ended = self._verdict()
         except BudgetSpentError:
-            self.ended = "the budget is spent"
+            self.ended = self._verdict()
         except KeyboardInterrupt:
             self.ended = INTERRUPTED
 
@@ -119,26 +122,34 @@ class AdviceSearch(SearchState):
             finalists, leader = self._finalists(), self.ranking()[0]
             if not self.reached(leader):
                 break
-            if len(self.times(leader)) > 1 and all(self.separated(each, leader) for each in finalists[1:]):
+            if self._enough(leader) and all(self._decided(each, leader) for each in finalists[1:]):
                 break
             finalists = self._affordable(finalists, seed)
             self.phase(f"confirming: {counted(len(finalists), 'finalist')} on seed {seed}")
             self._run_seed(finalists, seed, PATIENCE * max(self.times(leader).values()))
-        self.ended = self._verdict()
 
     def _verdict(self) -> str:
-        """Return why the search ends when all finalists were confirmed."""
-        leader, seeds = self.ranking()[0], len(self.seeds)
+        """Return why the search ends, and what the seeds say of the leader."""
+        leader, seeds, spent = self.ranking()[0], len(self.seeds), self.race.spent_share >= 1.0
         if not self.reached(leader):
-            return f"no candidate reached the target{' on all its seeds' if math.isfinite(self.best_time) else ''}"
-        seen = len(self.times(leader))
-        close = [each for each in self._finalists()[1:] if not self.separated(each, leader)]
-        if seen > 1 and not close:
-            return f"the leader is separated after {counted(seen, 'seed')}"
+            nobody = f"no candidate reached the target{' on all its seeds' if math.isfinite(self.best_time) else ''}"
+            return "the budget is spent" if spent else nobody
+        seen, close = len(self.times(leader)), self.close(leader)
         used = "the only seed is used" if seeds == 1 else f"all {counted(seeds, 'seed')} are used"
+        end = "the budget is spent, and " if spent else f"{used}, and " if seen == seeds else ""
         if close:
-            return f"{used}, and {counted(len(close) + 1, 'candidate')} are not separated"
-        return f"{used}, and the leader has a time on one seed, so no interval"
+            return f"{end}{counted(len(close) + 1, 'candidate')} are not separated after {counted(seen, 'seed')}"
+        if seen == 1:
+            return f"{end}the leader has a time on one seed, so no interval"
+        behind = len(self._finalists()) - 1 + len(self.missed - {leader})
+        found = f"the leader is separated from {counted(behind, 'finalist')} after {counted(seen, 'seed')}"
+        if not behind:
+            found = f"no other candidate was a finalist; the leader was run on {counted(seen, 'seed')}"
+        return f"the budget is spent; {found}" if spent and seen < LEAST_SEEDS else found
+
+    def close(self, leader: GridCell) -> list[GridCell]:
+        """Return the finalists that are not separated from the leader."""
+        return [each for each in self._finalists() if each != leader and not self.separated(each, leader)]
 
     def _finalists(self) -> list[GridCell]:
         """Return the best candidates whose times on the first seed are near the leader's, the leader first."""
@@ -146,7 +157,12 @@ class AdviceSearch(SearchState):
         if not reached:
             return self.ranking()[:1]
         limit = NEAR * self.times(reached[0])[self.first]
-        return [each for each in reached if self.times(each)[self.first] <= limit][:FINALISTS]
+        near = [each for each in reached[1:] if self.times(each)[self.first] <= limit]
+        return [reached[0], *sorted(near, key=lambda each: self._ratio_to(each, reached[0]))][:FINALISTS]
+
+    def _ratio_to(self, candidate: GridCell, leader: GridCell) -> float:
+        found = self.ratio(candidate, leader)
+        return math.inf if found is None else found.mean
 
     def _affordable(self, finalists: Sequence[GridCell], seed: int) -> list[GridCell]:
         """Return the first finalists, as many as the rest of the budget trains on a seed, and at least two."""
@@ -185,8 +201,20 @@ class AdviceSearch(SearchState):
         return math.inf if run is None else run.loss()
 
     def separated(self, candidate: GridCell, leader: GridCell) -> bool:
-        """Return whether a candidate is slower than the leader at the level of the intervals, or as good for sure."""
-        found = ratio(self.times(candidate), self.times(leader))
+        """Return whether a candidate is slower than the leader at the level of the intervals."""
+        found = self.ratio(candidate, leader)
+        return found is not None and found.low is not None and found.low > 1.0
+
+    def _enough(self, candidate: GridCell) -> bool:
+        """Return whether a candidate was run on the least number of seeds."""
+        return len(self.times(candidate)) >= min(LEAST_SEEDS, len(self.seeds))
+
+    def _decided(self, candidate: GridCell, leader: GridCell) -> bool:
+        return self.separated(candidate, leader) or (self._enough(candidate) and self._equal(candidate, leader))
+
+    def _equal(self, candidate: GridCell, leader: GridCell) -> bool:
+        """Return whether a candidate is surely as good as the leader, so that further seeds add nothing."""
+        found = self.ratio(candidate, leader)
         if found is None or found.low is None or found.high is None:
             return False
-        return found.low > 1.0 or (found.low > 1 / TIE and found.high < TIE)
+        return found.low > 1 / TIE and found.high < TIE

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from .candidates import AlgorithmGrid, GridCell, PlanShape
-from .confidence import TimeInterval
+from .confidence import TimeInterval, ratio
 from .racing import Race, RacedRun
 from .ranked import MissedRun
 from .screening import PlannedShape, Screening
@@ -50,6 +51,21 @@ class SearchState:
     def times(self, candidate: GridCell) -> dict[int, float]:
         """Return the time to the target by seed, infinite where a run ended without it."""
         return {seed: math.inf if run.hit is None else run.hit for seed, run in self._complete(candidate).items()}
+
+    def _resolution(self, candidate: GridCell) -> float:
+        """Return the standard deviation of the logarithm of a time that is known to lie between two evaluations."""
+        runs = [run for run in self._complete(candidate).values() if run.hit is not None]
+        return math.sqrt(fmean(run.resolution**2 for run in runs) / 12) if runs else 0.0
+
+    def interval(self, candidate: GridCell) -> TimeInterval | None:
+        """Return the time to the target over the seeds that reached it; None if none did."""
+        hits = [seconds for seconds in self.times(candidate).values() if math.isfinite(seconds)]
+        return TimeInterval.of(hits, self._resolution(candidate)) if hits else None
+
+    def ratio(self, candidate: GridCell, leader: GridCell) -> TimeInterval | None:
+        """Return how many times as long as the leader a candidate takes, over the seeds of both."""
+        least = math.hypot(self._resolution(candidate), self._resolution(leader))
+        return ratio(self.times(candidate), self.times(leader), least)
 
     def reached(self, candidate: GridCell) -> bool:
         """Return whether every run of a candidate that ended has reached the target, the first one among them."""
