@@ -34,7 +34,7 @@ FEWER_BYTES = 0.8
 DEFAULT_RUNS = 40
 """The default budget, in runs of a mean candidate to the horizon."""
 
-RACED_STOP = ("max_rounds", "max_seconds", "eval_every_rounds", "eval_every_seconds", "stop_at_target")
+RACED_STOP = ("max_rounds", "max_seconds", "eval_every_rounds", "eval_every_seconds")
 """Settings of [stop] on which the time to the target depends."""
 
 Progress = Callable[[str, float, float | None], None]
