@@ -24,8 +24,8 @@ from .search_state import SearchState
 
 LEAST_ROUNDS = 2
 """No candidate is dropped before its second round while the search refines."""
-REFINE = 0.9
-"""The share of the budget after which refining ends."""
+REFINE = 0.75
+"""The share of the budget after which refining ends; the rest confirms the finalists on further seeds."""
 CENTRES, FEW, FURTHER = 2, 6, 0.02
 """Leaders around which the search refines, and the number or the share of the rest of the budget for other groups."""
 CHECKS = (1 / 8, 1 / 4, 1 / 2)
