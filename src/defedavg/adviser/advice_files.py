@@ -18,6 +18,7 @@ from ..jsonio import finite
 from ..report.page import PLOTLY, asset, in_script
 from ..report.palette import look, page_look
 from .advice import Advice
+from .dropped import grouped
 from .log_advice import FLEET
 from .ranked import RankedCandidate
 
@@ -116,13 +117,7 @@ def pareto_front(ranking: tuple[RankedCandidate, ...]) -> set[str]:
 
 def dropped_groups(advice: Advice) -> list[dict[str, Any]]:
     """Return the settings that were not raced by reason, the most frequent reason first; numbers in reasons vary."""
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for label, reason in advice.dropped:
-        groups.setdefault(re.sub(r"[\d.]+", "#", re.sub(r", \S+ n=.*| [a-z0-9-]+ (n|K)=.*", "", reason)), []).append(
-            (label, reason)
-        )
-    ordered = sorted(groups.values(), key=len, reverse=True)
-    return [{"reason": found[0][1], "count": len(found), "example": found[0][0]} for found in ordered]
+    return [{"reason": found[0][1], "count": len(found), "example": found[0][0]} for found in grouped(advice.dropped)]
 
 
 def facts(advice: Advice) -> list[tuple[str, str]]:
