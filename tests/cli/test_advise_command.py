@@ -231,7 +231,8 @@ def test_the_last_line_has_singulars_and_the_number_that_reached_the_target(
         (1, 1, "1 candidate, 2 raced, 1 reached the target, 1 update; "),
         (6816, 2000, "6,816 candidates, 2 raced, 1 reached the target, 2,000 updates; "),
     ):
-        advise_command._print(replace(advice, candidates=candidates, updates=updates), tmp_path, as_json=False)
+        changed = replace(advice, candidates=candidates, updates=updates, steps=5.0 * updates)
+        advise_command._print(changed, tmp_path, as_json=False)
         assert f"\n{words}" in capsys.readouterr().out
     assert "(1 seed)" in advice.sentence()
 

@@ -122,12 +122,12 @@ def dropped_groups(advice: Advice) -> list[dict[str, Any]]:
 
 def facts(advice: Advice) -> list[tuple[str, str]]:
     """Return what a reader must know of the search, as names and values."""
-    plans, updates = counted(advice.planned, "plan"), counted(advice.updates, "update")
+    plans = counted(advice.planned, "plan")
     raced = f"raced: {len(advice.ranking)}, of which {advice.hits} reached the target"
     found = [
         ("target", f"{advice.target_text} within {duration(advice.horizon)} of simulated time"),
         ("candidates", f"{advice.candidates:,}, with {plans}; {raced}"),
-        ("training", f"{updates}, {100 * advice.steps / advice.grid_steps:.2g} % of the grid on one seed"),
+        ("training", f"{advice.trained}; {100 * advice.steps / advice.grid_steps:.2g} % of the grid on one seed"),
         ("the search ended because", advice.ended),
     ]
     if advice.theory is not None:
