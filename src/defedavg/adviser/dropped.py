@@ -18,8 +18,14 @@ REMEDIES = {
 
 
 def kind_of(reason: str) -> str:
-    """Return a reason without the numbers and the settings that vary within its kind."""
-    return re.sub(r"[\d.,]*\d|\d", "#", re.sub(r", \S+ n=.*| [a-z0-9-]+ (n|K)=.*", "", reason))
+    """Return a reason without the settings, classes, numbers and units that vary within its kind."""
+    for varying, fixed in (
+        (r", \S+ n=.*| [a-z0-9-]+ (n|K)=.*", ""),
+        (r"class(es)? [\d, ]+( and more)?", "classes "),
+        (r"[\d.,]*\d( (s|min|h|d)\b)?", "#"),
+    ):
+        reason = re.sub(varying, fixed, reason)
+    return re.sub(r" +", " ", reason)
 
 
 def grouped(dropped: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:
