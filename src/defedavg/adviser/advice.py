@@ -17,6 +17,7 @@ from ..config.study import Study
 from ..durations import duration
 from ..errors import UserError, counted, unknown
 from ..experiments.compute import ComputeConfig
+from ..jsonio import three_digits
 from ..tasks import Task
 from ..tasks.task import ACCURACY
 from .arguments import checked_budget, checked_seeds, checked_study
@@ -342,8 +343,12 @@ class _Adviser:
             if _trained(search, each):
                 continue
             first, best = search.planned(each).first_round, search.best_time
-            late = f"and the target was reached at {best:.3g} s" if first > best else "and nothing of it was trained"
-            yield self._label(each), f"its first round is planned at {first:.3g} s, {late}"
+            late = (
+                f"and the target was reached at {three_digits(best)} s"
+                if first > best
+                else "and nothing of it was trained"
+            )
+            yield self._label(each), f"its first round is planned at {three_digits(first)} s, {late}"
 
     def _label(self, candidate: GridCell) -> str:
         return self.grids[candidate.algorithm].label(candidate.position)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from ..errors import counted
+from ..jsonio import three_digits
 from .candidates import GridCell
 from .racing import RacedRun
 from .screening import PlannedShape
@@ -120,7 +121,7 @@ class Exploration:
         while self.alive:
             going = self._continuing(until)
             self._drop_except(going)
-            state.phase(f"exploring: {counted(len(going), 'candidate')} to {until:.3g} s")
+            state.phase(f"exploring: {counted(len(going), 'candidate')} to {three_digits(until)} s")
             state.race.advance([(each, state.first) for each in self.alive if each in going], until)
             self.lags = lags(self._runs(state.tried), self._runs(self.alive))
             self.alive = state.running(self.alive)
@@ -150,7 +151,7 @@ class Exploration:
         run = self.state.run(candidate)
         assert run is not None
         lag = f"took {self.lags[candidate]:.2f} times as long as the fastest candidates to its last test losses"
-        return f"{lag}, {run.loss():.3g} after {run.seconds:.3g} s"
+        return f"{lag}, {three_digits(run.loss())} after {three_digits(run.seconds)} s"
 
     def _continuing(self, after: float) -> set[GridCell]:
         """Return the candidates that train until a simulated time."""
