@@ -26,3 +26,9 @@ def json_line(value: Any) -> str:
 def about(value: float) -> str:
     """Return a number with two significant digits, without an exponent where possible: 160 for 157."""
     return f"{float(f'{value:.2g}'):g}"
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits, a large one with commas instead of an exponent: 1,670 for 1674."""
+    rounded = float(f"{value:.3g}")  # first: 999.6 is 1,000
+    return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e15 else f"{rounded:.3g}"

@@ -153,7 +153,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_larger_budget_trains_more_and_stays_within_it() -> None:
     small = advised(300)
-    assert small.steps < usual().steps <= 2000 * 2 + 64 * 5  # the last batch may exceed it
+    assert small.steps < usual().steps < 2000 * 2 + 5  # less than one update beyond it
 
 
 def test_a_target_that_no_candidate_reaches_is_one_line_with_the_best_so_far() -> None:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from contextlib import suppress
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from defedavg.adviser import exploring
 from defedavg.adviser.candidates import GridCell, grids_of
-from defedavg.adviser.exploring import LEAST_KEPT, MARGIN, SHARE, STEP, Exploration, first_arms, lags, time_to
-from defedavg.adviser.racing import Budget, Race, RacedRun
+from defedavg.adviser.exploring import (
+    LEAST_KEPT,
+    MARGIN,
+    SHARE,
+    SMALL,
+    STEP,
+    Exploration,
+    first_arms,
+    lags,
+    steps_to_compare,
+    time_to,
+)
+from defedavg.adviser.racing import Budget, BudgetSpentError, Race, RacedRun
 from defedavg.adviser.screening import Holders, screen
 from defedavg.adviser.search_state import SearchState
 from defedavg.config import study as config
@@ -86,7 +99,8 @@ def explored(steps: float) -> tuple[SearchState, Race, list[int]]:
     state = SearchState(race, GRIDS, SCREENING, (0,), 0, usual_rate=0.03)
     numbers: list[int] = []
     state.phase = lambda text: numbers.append(int(text.split()[1]))
-    Exploration(state, state.start(first_arms(state))).explore()
+    with suppress(BudgetSpentError):
+        Exploration(state, state.start(first_arms(state))).explore()
     return state, race, numbers
 
 
@@ -116,6 +130,28 @@ def test_the_least_lags_continue_as_far_as_the_budget_allows() -> None:
     assert Exploration(state, arms)._ahead(scores, 1.0) == set(arms[:7])
     state.race.budget = Budget(1.0)
     assert Exploration(state, arms)._ahead(scores, 1.0) == set(arms[:LEAST_KEPT])
+
+
+def test_a_small_budget_starts_with_one_candidate_of_every_algorithm_and_a_larger_one_with_every_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needed = steps_to_compare(SCREENING.kept.values())
+    small = SearchState(race_without_runs(0.01 * needed), GRIDS, SCREENING, (0,), 0, usual_rate=0.03)
+    assert Counter(each.algorithm for each in first_arms(small)) == dict.fromkeys(NAMES, 1)
+    more = SearchState(race_without_runs(0.9 * SMALL * needed), GRIDS, SCREENING, (0,), 0, usual_rate=0.03)
+    monkeypatch.setattr(exploring, "FEW", 1.0)
+    arms = first_arms(more)
+    assert len(NAMES) < len(arms) < len(SCREENING.kept)
+    assert {each.algorithm for each in arms[: len(NAMES)]} == set(NAMES)
+    large = SearchState(race_without_runs(1.1 * SMALL * needed), GRIDS, SCREENING, (0,), 0, usual_rate=0.03)
+    assert {large.shape(each) for each in first_arms(large)} == set(SCREENING.kept)
+
+
+def test_a_small_budget_trains_several_algorithms_and_not_the_many_settings_of_one() -> None:
+    _, race, _ = explored(0.2 * steps_to_compare(SCREENING.kept.values()))
+    trained = Counter(cell.algorithm for (cell, _), run in race.runs.items() if run.seconds > 0)
+    assert len(trained) >= len(NAMES) - 1
+    assert max(trained.values()) <= 2
 
 
 def test_exploring_trains_no_candidate_much_beyond_the_first_to_reach_the_target() -> None:

@@ -124,6 +124,17 @@ def test_lines_of_progress_have_the_time_left_only_if_it_is_known(
     }
 
 
+def test_the_first_line_of_progress_does_not_wait_for_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert advise_command.FIRST_SECONDS <= 2.0
+    monkeypatch.setattr(advise_command, "FIRST_SECONDS", 0.02)
+    with PlainProgress() as progress:
+        progress.report("planning 404 settings", 0.01, None)
+        time.sleep(0.3)
+    assert capsys.readouterr().err.splitlines() == ["planning 404 settings; 1 %"]
+
+
 def test_the_constants_tell_at_which_point_they_are() -> None:
     points = [text for text in small()[1] if text.startswith("measuring constants of the task, point")]
     assert [re.findall(r"point \d of \d", text) for text in points] == [["point 1 of 2"], ["point 2 of 2"]]
@@ -231,7 +242,8 @@ def test_the_last_line_has_singulars_and_the_number_that_reached_the_target(
         (1, 1, "1 candidate, 2 raced, 1 reached the target, 1 update; "),
         (6816, 2000, "6,816 candidates, 2 raced, 1 reached the target, 2,000 updates; "),
     ):
-        advise_command._print(replace(advice, candidates=candidates, updates=updates), tmp_path, as_json=False)
+        changed = replace(advice, candidates=candidates, updates=updates, steps=5.0 * updates)
+        advise_command._print(changed, tmp_path, as_json=False)
         assert f"\n{words}" in capsys.readouterr().out
     assert "(1 seed)" in advice.sentence()
 

@@ -18,12 +18,15 @@ from ..config.study import Study
 from ..durations import duration
 from ..errors import UserError, counted, unknown
 from ..experiments.compute import ComputeConfig
+from ..jsonio import three_digits
 from ..tasks import Task
 from ..tasks.task import ACCURACY
+from .arguments import checked_budget, checked_seeds, checked_study
+from .budgets import AskedBudget
 from .candidates import AlgorithmGrid, GridCell, grids_of
 from .constants import TaskConstants, covered, excluded_cells, measure
 from .interruption import NothingRacedError, before_racing
-from .racing import Budget, Race
+from .racing import Race
 from .ranked import RankedCandidate
 from .reasons import why
 from .screening import Holders, Screening, horizon_of, screen
@@ -31,9 +34,6 @@ from .search import INTERRUPTED, SEEDS, AdviceSearch
 
 FEWER_BYTES = 0.8
 """A candidate that is as good as the leader is named if it sends at most this share of the leader's bytes."""
-DEFAULT_RUNS = 40
-"""The default budget, in runs of a mean candidate to the horizon."""
-
 RACED_STOP = ("max_rounds", "max_seconds", "eval_every_rounds", "eval_every_seconds")
 """Settings of [stop] on which the time to the target depends."""
 
@@ -61,6 +61,7 @@ class Advice:
     ended: str
     notes: tuple[str, ...]
     theory: str | None
+    shortage: str | None  # that the budget was too small to compare the settings, and what is needed
     seconds: float = field(compare=False)  # real
 
     @property
@@ -92,6 +93,15 @@ class Advice:
         """That no candidate reached the target; the best may have reached it on some of its seeds."""
         return f"no candidate reached {self.target_text}{'' if self.best.time is None else ' on all its seeds'}"
 
+    @property
+    def trained(self) -> str:
+        """What was trained, for readers: updates, and as many of the length in which the budget is counted."""
+        unit = _single(self.study.tables["training"]["local_steps"])
+        updates, equal = counted(self.updates, "update"), round(self.steps / unit)
+        if equal == self.updates:
+            return updates
+        return f"{updates}, as many steps as {counted(equal, 'update')} of {counted(unit, 'step')}"
+
     def failure(self) -> str | None:
         """Return in one line that no candidate reached the target and what was found, or None."""
         if self.best.reached:
@@ -99,7 +109,8 @@ class Advice:
         remedy = (
             "run the command again without interrupting it"
             if self.interrupted
-            else "set a lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
+            else self.shortage
+            or "set a lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
         )
         return (
             f"{self._nobody} within {duration(self._longest)} of simulated time, the longest that any was trained; "
@@ -179,28 +190,20 @@ def advise(
 
     ``study`` is a file, a dictionary like one, or a ``Study`` with ``stop.target_accuracy``; its lists are the values
     to try. ``algorithms`` are those to compare, all registered ones by default. The budget is a number of updates of
-    ``training.local_steps`` steps each, or real seconds; the same seed and budget of updates give the same advice.
-    ``seeds`` are used at most, from ``seed`` on, by default the study's first. ``task`` is a task of your own. Ctrl-C
-    ends the search with the best so far; before any candidate was raced, it raises ``KeyboardInterrupt``.
+    ``training.local_steps`` steps each, or real seconds from the call on, planning included; the same seed and budget
+    of updates give the same advice. The search trains less than one update more than the budget, and in real time one
+    batch at most (a model that is trained one client at a time: one round). ``seeds``, 1 to 100, are used at most, from
+    ``seed`` on, by default the study's first. ``task`` is a task of your own. Ctrl-C ends the search with the best so
+    far; before any candidate was raced, it raises ``KeyboardInterrupt``.
     """
     began = time.monotonic()
+    updates, seconds = checked_budget(budget_updates, budget_seconds)
+    seeds = checked_seeds(seeds)
     with before_racing():
-        adviser = _Adviser(_study(study, task), algorithms, seed, task, compute or ComputeConfig(), progress)
-    return adviser.advise(budget_updates, budget_seconds, seeds, began)
-
-
-def _study(study: Study | str | Path | Mapping[str, Any], task: Task | None) -> Study:
-    if isinstance(study, str | Path):
-        study = config.load(study)
-    elif isinstance(study, Mapping):
-        if task is not None:
-            study = {**study, "clients": {"num_clients": task.num_clients, **study.get("clients", {})}}
-        study = config.study(study)
-    if not isinstance(study, Study):
-        raise UserError(f"study is {type(study).__name__}; pass a file, a dict or a Study")
-    if not _single(study.tables["stop"]["target_accuracy"]):
-        raise UserError("advice is the setting that reaches a target first; set stop.target_accuracy")
-    return study
+        study = checked_study(study, task)
+        budget = AskedBudget(updates, seconds, _single(study.tables["training"]["local_steps"]), began)
+        adviser = _Adviser(study, algorithms, seed, task, compute or ComputeConfig(), progress)
+    return adviser.advise(budget, seeds)
 
 
 class _Adviser:
@@ -244,36 +247,39 @@ class _Adviser:
             raise UserError(f"no algorithm can be advised; {refused[0][0]} is {refused[0][1]}")
         return grids, refused
 
-    def advise(self, updates: float | None, seconds: float | None, seeds: int, began: float) -> Advice:
+    def advise(self, budget: AskedBudget, seeds: int) -> Advice:
+        def planning(text: str, share: float) -> None:
+            budget.require_time(text)
+            self.report(text, share, None)
+
         with before_racing():
             task = self._task()
             holders = Holders.of(task)
-            screening = screen(
-                self.grids, self.horizon, self.seed, holders, lambda text, share: self.report(text, share, None)
-            )
-            constants = self._constants(task)
+            screening = screen(self.grids, self.horizon, self.seed, holders, planning)
+            constants = self._constants(task, budget)
             excluded = excluded_cells(self.grids, screening.kept, constants)
-            budget = self._budget(updates, seconds, screening)
             race = Race(
                 self.grids,
                 self.compute,
                 self.horizon,
-                budget,
+                budget.of(screening),
                 lambda each: screening.kept[self.grids[each.algorithm].shape_of(each)].steps_per_update,
                 self.own_task,
+                began=budget.began,
             )
             search = AdviceSearch(
                 race,
                 self.grids,
                 screening,
-                tuple(range(self.seed, self.seed + max(1, seeds))),
+                tuple(range(self.seed, self.seed + seeds)),
                 self.seed,
                 constants.usual_rate,
                 excluded,
             )
         self._follow(search, race)
         search.search()
-        return self._result(search, screening, constants, excluded, holders, task.metric_name, began)
+        shortage = None if search.ended == INTERRUPTED else budget.shortage(search)
+        return self._result(search, screening, constants, excluded, holders, task.metric_name, shortage, budget.began)
 
     def _task(self) -> Task:
         from ..config.build import build_task
@@ -284,12 +290,14 @@ class _Adviser:
             raise UserError("the task has no classes and no metric, so no target can be reached; give it a metric")
         return task
 
-    def _constants(self, task: Task) -> TaskConstants:
+    def _constants(self, task: Task, budget: AskedBudget) -> TaskConstants:
         text = "measuring constants of the task"
         self.report(text, 0.0, None)
-        return measure(
+        found = measure(
             task, self.base.training.batch_size, self.seed, lambda point: self.report(f"{text}, {point}", 0.0, None)
         )
+        budget.require_time(text)
+        return found
 
     def _follow(self, search: AdviceSearch, race: Race) -> None:
         text = ["racing"]
@@ -299,28 +307,9 @@ class _Adviser:
             notify()
 
         def notify() -> None:
-            share, spent = race.spent_share, time.monotonic() - race.began
-            self.report(text[0], min(1.0, share), spent * (1.0 / share - 1.0) if share > 0 else None)
+            self.report(text[0], min(1.0, race.spent_share), race.seconds_left)
 
         search.phase, race.notify = phase, notify
-
-    def _budget(self, updates: float | None, seconds: float | None, screening: Screening) -> Budget:
-        """Return the budget; refuse one that is below a single run."""
-        costs = {shape: plan.steps_per_second * self.horizon for shape, plan in screening.kept.items()}
-        cheapest = min(costs, key=lambda shape: costs[shape])
-        steps_per_update = self.base.training.local_steps
-        if updates is None:
-            steps = math.inf if seconds is not None else DEFAULT_RUNS * float(np.mean(list(costs.values())))
-        else:
-            steps = updates * steps_per_update
-            if steps < costs[cheapest]:
-                needed = counted(round(costs[cheapest] / steps_per_update), "update")
-                raise UserError(
-                    f"the budget is below one run: the cheapest of {counted(len(costs), 'setting')} that can be raced, "
-                    f"{screening.labels[cheapest]}, trains {needed} of {counted(steps_per_update, 'step')} in "
-                    f"{duration(self.horizon)}, the budget has {updates:g}; give more, or a shorter stop.max_seconds"
-                )
-        return Budget(steps, math.inf if seconds is None else seconds)
 
     def _result(
         self,
@@ -330,6 +319,7 @@ class _Adviser:
         excluded: Mapping[GridCell, str],
         holders: Holders,
         metric: str,
+        shortage: str | None,
         began: float,
     ) -> Advice:
         self.report("writing reasons", 1.0, 0.0)
@@ -338,7 +328,8 @@ class _Adviser:
             raise NothingRacedError
         if not started:
             tried = counted(len(search.tried), "candidate")
-            raise UserError(f"the search started {tried} and ended before any was evaluated; give a larger budget")
+            remedy = shortage or "give a larger budget"
+            raise UserError(f"the search started {tried} and ended before any was evaluated; {remedy}")
         close = set(search.close(started[0])) if search.reached(started[0]) else set()
         ranked = tuple(self._ranked(search, each, started[0], close, holders, metric) for each in started)
         dropped = [*self.refused, *((screening.labels[shape], text) for shape, text in screening.dropped.items())]
@@ -360,8 +351,9 @@ class _Adviser:
             updates=search.race.updates,
             grid_steps=grid_steps,
             ended=search.ended,
-            notes=(constants.note, *search.race.notes),
+            notes=(*(() if shortage is None else (shortage,)), constants.note, *search.race.notes),
             theory=covered(self.grids[started[0].algorithm], started[0], search.planned(started[0]), constants),
+            shortage=shortage,
             seconds=time.monotonic() - began,
         )
 
@@ -372,8 +364,12 @@ class _Adviser:
             if _trained(search, each):
                 continue
             first, best = search.planned(each).first_round, search.best_time
-            late = f"and the target was reached at {best:.3g} s" if first > best else "and nothing of it was trained"
-            yield self._label(each), f"its first round is planned at {first:.3g} s, {late}"
+            late = (
+                f"and the target was reached at {three_digits(best)} s"
+                if first > best
+                else "and nothing of it was trained"
+            )
+            yield self._label(each), f"its first round is planned at {three_digits(first)} s, {late}"
 
     def _label(self, candidate: GridCell) -> str:
         return self.grids[candidate.algorithm].label(candidate.position)

@@ -18,6 +18,7 @@ from ..jsonio import finite
 from ..report.page import PLOTLY, asset, in_script
 from ..report.palette import look, page_look
 from .advice import Advice
+from .dropped import grouped
 from .log_advice import FLEET
 from .ranked import RankedCandidate
 
@@ -117,23 +118,17 @@ def pareto_front(ranking: tuple[RankedCandidate, ...]) -> set[str]:
 
 def dropped_groups(advice: Advice) -> list[dict[str, Any]]:
     """Return the settings that were not raced by reason, the most frequent reason first; numbers in reasons vary."""
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for label, reason in advice.dropped:
-        groups.setdefault(re.sub(r"[\d.]+", "#", re.sub(r", \S+ n=.*| [a-z0-9-]+ (n|K)=.*", "", reason)), []).append(
-            (label, reason)
-        )
-    ordered = sorted(groups.values(), key=len, reverse=True)
-    return [{"reason": found[0][1], "count": len(found), "example": found[0][0]} for found in ordered]
+    return [{"reason": found[0][1], "count": len(found), "example": found[0][0]} for found in grouped(advice.dropped)]
 
 
 def facts(advice: Advice) -> list[tuple[str, str]]:
     """Return what a reader must know of the search, as names and values."""
-    plans, updates = counted(advice.planned, "plan"), counted(advice.updates, "update")
+    plans = counted(advice.planned, "plan")
     raced = f"raced: {len(advice.ranking)}, of which {advice.hits} reached the target"
     found = [
         ("target", f"{advice.target_text} within {duration(advice.horizon)} of simulated time"),
         ("candidates", f"{advice.candidates:,}, with {plans}; {raced}"),
-        ("training", f"{updates}, {100 * advice.steps / advice.grid_steps:.2g} % of the grid on one seed"),
+        ("training", f"{advice.trained}; {100 * advice.steps / advice.grid_steps:.2g} % of the grid on one seed"),
         ("the search ended because", advice.ended),
     ]
     if advice.theory is not None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from ..jsonio import three_digits
+
 LEVEL = 0.9
 """The level of the two-sided intervals."""
 
@@ -41,8 +43,8 @@ class TimeInterval:
     def text(self) -> str:
         """Return the mean and the interval for a table."""
         if self.low is None or self.high is None:
-            return f"{self.mean:.3g} s"
-        return f"{self.mean:.3g} s [{self.low:.3g}, {self.high:.3g}]"
+            return f"{three_digits(self.mean)} s"
+        return f"{three_digits(self.mean)} s [{three_digits(self.low)}, {three_digits(self.high)}]"
 
 
 def quantile(degrees: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..jsonio import three_digits
 from ..tasks import Task
 from ..theory.estimates import EstimateOptions, Estimates, Notify, estimate
 from ..theory.formulas import THEOREMS
@@ -45,7 +46,7 @@ def measure(task: Task, batch_size: int, seed: int, notify: Notify) -> TaskConst
         return TaskConstants(None, f"the constants of the theory cannot be measured on this task: {error}")
     if not found.smoothness > 0:
         return TaskConstants(None, "the curvature of the task is zero, so the theory has no rates")
-    return TaskConstants(found, f"L = {found.smoothness:.3g}: {found.note}")
+    return TaskConstants(found, f"L = {three_digits(found.smoothness)}: {found.note}")
 
 
 def excluded_by(grid: AlgorithmGrid, candidate: GridCell, constants: TaskConstants) -> str | None:
@@ -55,7 +56,7 @@ def excluded_by(grid: AlgorithmGrid, candidate: GridCell, constants: TaskConstan
     axis = next((axis for axis in grid.axes if axis.name == RATES[1]), None)
     if rate is None or axis is None or rate <= constants.largest_rate or rate == min(axis.values):
         return None
-    return f"η̄ = {rate:g} is above {UNSTABLE:g}/L = {constants.largest_rate:.3g}, where single steps diverge"
+    return f"η̄ = {rate:g} is above {UNSTABLE:g}/L = {three_digits(constants.largest_rate)}, where single steps diverge"
 
 
 def excluded_cells(

@@ -7,6 +7,9 @@ continue, as many as the budget allows.
 
 Algorithms with the same first merge learn much the same from it. Of those, one merges first; the others wait, and start
 if its lag leaves them a place.
+
+A small budget, which trains the first rounds of less than half of all shapes, starts with one candidate of every
+algorithm and a few more; the others follow when these were explored.
 """
 
 from __future__ import annotations
@@ -18,14 +21,18 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from ..errors import counted
+from ..jsonio import three_digits
 from .candidates import GridCell
 from .racing import RacedRun
+from .screening import PlannedShape
 from .search_state import SearchState
 
 FIRST_ROUNDS, GROWTH = 2, 1.2
 """The first comparison is when the median shape has merged this many rounds; the factor from one time to the next."""
 START, FURTHER_RATES = 0.1, 0.05
 """Shares of the budget until the first comparison: of all shapes, and of all candidates that start."""
+SMALL, FEW = 0.5, 0.5
+"""A budget is small below this share of what the first rounds of all shapes cost; then these may cost FEW of it."""
 TIMED_TURNS = 4
 """Rates that every shape starts with where the budget is real time, whose steps are not known yet."""
 SHARE, STEP = 0.2, 0.15
@@ -44,9 +51,19 @@ LAST = 3
 """Evaluations over which a lag is averaged."""
 
 
-def first_time(state: SearchState) -> float:
-    """Return when candidates are first compared: after some rounds, or before if these cost too much."""
-    plans = state.screening.kept.values()
+def steps_to_compare(plans: Iterable[PlannedShape]) -> int:
+    """Return the local steps of the first rounds of all these shapes, before which no two of them can be compared."""
+    return sum(int(each.steps_by_round[:FIRST_ROUNDS][-1]) for each in plans)
+
+
+def too_small(state: SearchState, steps: float) -> bool:
+    """Return whether a search that trains these local steps can compare few shapes only."""
+    return steps < SMALL * steps_to_compare(state.screening.kept.values())
+
+
+def first_time(state: SearchState, arms: Iterable[GridCell]) -> float:
+    """Return when these candidates are first compared: after some rounds, or before if these cost too much."""
+    plans = {state.shape(each): state.planned(each) for each in arms}.values()
     seconds = sorted(each.stats.seconds_per_round for each in plans)
     until, earliest = FIRST_ROUNDS * seconds[len(seconds) // 2], min(each.first_round for each in plans)
     while until > earliest and sum(each.steps_until(until) for each in plans) > START * state.race.budget.steps:
@@ -56,14 +73,27 @@ def first_time(state: SearchState) -> float:
 
 def first_arms(state: SearchState) -> list[GridCell]:
     """Return every shape with its usual rates, and candidates with further rates as far as the budget allows."""
+    if too_small(state, state.race.budget.steps):
+        return _few_arms(state)
     shapes = len(state.screening.kept)
-    until, arms = first_time(state), state.next_arms(shapes)
+    arms = state.next_arms(shapes)
+    until = first_time(state, arms)
     if math.isinf(state.race.budget.steps):
         return arms + state.next_arms((TIMED_TURNS - 1) * shapes)
     left = FURTHER_RATES * state.race.budget.steps - sum(state.cost(each, until) for each in arms)
     while left > 0 and (more := state.next_arms(1)):
         arms += more
         left -= state.cost(more[0], until)
+    return arms
+
+
+def _few_arms(state: SearchState) -> list[GridCell]:
+    """Return one candidate of every algorithm, and more as far as a small budget allows."""
+    arms = state.next_arms(len({shape.algorithm for shape in state.screening.kept}))  # algorithms start in turn
+    left = FEW * state.race.budget.steps - steps_to_compare(map(state.planned, arms))
+    while left > 0 and (more := state.next_arms(1)):
+        arms += more
+        left -= steps_to_compare(map(state.planned, more))
     return arms
 
 
@@ -87,11 +117,11 @@ class Exploration:
 
     def explore(self) -> None:
         """Advance the candidates to growing times until none is left that can win."""
-        state, until = self.state, min(first_time(self.state), self._limit())
+        state, until = self.state, min(first_time(self.state, self.alive), self._limit())
         while self.alive:
             going = self._continuing(until)
             self._drop_except(going)
-            state.phase(f"exploring: {counted(len(going), 'candidate')} to {until:.3g} s")
+            state.phase(f"exploring: {counted(len(going), 'candidate')} to {three_digits(until)} s")
             state.race.advance([(each, state.first) for each in self.alive if each in going], until)
             self.lags = lags(self._runs(state.tried), self._runs(self.alive))
             self.alive = state.running(self.alive)
@@ -121,7 +151,7 @@ class Exploration:
         run = self.state.run(candidate)
         assert run is not None
         lag = f"took {self.lags[candidate]:.2f} times as long as the fastest candidates to its last test losses"
-        return f"{lag}, {run.loss():.3g} after {run.seconds:.3g} s"
+        return f"{lag}, {three_digits(run.loss())} after {three_digits(run.seconds)} s"
 
     def _continuing(self, after: float) -> set[GridCell]:
         """Return the candidates that train until a simulated time."""

@@ -33,7 +33,7 @@ class BudgetSpentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much may be trained: local steps, or real seconds."""
+    """How much may be trained: local steps, or real seconds since the search began, planning included."""
 
     steps: float = math.inf
     seconds: float = math.inf
@@ -114,7 +114,11 @@ class RacedRun:
 
 @dataclass(eq=False)
 class Race:
-    """Creates and advances runs, and counts what they train."""
+    """Creates and advances runs, and counts what they train.
+
+    ``began`` is when the budget of real seconds began. What is trained exceeds a budget of steps by less than one
+    update, and one of seconds by a batch at most; where the model cannot be stacked, both by a round at most.
+    """
 
     grids: Mapping[str, AlgorithmGrid]
     compute: ComputeConfig
@@ -123,6 +127,7 @@ class Race:
     steps_per_update: Callable[[GridCell], float]
     task: Task | None = None
     notify: Callable[[], None] = lambda: None
+    began: float = field(default_factory=time.monotonic)
     runs: dict[tuple[GridCell, int], RacedRun] = field(default_factory=dict)
     steps: float = 0.0  # trained
     updates: int = 0
@@ -131,7 +136,7 @@ class Race:
         self._sweep = Sweep(self.compute)
         self._trainers: dict[Hashable, Trainer | None] = {}
         self._groups: dict[tuple[GridCell, int], Hashable] = {}
-        self.began = time.monotonic()
+        self._started = time.monotonic()  # of the race itself
 
     @property
     def notes(self) -> list[str]:
@@ -145,9 +150,18 @@ class Race:
 
     def steps_left(self, share: float) -> float:
         """Return the local steps until a share of the budget is spent; of real time, at the speed so far."""
-        elapsed = time.monotonic() - self.began
-        by_time = (share * self.budget.seconds - elapsed) * self.steps / elapsed if self.steps else math.inf
+        now = time.monotonic()
+        speed = self.steps / (now - self._started) if self.steps else math.inf
+        by_time = (share * self.budget.seconds - (now - self.began)) * speed
         return min(share * self.budget.steps - self.steps, by_time)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The real seconds until the budget is spent, at the speed so far; None while it is unknown."""
+        now = time.monotonic()
+        if math.isfinite(self.budget.seconds):
+            return max(0.0, self.budget.seconds - (now - self.began))
+        return max(0.0, self.budget.steps / self.steps - 1.0) * (now - self._started) if self.steps else None
 
     def settings(self, candidate: GridCell) -> Settings:
         """Return the settings of a candidate's runs: they end at the target or at the horizon."""
@@ -209,30 +223,46 @@ class Race:
         return self._trainers[group]
 
     def _together(self, runs: Sequence[RacedRun], trainer: Trainer, until: float) -> None:
-        by_batched: dict[BatchedRun, RacedRun] = {}
+        batches: list[BatchedRun] = []
         for run in runs:
             run.batched = run.batched or run.simulation.batched_run()
             run.batched.read_until = until
-            by_batched[run.batched] = run
-        for batched, _ in run_batched((), trainer, list(by_batched)):
-            self._count(by_batched[batched])
-        for run in runs:
-            self._count(run)
+            batches.append(run.batched)
+        for _ in run_batched((), trainer, batches, job_limit=lambda: self._jobs_left(runs)):
+            self.notify()
+        self._count(runs)
+        self._require_budget()
 
     def _one_by_one(self, runs: Sequence[RacedRun], until: float) -> None:
         for run in runs:
-            run.alone = run.alone or iter(run.simulation)
+
+            def hook(run: RacedRun = run) -> None:
+                self._count([run])
+                self._require_budget()
+
+            run.alone = run.alone or run.simulation.reference_run(hook)
             for evaluation in run.alone:
-                self._count(run)
                 if evaluation.seconds >= until:
                     break
+            hook()
 
-    def _count(self, run: RacedRun) -> None:
-        trained = run.simulation.executor.updates_trained
-        self.updates += trained - run.counted
-        self.steps += (trained - run.counted) * run.steps_per_update
-        run.counted = trained
+    def _jobs_left(self, runs: Sequence[RacedRun]) -> float:
+        """Return how many jobs of these runs the rest of the budget trains."""
+        self._count(runs)
+        left = (self.budget.steps - self.steps) / max(1.0, *(run.steps_per_update for run in runs))
+        if self.spent_share >= 1.0:
+            return 0.0
+        return math.ceil(left) if math.isfinite(left) else left
+
+    def _count(self, runs: Sequence[RacedRun]) -> None:
+        for run in runs:
+            trained = run.simulation.executor.updates_trained
+            self.updates += trained - run.counted
+            self.steps += (trained - run.counted) * run.steps_per_update
+            run.counted = trained
         self.notify()
+
+    def _require_budget(self) -> None:
         if self.spent_share >= 1.0:
             raise BudgetSpentError
 

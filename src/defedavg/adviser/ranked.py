@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import counted
+from ..jsonio import three_digits
 from ..report.tables import score
 from .confidence import TimeInterval
 from .racing import RacedRun
@@ -40,7 +41,7 @@ class MissedRun:
         if self.diverged_at is not None:
             return f"diverged in round {self.diverged_at}"
         how = "not reached" if self.first_hit_seconds is None else "reached, but not held"
-        return f"{how} by {self.seconds:.3g} s ({metric} {score(self.metric, metric)})"
+        return f"{how} by {three_digits(self.seconds)} s ({metric} {score(self.metric, metric)})"
 
     def reason(self, metric: str) -> str:
         """Return the same as a reason that is read without the heading of a table."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..jsonio import three_digits
 from .candidates import GridCell
 from .screening import Holders, PlannedShape
 from .search import AdviceSearch
@@ -56,16 +57,17 @@ def _facts(plan: PlannedShape, best: PlannedShape, holders: Holders) -> Iterator
         share = f"{slow:.2f} of an equal share (the leader {other:.2f})"
         yield other / max(slow, 1e-3), f"its slowest quarter of clients is heard {share}"
     if best.steps_per_second > NOTABLE * plan.steps_per_second:
+        mine, leaders = three_digits(plan.steps_per_second), three_digits(best.steps_per_second)
         yield (
             best.steps_per_second / plan.steps_per_second,
-            (f"it merges {plan.steps_per_second:.3g} local steps a second (the leader {best.steps_per_second:.3g})"),
+            f"it merges {mine} local steps a second (the leader {leaders})",
         )
     stale, fresh = plan.stats.staleness_mean, best.stats.staleness_mean
     if stale + 1 > NOTABLE * (fresh + 1):
         yield (stale + 1) / (fresh + 1), f"its updates are {stale:.1f} versions old (the leader's {fresh:.1f})"
     first, then = plan.stats.seconds_per_round, best.stats.seconds_per_round
     if first > NOTABLE * then:
-        yield first / then, f"a round takes {first:.3g} s (the leader's {then:.3g} s)"
+        yield first / then, f"a round takes {three_digits(first)} s (the leader's {three_digits(then)} s)"
 
 
 def _classes_unheard(plan: PlannedShape, best: PlannedShape, holders: Holders) -> tuple[float, str] | None:

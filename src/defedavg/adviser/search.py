@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ..errors import counted
+from ..jsonio import three_digits
 from .candidates import GridCell
 from .exploring import explore_all
 from .racing import BudgetSpentError
@@ -112,8 +113,10 @@ class AdviceSearch(SearchState):
             for each in self.running(alive):
                 run = self.run(each)
                 if run is not None and run.rounds >= LEAST_ROUNDS and until > LAG * best.seconds_to_loss(run.loss()):
-                    had = f"when {self.label(leader)} had {best.loss(until):.3g}"
-                    self.drop(each, f"had a test loss of {run.loss():.3g} after {until:.3g} s, {had}")
+                    had = f"when {self.label(leader)} had {three_digits(best.loss(until))}"
+                    self.drop(
+                        each, f"had a test loss of {three_digits(run.loss())} after {three_digits(until)} s, {had}"
+                    )
             alive = self.running(alive)
 
     def _confirm(self, seeds: Sequence[int]) -> None:
@@ -183,7 +186,7 @@ class AdviceSearch(SearchState):
         for each in finalists:
             if seed not in self.times(each):
                 self.missed.add(each)
-                self.lost[each] = f"missed the target on seed {seed} within {until:.3g} s"
+                self.lost[each] = f"missed the target on seed {seed} within {three_digits(until)} s"
 
     def _compare(self) -> None:
         """Train the best of the others to the target with the rest of the budget, for the Pareto front."""
@@ -192,7 +195,7 @@ class AdviceSearch(SearchState):
             return
         until = min(COMPARED * max(self.times(leader).values()), self.race.horizon)
         others = sorted(self.running(self.tried), key=self._loss)[:FINALISTS]
-        self.phase(f"comparing: {counted(len(others), 'candidate')} to {until:.3g} s")
+        self.phase(f"comparing: {counted(len(others), 'candidate')} to {three_digits(until)} s")
         with suppress(BudgetSpentError):
             self.race.advance([(each, self.first) for each in others], until)
 

@@ -15,9 +15,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from typer import Option
 
+from ..adviser.arguments import MAX_UPDATES, MOST_SEEDS
 from ..adviser.interruption import NothingRacedError, before_racing
 from ..durations import parse_duration
 from ..errors import UserError, counted
+from ..jsonio import three_digits
 from . import options as opt
 from .data_command import DataDir
 from .plain_lines import QUIET_SECONDS
@@ -29,17 +31,19 @@ if TYPE_CHECKING:
     from ..config.study import Study
     from ..deploy.replay import Replay
 
+FIRST_SECONDS = 1.0
+"""Until the first line of progress where the output is not a terminal."""
 ROWS = 12
 """Rows of the ranking that are printed; the files have all of them."""
-MAX_UPDATES = 1e15
-
 Budget = Annotated[
     str | None,
     Option(
         "--budget",
         metavar="UPDATES|TIME",
         help="What may be trained: a number of client updates, such as 20000 or 20k, each of training.local_steps "
-        "steps, or a time with its unit, such as 90s, 10m or 2h. The same number of updates gives the same advice.",
+        "steps, or a time with its unit, such as 90s, 10m or 2h, which counts from the start, planning included. The "
+        "same number of updates gives the same advice. At most one update is trained beyond the budget, or one batch "
+        "beyond the time.",
         show_default="40 runs of a mean candidate",
     ),
 ]
@@ -84,7 +88,7 @@ def advise(
     overrides: opt.Set = None,
     budget: Budget = None,
     algorithms: Algorithms = None,
-    seeds: Annotated[int, Option(min=1, max=100, help="Seeds of a finalist, at most.")] = 5,
+    seeds: Annotated[int, Option(min=1, max=MOST_SEEDS, help="Seeds of a finalist, at most.")] = 5,
     folder: opt.Out = Path("runs"),
     force: opt.Force = False,
     device: opt.Device = "auto",
@@ -192,9 +196,11 @@ def _print(advice: Advice, results: Path, as_json: bool) -> None:
             opt.print_line(f"{len(advice.ranking) - ROWS:,} more in {results / ADVICE}")
         opt.print_line(
             f"\n{counted(advice.candidates, 'candidate')}, {len(advice.ranking)} raced, {advice.hits} reached the "
-            f"target, {counted(advice.updates, 'update')}; {advice.ended}"
+            f"target, {advice.trained}; {advice.ended}"
         )
     say = opt.print_note if as_json else opt.print_line
+    if advice.shortage is not None and advice.best.reached:
+        say(advice.shortage)
     say(f"open in a browser: {results / PAGE}")
     failure = advice.failure()
     if failure is not None and advice.interrupted:
@@ -214,7 +220,7 @@ def ranking_table(advice: Advice) -> Table:
         table.add_column(name, justify="left" if name in ("candidate", "why not") else "right")
     first = "← advised" if advice.best.reached else "best so far; not advised"
     for each in advice.ranking[:ROWS]:
-        megabytes = "–" if each.bytes is None else f"{each.bytes / 1e6:.3g}"
+        megabytes = "–" if each.bytes is None else three_digits(each.bytes / 1e6)
         # How a candidate missed the target takes several short lines, which leaves room for the reason.
         time_text = advice.time_text(each).replace(" (", "\n(").replace("; ", ";\n")
         table.add_row(each.label, time_text, str(each.seeds), megabytes, each.reason or first)
@@ -222,7 +228,10 @@ def ranking_table(advice: Advice) -> Table:
 
 
 class PlainProgress:
-    """Prints what was reported last every ten seconds, also while a phase computes for long without a report."""
+    """Prints what was reported last soon after the start, and then every ten seconds.
+
+    It does so also while a phase computes for long without a report.
+    """
 
     def __init__(self) -> None:
         self._line = "preparing …"
@@ -234,7 +243,9 @@ class PlainProgress:
         self._line = f"{text}; {100 * share:.0f} %{_time_left(left)}"
 
     def _print_regularly(self) -> None:
-        while not self._ended.wait(QUIET_SECONDS):
+        wait = min(FIRST_SECONDS, QUIET_SECONDS)
+        while not self._ended.wait(wait):
+            wait = QUIET_SECONDS
             try:
                 opt.print_note(self._line)
             except OSError:  # standard error was closed; the search goes on, and its result is written

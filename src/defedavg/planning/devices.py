@@ -257,6 +257,16 @@ class Fleet:
         return 0.0 if self.availability is None else phones.LONGEST_CLOSED
 
     @cached_property
+    def period(self) -> float:
+        """The longest time after which the availability of a client repeats; 0 if it does not, or never changes."""
+        if self.trace and self.trace.intervals:
+            periods = self.trace.intervals.periods
+            return float(np.max(periods, initial=0.0, where=np.isfinite(periods)))
+        if isinstance(self.availability, Windows):
+            return self.availability.on + self.availability.off if self.availability.off else 0.0
+        return 0.0 if self.availability is None else phones.DAY
+
+    @cached_property
     def reachable_until(self) -> tuple[float, float]:
         """When the first client, and when the last one, is reachable for the last time; infinity: they always are."""
         ends = self.trace.intervals.ends_at if self.trace and self.trace.intervals else np.array([math.inf])

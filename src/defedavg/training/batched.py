@@ -155,6 +155,8 @@ class BatchedRun:
 Batch = list[tuple[BatchedRun, Update]]
 PendingEvals = list[tuple[BatchedRun, PendingEval]]
 RunEvaluation = tuple[BatchedRun, Evaluation | None]
+JobLimit = Callable[[], float]
+"""Returns the most jobs that may be trained from now on."""
 
 
 def _start_evaluation(pending: PendingEvals, trainer: Trainer) -> Callable[[], list[EvalResult]]:
@@ -222,8 +224,10 @@ def _evaluate(entries: Sequence[tuple[int, Data | None, Tensor]], trainer: Train
 class _ActiveRuns:
     """The runs in progress; starts queued runs when these are few or cannot fill a batch, and memory allows it."""
 
-    def __init__(self, trainer: Trainer, queued: Iterator[BatchedRun], resumed: Sequence[BatchedRun]) -> None:
-        self._trainer = trainer
+    def __init__(
+        self, trainer: Trainer, queued: Iterator[BatchedRun], resumed: Sequence[BatchedRun], job_limit: JobLimit
+    ) -> None:
+        self._trainer, self._job_limit = trainer, job_limit
         self.runs: list[BatchedRun] = []
         new = next((i for i, run in enumerate(resumed) if not self._resume(run)), len(resumed))
         self._waiting = deque(resumed[new:])  # for memory
@@ -263,14 +267,16 @@ class _ActiveRuns:
     def next_batch(self) -> Batch:
         """Return the jobs to train next; drops ended runs, and starts queued ones while the batch has free slots."""
         trainer = self._trainer
+        # The limit of the trainer stays: buffers on a device have its size.
+        most = int(min(trainer.max_batch_jobs, self._job_limit()))
         self.runs = [run for run in self.runs if run.running]
         self._started = []
         while len(self.runs) < STARTED_TOGETHER and (run := self._next(stuck=not self.runs)) is not None:
             self._start(run)
-        batch = _gather(self.runs, trainer.max_batch_jobs, trainer.max_pending_updates)
-        while len(batch) < trainer.max_batch_jobs and (run := self._next(stuck=not batch)) is not None:
+        batch = _gather(self.runs, most, trainer.max_pending_updates)
+        while len(batch) < most and (run := self._next(stuck=not batch)) is not None:
             self._start(run)
-            batch += _gather([run], trainer.max_batch_jobs - len(batch), trainer.max_pending_updates)
+            batch += _gather([run], most - len(batch), trainer.max_pending_updates)
         return batch
 
     def _start(self, run: BatchedRun) -> None:
@@ -298,16 +304,17 @@ def _version_0(runs: Sequence[BatchedRun]) -> PendingEvals:
 
 def run_batched(
     runs: Iterable[BatchedRun], trainer: Trainer, resumed: Sequence[BatchedRun] = (),
-    checkpoint_hook: CheckpointHook = lambda: None,
+    checkpoint_hook: CheckpointHook = lambda: None, job_limit: JobLimit = lambda: math.inf,
 ) -> Iterator[RunEvaluation]:  # fmt: skip
     """Compute many runs together until the rule of each stops it, and yield every evaluation with its run.
 
     A run whose weights are no longer finite ends without an evaluation, and is yielded with None. A run is started
     when few are in progress or they cannot fill a batch, so that a long sweep needs no more memory than a short one.
-    ``resumed`` are the runs that were in progress when an earlier call was checkpointed, in their order.
+    ``resumed`` are the runs that were in progress when an earlier call was checkpointed, in their order. ``job_limit``
+    is asked before every batch; at zero, what is trained is merged and evaluated, and the call ends.
     """
     try:
-        yield from _computed(_ActiveRuns(trainer, iter(runs), resumed), trainer, checkpoint_hook)
+        yield from _computed(_ActiveRuns(trainer, iter(runs), resumed, job_limit), trainer, checkpoint_hook)
     except BaseException:
         # On a device that failed, every call raises that error again: it must not replace the first one.
         with suppress(RuntimeError):
