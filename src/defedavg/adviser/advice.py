@@ -28,6 +28,7 @@ from .ranked import RankedCandidate
 from .reasons import why
 from .screening import Holders, Screening, horizon_of, screen
 from .search import INTERRUPTED, SEEDS, AdviceSearch
+from .untrained import not_trained, trained
 
 DEFAULT_RUNS = 40
 """The default budget, in runs of a mean candidate to the horizon."""
@@ -314,7 +315,7 @@ class _Adviser:
         began: float,
     ) -> Advice:
         self.report("writing reasons", 1.0, 0.0)
-        started = [each for each in search.ranking() if _trained(search, each)]
+        started = [each for each in search.ranking() if trained(search, each)]
         if not started and search.ended == INTERRUPTED:
             raise NothingRacedError
         if not started:
@@ -345,14 +346,9 @@ class _Adviser:
         )
 
     def _not_trained(self, search: AdviceSearch, excluded: Mapping[GridCell, str]) -> Iterator[tuple[str, str]]:
-        """Yield the candidates that were not trained, and why: their rates, or a first round that is too late."""
+        """Yield the candidates that were not trained, and why: their rates, a late first round, budget or order."""
         yield from ((self._label(each), text) for each, text in excluded.items())
-        for each in search.tried | search.postponed:
-            if _trained(search, each):
-                continue
-            first, best = search.planned(each).first_round, search.best_time
-            late = f"and the target was reached at {best:.3g} s" if first > best else "and nothing of it was trained"
-            yield self._label(each), f"its first round is planned at {first:.3g} s, {late}"
+        yield from ((self._label(each), text) for each, text in not_trained(search))
 
     def _label(self, candidate: GridCell) -> str:
         return self.grids[candidate.algorithm].label(candidate.position)
@@ -380,11 +376,6 @@ class _Adviser:
             steps_per_second=plan.steps_per_second,
             reason="" if candidate == leader else why(search, candidate, leader, holders, metric),
         )
-
-
-def _trained(search: AdviceSearch, candidate: GridCell) -> bool:
-    run = search.run(candidate)
-    return run is not None and run.seconds > 0.0
 
 
 def _worst_decile(scores: Any) -> float | None:
