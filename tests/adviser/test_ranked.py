@@ -146,4 +146,4 @@ def test_the_facts_and_the_page_count_in_the_singular() -> None:
     assert found["candidates"].startswith("1, with 1 plan; ")
     assert found["training"].startswith("1 update, ")
     page = page_data(advice_page(one, {}))
-    assert page["dropped_note"] == "1 setting dropped without training, or refused by the algorithm."
+    assert page["dropped_note"] == "1 setting refused by an algorithm, dropped without training, or not started."
