@@ -94,13 +94,11 @@ def _problem(found: Any) -> str:
         return "another format"
     words = ("task", "fleet", "algorithm", "settings_sha256", "command")
     kinds = {**dict.fromkeys(words, str), "rates": dict, "tuning": dict, "provenance": dict, "runs": list}
-    for name, kind in kinds.items():
-        if not isinstance(found.get(name), kind):
+    for name, kind in {**kinds, "plugins": list}.items():
+        if not isinstance({"plugins": [], **found}.get(name), kind):  # built-in algorithms have no plugins
             return f"no {name}"
     if not set(found["rates"]) <= set(RATES) or not _all_numbers(found["rates"].values()):
         return "bad rates"
-    if not isinstance(found.get("plugins", []), list):
-        return "bad plugins"
     points = found["tuning"].get("points")
     if number(found.get("target")) is None or not isinstance(points, list):
         return "no target, or no points of the tuning"
