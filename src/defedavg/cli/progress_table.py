@@ -106,8 +106,9 @@ class ProgressTable:
         bar.add_row(
             Text(self.title, style="bold"),
             ProgressBar(total=max(self.runs, 1), completed=self.done, width=30),
-            Text(f"{self.finished} of {self.runs} runs, {spent}, {self._left()}"),
+            Text(f"{self.finished} of {self.runs} runs, {spent}" + ("" if self.command else f", {self._left()}")),
         )
+        below = [Text(self._left())] if self.command else []
         table = Table(box=None, pad_edge=False, header_style="dim")
         metric = common_metric(row.event.metric for row in self.rows.values())
         head = HEAD if self.command is None else HEAD[:-1]
@@ -121,7 +122,7 @@ class ProgressTable:
             table.add_row(dot + Text(name), *map(Text, others))
         hidden = len(rows) - max_rows
         more = [Text(f"and {hidden} more in progress", style="dim")] if hidden > 0 else []
-        return Group(bar, *([table] if rows else []), *more)
+        return Group(bar, *below, *([table] if rows else []), *more)
 
     def line(self) -> str:
         """Return the run that was evaluated last, in one line."""
@@ -166,7 +167,7 @@ def watching(
         return
 
     def draw() -> Group:
-        return progress.table(max(1, console.height - 5))
+        return progress.table(max(1, console.height - 6))
 
     with Live(console=console, transient=True, refresh_per_second=REFRESHES_PER_SECOND, get_renderable=draw):
         yield progress.add
