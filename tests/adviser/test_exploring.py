@@ -21,6 +21,7 @@ from defedavg.adviser.exploring import (
     STEP,
     Exploration,
     first_arms,
+    first_merge,
     lags,
     steps_to_compare,
     time_to,
@@ -108,11 +109,11 @@ def test_of_candidates_with_the_same_first_merge_one_merges_first() -> None:
     state = SearchState(race_without_runs(), GRIDS, SCREENING, (0,), 0, usual_rate=0.03)
     arms = state.start(first_arms(state))
     exploration = Exploration(state, arms)
-    merges = Counter(exploration._first_merge(each) for each in arms)
+    merges = Counter(first_merge(state, each) for each in arms)
     assert max(merges.values()) > 1
     latest = max(state.planned(each).first_round for each in arms)
     going = exploration._continuing(latest)
-    assert Counter(exploration._first_merge(each) for each in going) == dict.fromkeys(merges, 1)
+    assert Counter(first_merge(state, each) for each in going) == dict.fromkeys(merges, 1)
     exploration.lags = dict.fromkeys(going, 1.0)
     assert exploration._continuing(latest) == set(arms)  # the others have a place
 

@@ -146,7 +146,7 @@ def test_the_facts_and_the_page_count_in_the_singular() -> None:
     assert found["candidates"].startswith("1, with 1 plan; ")
     assert found["training"].startswith("1 update, ")
     page = page_data(advice_page(one, {}))
-    assert page["dropped_note"] == "1 setting dropped without training, or refused by the algorithm."
+    assert page["dropped_note"] == "1 setting refused by an algorithm, dropped without training, or not started."
 
 
 def test_a_candidate_that_is_as_good_with_fewer_bytes_is_named_beside_the_advice() -> None:

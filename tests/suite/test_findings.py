@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from defedavg.suite.findings import (
     tables,
     tuning_figures,
 )
-from defedavg.suite.leaderboard import Board
+from defedavg.suite.leaderboard import Board, leaders_text, tied
 from helpers.user_errors import line_of
 
 
@@ -31,7 +32,7 @@ def stored(algorithm: str, tried: list[float | None], reached: list[float | None
     return {"algorithm": algorithm, "target": 0.85, "runs": runs, "tuning": {"points": points}}
 
 
-def board(fleet: str, *cells: dict[str, Any]) -> Board:
+def board(fleet: str, *cells: Mapping[str, Any]) -> Board:
     return Board(TASKS["digits-pairs"], FLEETS[fleet], cells)
 
 
@@ -45,12 +46,46 @@ def test_the_correlation_of_orders_is_spearmans() -> None:
 
 def test_the_order_says_where_the_first_of_the_papers_fleet_is_on_phones() -> None:
     names = ("fedavg", "fedbuff", "area")
-    paper = board("paper", *(stored(name, [1.0]) for name in names))
-    phones = board("phones", *(stored(name, [1.0]) for name in reversed(names)))
+    paper = board("paper", *(stored(name, [1.0], [t, t, t]) for t, name in enumerate(names, start=1)))
+    phones = board("phones", *(stored(name, [1.0], [t, t, t]) for t, name in enumerate(reversed(names), start=1)))
     (line,) = order([paper, phones]).splitlines()[2:]
     assert line == "| digits-pairs | – | fedavg, 1 ± 0 s | area, 1 ± 0 s | 3 of 3 | −1.00 |"
     (line,) = order([board("paper", stored("fedavg", [None], [None, None, None]))]).splitlines()[2:]
     assert line == "| digits-pairs | – | none holds 85 % | – | – | – |"
+
+
+def test_a_tie_for_the_first_place_is_called_a_tie() -> None:
+    two = board("paper", *(stored(name, [1.0], [3.0, 3.0, 3.0]) for name in ("fedavg", "area")))
+    late = stored("fedbuff", [1.0], [9.0, 9.0, 9.0])
+    phones = board("phones", late, *two.cells)
+    (line,) = order([two, phones]).splitlines()[2:]
+    assert line == "| digits-pairs | – | fedavg and area tie, 3 ± 0 s | fedbuff, 9 ± 0 s | 2 to 3 of 3 | – |"
+    assert leaders_text(board("paper", *two.cells, late)) == "fedavg and area tie, 3 ± 0 s"
+    near = [
+        stored("a", [1.0], [1.0, 2.0, 3.0]),
+        stored("b", [1.0], [1.5, 2.5, 3.5]),
+        stored("c", [1.0], [1.0, 2.0, 9.0]),
+    ]
+    assert leaders_text(board("paper", *near)) == "a, b and c tie, 2.0 ± 1.0 s to 4.0 ± 4.4 s"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "tie"),
+    [
+        ([1.0, 2.0, 30.0], [1.5, 2.0, 2.1], True),  # equal medians
+        ([1.0, 2.0, 3.0], [1.6, 2.6, 3.6], True),  # each mean within the deviation of the other
+        ([1.0, 1.0, 1.0], [0.6, 2.4, 14.0], False),  # a wide interval that holds any time
+        ([1.0, 2.0, 3.0], [2.5, 2.5, 2.5], False),
+        ([1.0, 2.0, 3.0], [1.0, 2.0, None], False),  # fewer seeds held the target
+        ([None, None, None], [None, None, None], False),
+        ([2.0, None, None], [2.0, None, None], True),
+    ],
+)
+def test_two_tie_if_medians_are_equal_or_each_mean_is_within_the_others_deviation(
+    first: list[float | None], second: list[float | None], tie: bool
+) -> None:
+    one, other = stored("a", [1.0], first), stored("b", [1.0], second)
+    assert tied(one, other) is tied(other, one) is tie
 
 
 def test_rates_are_compared_within_an_algorithm_and_algorithms_at_their_best_rates() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -27,7 +28,7 @@ from defedavg.suite.benchmark import (
     select_cells,
 )
 from defedavg.suite.cell_files import CellFiles, differences, read_cell, stored_cells
-from defedavg.suite.leaderboard import boards, page, row
+from defedavg.suite.leaderboard import boards, leaders_text, page, row
 from defedavg.suite.suite_estimate import work_of
 from defedavg.suite.suite_run import SuiteRequest
 from helpers.user_code import ALGORITHM
@@ -236,12 +237,74 @@ def test_a_plugin_file_adds_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not CellFiles(out, plugin_hashes([plugin])).has(found)  # the code has changed
 
 
+@pytest.mark.usefixtures("registry")
+def test_a_row_of_a_plugin_that_changed_is_left_out_with_the_command_that_computes_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plugin = Path("parts/my.py")
+    plugin.parent.mkdir()
+    plugin.write_text(ALGORITHM)
+    words = ["--task", "tiny", "--fleet", "phones", "--algorithm", "mine", "--plugin", plugin]
+    assert suite("run", *words) == 0
+    assert suite("page") == 0
+    row = next(line for line in Path("leaderboard.md").read_text().splitlines() if line.startswith("| mine |"))
+    (digest,) = read_cell(Path("results/suite/tiny/phones/mine.json"))["plugins"]
+    assert f"parts/my.py {digest[:8]} | `defedavg suite check " in row
+    capsys.readouterr()
+    plugin.write_text(ALGORITHM.replace("any n updates", "any n of the updates"))
+    cells, (note,) = stored_cells(Path("results/suite"))
+    assert cells == []
+    assert "mine.json is left out: parts/my.py has changed; `defedavg suite run " in note
+    command = note.split("`")[1]
+    assert suite("show") == 0
+    shown = capsys.readouterr()
+    assert "mine" not in shown.out
+    assert "computes it again" in shown.err
+    assert suite(*shlex.split(command)[2:]) == 0
+    assert [each["algorithm"] for each in stored_cells(Path("results/suite"))[0]] == ["mine"]
+    plugin.unlink()
+    cells, (note,) = stored_cells(Path("results/suite"))
+    assert len(cells) == 1
+    assert "parts/my.py is not in this folder, so it is not known whether its row is current" in note
+
+
+def test_without_results_the_quick_part_is_named_only_for_tasks_that_it_computes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "none"
+    assert suite("show", "--out", out) == 0
+    assert f"`defedavg suite --quick --out {out}` computes the first ones" in capsys.readouterr().err
+    assert suite("show", "--out", out, "--task", "flights", "--fleet", "equal") == 0
+    line = capsys.readouterr().err
+    assert "--quick" not in line
+    assert f"`defedavg suite run --task flights --fleet equal --out {out}` computes them" in line
+
+
+def test_the_page_of_a_folder_without_documentation_is_written_beside_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert suite("page") == 0
+    assert Path("leaderboard.md").read_text().startswith("---")
+    assert not Path("docs").exists()
+    line = line_of(lambda: suite("page", "-o", "none/page.md"))
+    assert line == "the folder none of --output does not exist; create it, or give another --output"
+    Path("docs").mkdir()
+    Path("docs/leaderboard.md").touch()
+    Path("leaderboard.md").unlink()
+    assert suite("page") == 0
+    assert Path("docs/leaderboard.md").read_text()
+    assert not Path("leaderboard.md").exists()
+
+
 def test_damaged_and_outdated_files_are_named(computed: Path, tmp_path: Path) -> None:
     files = CellFiles(tmp_path)
     stored: Any = json.loads(CellFiles(computed / "out").path(cell("fedavg")).read_text())
     path = files.save(cell("fedavg"), stored)
     assert stored_cells(tmp_path)[1] == []
     damage: dict[str, Any] = {"rates": {"local_lr": "x"}, "runs": [], "tuning": None, "format": 3, "command": None}
+    damage["plugins"] = "x"
     for name, value in damage.items():
         path.write_text(json.dumps({**stored, name: value}))
         assert "delete it" in line_of(lambda: files.has(cell("fedavg")))
@@ -271,7 +334,8 @@ def test_the_page_begins_with_the_fastest(computed: Path) -> None:
     cells = stored_cells(computed / "out")[0]
     (board,) = boards(cells)
     (line,) = [line for line in page(cells).splitlines() if line.startswith("| tiny | paper |")]
-    assert f"| {board.cells[0]['algorithm']}, {row(board.cells[0])[1]} |" in line
+    assert f"| {leaders_text(board)} |" in line
+    assert line.split(" | ")[2].startswith(board.cells[0]["algorithm"])
     assert "of 3 algorithms" in line
     assert "of 18 |" in line
 

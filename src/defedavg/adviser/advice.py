@@ -18,7 +18,6 @@ from ..config.study import Study
 from ..durations import duration
 from ..errors import UserError, counted, unknown
 from ..experiments.compute import ComputeConfig
-from ..jsonio import three_digits
 from ..tasks import Task
 from ..tasks.task import ACCURACY
 from .arguments import checked_budget, checked_seeds, checked_study
@@ -31,6 +30,7 @@ from .ranked import RankedCandidate
 from .reasons import why
 from .screening import Holders, Screening, horizon_of, screen
 from .search import INTERRUPTED, SEEDS, AdviceSearch
+from .untrained import not_trained, trained
 
 FEWER_BYTES = 0.8
 """A candidate that is as good as the leader is named if it sends at most this share of the leader's bytes."""
@@ -323,7 +323,7 @@ class _Adviser:
         began: float,
     ) -> Advice:
         self.report("writing reasons", 1.0, 0.0)
-        started = [each for each in search.ranking() if _trained(search, each)]
+        started = [each for each in search.ranking() if trained(search, each)]
         if not started and search.ended == INTERRUPTED:
             raise NothingRacedError
         if not started:
@@ -358,18 +358,9 @@ class _Adviser:
         )
 
     def _not_trained(self, search: AdviceSearch, excluded: Mapping[GridCell, str]) -> Iterator[tuple[str, str]]:
-        """Yield the candidates that were not trained, and why: their rates, or a first round that is too late."""
+        """Yield the candidates that were not trained, and why: their rates, a late first round, budget or order."""
         yield from ((self._label(each), text) for each, text in excluded.items())
-        for each in search.tried | search.postponed:
-            if _trained(search, each):
-                continue
-            first, best = search.planned(each).first_round, search.best_time
-            late = (
-                f"and the target was reached at {three_digits(best)} s"
-                if first > best
-                else "and nothing of it was trained"
-            )
-            yield self._label(each), f"its first round is planned at {three_digits(first)} s, {late}"
+        yield from ((self._label(each), text) for each, text in not_trained(search))
 
     def _label(self, candidate: GridCell) -> str:
         return self.grids[candidate.algorithm].label(candidate.position)
@@ -410,11 +401,6 @@ def _raced_stop(search: AdviceSearch, candidate: GridCell) -> StopSettings:
     stop = search.race.settings(candidate).stop
     rounds = math.ceil(2 * stop.max_seconds / search.planned(candidate).stats.seconds_per_round)
     return replace(stop, max_rounds=rounds)
-
-
-def _trained(search: AdviceSearch, candidate: GridCell) -> bool:
-    run = search.run(candidate)
-    return run is not None and run.seconds > 0.0
 
 
 def _worst_decile(scores: Any) -> float | None:

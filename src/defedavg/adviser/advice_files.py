@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,6 @@ from ..errors import UserError, counted
 from ..fileio import FolderLock, write_whole, writing
 from ..jsonio import finite
 from ..report.page import PLOTLY, asset, in_script
-from ..report.palette import look, page_look
 from .advice import Advice
 from .dropped import grouped
 from .log_advice import FLEET
@@ -116,6 +115,16 @@ def pareto_front(ranking: tuple[RankedCandidate, ...]) -> set[str]:
     }
 
 
+def front_names(front: Sequence[RankedCandidate]) -> dict[str, str]:
+    """Return, by label, the settings that tell a candidate on the front from the others of its algorithm there."""
+    settings = {each.label: each.label.removeprefix(each.algorithm).split() for each in front}
+    names: dict[str, str] = {}
+    for each in front:
+        own = [settings[other.label] for other in front if other.algorithm == each.algorithm]
+        names[each.label] = " ".join(part for part in settings[each.label] if not all(part in parts for parts in own))
+    return names
+
+
 def dropped_groups(advice: Advice) -> list[dict[str, Any]]:
     """Return the settings that were not raced by reason, the most frequent reason first; numbers in reasons vary."""
     return [{"reason": found[0][1], "count": len(found), "example": found[0][0]} for found in grouped(advice.dropped)]
@@ -139,18 +148,21 @@ def facts(advice: Advice) -> list[tuple[str, str]]:
 def advice_page(advice: Advice, provenance: Mapping[str, Any]) -> str:
     """Return the page, as HTML."""
     front = pareto_front(advice.ranking)
+    names = front_names([each for each in advice.ranking if each.label in front])
     dropped = counted(len(advice.dropped), "setting")
     payload = {
         "title": f"Advice for {advice.study.name}",
         "conclusion": advice.sentence(),
         "advised": advice.best.reached,
+        "metric": advice.metric_name,
+        "target": advice.target_text,
         "facts": facts(advice),
         "ranking": [
-            _row(rank, each, each.label in front, advice.metric_name)
+            _row(rank, each, names.get(each.label), advice.metric_name)
             for rank, each in enumerate(advice.ranking[:MAX_ROWS], start=1)
         ],
         "dropped": dropped_groups(advice),
-        "dropped_note": f"{dropped} dropped without training, or refused by the algorithm.",
+        "dropped_note": f"{dropped} refused by an algorithm, dropped without training, or not started.",
         "provenance": [(name, str(value)) for name, value in provenance.items()],
     }
     parts = {
@@ -158,18 +170,18 @@ def advice_page(advice: Advice, provenance: Mapping[str, Any]) -> str:
         "STYLE": asset("style.css"),
         "DATA": in_script(payload),
         "PLOTLY": asset(PLOTLY),
-        "SCRIPT": asset("charts.js") + asset("advice.js"),
+        "SCRIPT": asset("charts.js") + asset("front.js") + asset("advice.js"),
     }
     # One pass: the inserted parts are not searched for further names.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("advice.html"))
 
 
-def _row(rank: int, each: RankedCandidate, front: bool, metric: str) -> dict[str, Any]:
+def _row(rank: int, each: RankedCandidate, name: str | None, metric: str) -> dict[str, Any]:
     time, bound = each.time, each.longest_miss
     return {
         "rank": rank,
         "label": each.label,
-        "look": page_look(look(each.algorithm)),
+        "algorithm": each.algorithm,
         "missed": bool(each.missed),
         "time": each.time_text(metric),
         "seconds_to_target": None if time is None else time.mean,
@@ -182,6 +194,7 @@ def _row(rank: int, each: RankedCandidate, front: bool, metric: str) -> dict[str
         "worst_decile": each.worst_decile,
         "staleness": each.staleness,
         "steps_per_second": each.steps_per_second,
-        "front": front,
+        "front": name is not None,
+        "name": name,
         "reason": each.reason,
     }

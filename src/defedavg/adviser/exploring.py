@@ -157,7 +157,7 @@ class Exploration:
         """Return the candidates that train until a simulated time."""
         seen: dict[Hashable, float] = {}  # the least lag after a first merge
         for each, lag in self.lags.items():
-            group = self._first_merge(each)
+            group = first_merge(self.state, each)
             seen[group] = min(lag, seen.get(group, math.inf))
         scores = {each: self.lags[each] for each in self.alive if each in self.lags}
         going: set[GridCell] = set()
@@ -165,7 +165,7 @@ class Exploration:
         merges: set[Hashable] = set()
         waiting = [each for each in self.alive if each not in self.lags and self._steps(each, after)]
         for each in sorted(waiting, key=lambda each: self._steps(each, after)):
-            group = self._first_merge(each)
+            group = first_merge(self.state, each)
             if group in seen:
                 scores[each] = UNSEEN * seen[group]
             elif group not in merges and self._steps(each, after) <= left:
@@ -191,10 +191,11 @@ class Exploration:
     def _steps(self, candidate: GridCell, until: float) -> float:
         return self.state.planned(candidate).steps_until(until)
 
-    def _first_merge(self, candidate: GridCell) -> Hashable:
-        """Return when a candidate first merges, how many steps, and with which rates."""
-        plan, rates = self.state.planned(candidate), self.state.grids[candidate.algorithm].rates(candidate)
-        return plan.first_round, int(plan.steps_by_round[0]), tuple(rates.items())
+
+def first_merge(state: SearchState, candidate: GridCell) -> Hashable:
+    """Return when a candidate first merges, how many steps, and with which rates."""
+    plan, rates = state.planned(candidate), state.grids[candidate.algorithm].rates(candidate)
+    return plan.first_round, int(plan.steps_by_round[0]), tuple(rates.items())
 
 
 def lags(everyone: Mapping[GridCell, RacedRun], some: Mapping[GridCell, RacedRun]) -> dict[GridCell, float]:

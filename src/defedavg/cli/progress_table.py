@@ -62,10 +62,19 @@ def duration(seconds: float | None) -> str:
 
 
 class ProgressTable:
-    """The progress of every run of a sweep."""
+    """The progress of every run of a sweep.
 
-    def __init__(self, title: str, runs: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.title, self.runs = title, runs
+    ``command`` says how long a command with several sweeps takes; it replaces the time left of a run and of this sweep.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        runs: int,
+        clock: Callable[[], float] = time.monotonic,
+        command: Callable[[], str] | None = None,
+    ) -> None:
+        self.title, self.runs, self.command = title, runs, command
         self.rows: dict[RunSpec, Row] = {}  # in the order of their last evaluation
         self.finished = 0
         self._clock, self._start = clock, clock()
@@ -97,38 +106,57 @@ class ProgressTable:
         bar.add_row(
             Text(self.title, style="bold"),
             ProgressBar(total=max(self.runs, 1), completed=self.done, width=30),
-            Text(f"{self.finished} of {self.runs} runs, {spent}, at most {duration(self.left)} left"),
+            Text(f"{self.finished} of {self.runs} runs, {spent}" + ("" if self.command else f", {self._left()}")),
         )
+        below = [Text(self._left())] if self.command else []
         table = Table(box=None, pad_edge=False, header_style="dim")
         metric = common_metric(row.event.metric for row in self.rows.values())
-        for column, name in enumerate(HEAD):
+        head = HEAD if self.command is None else HEAD[:-1]
+        for column, name in enumerate(head):
             name = metric if name == "accuracy" else name
             table.add_column(name, justify="right" if column else "left", no_wrap=True, overflow="ellipsis")
         rows = list(self.rows.values())
         for row in rows[-max_rows:]:
-            name, *others = row.cells()
+            name, *others = row.cells()[: len(head)]
             dot = Text("● ", style=terminal_style(row.event.spec.settings.algorithm))
             table.add_row(dot + Text(name), *map(Text, others))
         hidden = len(rows) - max_rows
         more = [Text(f"and {hidden} more in progress", style="dim")] if hidden > 0 else []
-        return Group(bar, *([table] if rows else []), *more)
+        return Group(bar, *below, *([table] if rows else []), *more)
 
     def line(self) -> str:
         """Return the run that was evaluated last, in one line."""
         row = next(reversed(self.rows.values()))
         name, round_, simulated, value, speed, staleness, left = row.cells()
-        return (
+        run = (
             f"{name}: round {round_}, {simulated} simulated, {row.event.metric} {value}, {speed} updates/s, "
-            f"staleness {staleness}, at most {left} left; {self.finished} of {self.runs} runs finished"
+            f"staleness {staleness}"
         )
+        runs = f"{self.finished} of {self.runs} runs finished"
+        if self.command is None:
+            return f"{run}, at most {left} left; {runs}"
+        return f"{self.title}: {runs}; {self._left()}; {run}"
+
+    def _left(self) -> str:
+        """Return the time left of this sweep, or of the whole command."""
+        return f"at most {duration(self.left)} left" if self.command is None else f"whole command: {self.command()}"
 
 
 @contextmanager
-def watching(console: Console, title: str, runs: int) -> Iterator[Watch]:
-    """Show the progress of a sweep of that many runs; yields the callback that receives its events."""
-    progress = ProgressTable(title, runs)
+def watching(
+    console: Console,
+    title: str,
+    runs: int,
+    command: Callable[[], str] | None = None,
+    timer: LineTimer | None = None,
+) -> Iterator[Watch]:
+    """Show the progress of a sweep of that many runs; yields the callback that receives its events.
+
+    A command with several sweeps passes what is left of all of them, as ``command``, and one timer for all lines.
+    """
+    progress = ProgressTable(title, runs, command=command)
     if not console.is_terminal:
-        timer = LineTimer()
+        timer = timer or LineTimer()
 
         def print_sometimes(event: Event) -> None:
             progress.add(event)
@@ -139,7 +167,7 @@ def watching(console: Console, title: str, runs: int) -> Iterator[Watch]:
         return
 
     def draw() -> Group:
-        return progress.table(max(1, console.height - 5))
+        return progress.table(max(1, console.height - 6))
 
     with Live(console=console, transient=True, refresh_per_second=REFRESHES_PER_SECOND, get_renderable=draw):
         yield progress.add

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..suite.cell_files import StoredCell
     from ..suite.suite_estimate import CellWork
     from ..suite.suite_run import SuiteRequest
+    from .suite_progress import SuiteProgress
 
 OUT, WORK, PAGE = Path("results/suite"), Path("runs/suite"), Path("docs/leaderboard.md")
 STUDIES, FINDINGS = Path("results/findings"), Path("docs/findings.md")
@@ -113,15 +114,19 @@ def run(
             from ..experiments.compute import ComputeConfig
 
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
-        request = _request(cells, folder, work, compute, plugin, checkpoint_every)
+        request, progress = _request(cells, folder, work, compute, plugin, checkpoint_every)
     batches = request.batches()
     missing = [cell for batch in batches for cell in batch.cells if not request.files.has(cell)]
     stored = sum(map(request.files.has, cells))
     opt.print_note(f"cells to compute: {len(missing)}; already stored: {stored}")
     if not missing:
         return
+    seconds = None
     if estimate_first:
-        _print_estimate(_planned(missing, request.paths), _measured(missing, request))
+        planned, speeds = _planned(missing, request.paths), _measured(missing, request)
+        _print_estimate(planned, speeds)
+        seconds = {item.cell: item.updates / speeds[item.cell] for item in planned}
+    progress.expect(batches, seconds)
     if not request.run(batches):
         opt.print_note(f"{stopped_by()}; the same command continues from the last checkpoint")
         raise typer.Exit(stopped_code())
@@ -135,17 +140,19 @@ def _request(
     compute: ComputeConfig,
     plugins: Sequence[Path] | None,
     checkpoint_every: float | None = None,
-) -> SuiteRequest:
+) -> tuple[SuiteRequest, SuiteProgress]:
+    """Return the request for cells, and what shows its progress."""
     from ..plugins import plugin_hashes
     from ..suite.cell_files import CellFiles
     from ..suite.suite_run import SuiteRequest
-    from .progress_table import watching
+    from .suite_progress import SuiteProgress
 
     files = CellFiles(folder, plugin_hashes(path.resolve() for path in plugins or ()))
-    watch = partial(watching, opt.err)
-    return SuiteRequest(
-        tuple(cells), files, work, compute, opt.print_note, watch, tuple(plugins or ()), checkpoint_every
+    progress = SuiteProgress(opt.err)
+    request = SuiteRequest(
+        tuple(cells), files, work, compute, opt.print_note, progress.watching, tuple(plugins or ()), checkpoint_every
     )
+    return request, progress
 
 
 def _planned(cells: Sequence[SuiteCell], plugins: Sequence[str]) -> list[CellWork]:
@@ -222,7 +229,7 @@ def estimate(
     cells = select_cells(tasks, fleets, algorithms)
     if speed is not None and not speed > 0:
         raise UserError(f"--updates-per-second is {speed:g}; it must be above zero")
-    request = _request(cells, folder, WORK, ComputeConfig.choose("batched", device), plugin)
+    request, _ = _request(cells, folder, WORK, ComputeConfig.choose("batched", device), plugin)
     if speed is None:
         cells = request.missing()
         _print_estimate(_planned(cells, request.paths), _measured(cells, request))
@@ -238,7 +245,7 @@ def show(tasks: Tasks = None, fleets: Fleets = None, folder: Folder = OUT, as_js
     Example: `defedavg suite show --task digits-pairs`
     """
     from ..report import tables
-    from ..suite.leaderboard import COLUMNS, boards, row
+    from ..suite.leaderboard import COLUMNS, boards, leaders, leaders_text, row
 
     wanted = {(cell.task.name, cell.fleet.name) for cell in select_cells(tasks, fleets, ["fedavg"])}
     cells = [cell for cell in _stored(folder) if (cell["task"], cell["fleet"]) in wanted]
@@ -247,9 +254,21 @@ def show(tasks: Tasks = None, fleets: Fleets = None, folder: Folder = OUT, as_js
         return
     for board in boards(cells):
         opt.out.print(tables.make(board.title, COLUMNS, list(map(row, board.cells))))
+        if len(leaders(board)) > 1:
+            opt.out.print(f"first place: {leaders_text(board)}", markup=False, soft_wrap=True)
         opt.out.print()
     if not cells:
-        opt.print_note(f"there are no results in {folder}; `defedavg suite --quick` computes the first ones")
+        opt.print_note(f"there are no such results in {folder}; {_first_command(tasks, fleets, folder)}")
+
+
+def _first_command(tasks: Sequence[str] | None, fleets: Sequence[str] | None, folder: Path) -> str:
+    """Return how to compute results of tasks and fleets: the quick part only where it has one of these tasks."""
+    out = [] if folder == OUT else ["--out", str(folder)]
+    if set(tasks or QUICK) & set(QUICK):
+        return f"`{shlex.join(['defedavg', 'suite', '--quick', *out])}` computes the first ones"
+    words = [word for name in tasks or () for word in ("--task", name)]
+    words += [word for name in fleets or () for word in ("--fleet", name)]
+    return f"`{shlex.join(['defedavg', 'suite', 'run', *words, *out])}` computes them"
 
 
 def _stored(folder: Path) -> list[StoredCell]:
@@ -263,7 +282,15 @@ def _stored(folder: Path) -> list[StoredCell]:
 @app.command()
 def page(
     folder: Folder = OUT,
-    to: Annotated[Path, Option("--output", "-o", metavar="FILE", help="The page to write, in Markdown.")] = PAGE,
+    to: Annotated[
+        Path | None,
+        Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help=f"The page to write, in Markdown; default: {PAGE} where it exists, else {PAGE.name}.",
+        ),
+    ] = None,
     studies: Studies = STUDIES,
     findings_page: Annotated[
         Path | None,
@@ -276,13 +303,17 @@ def page(
 ) -> None:
     """Write the leaderboard of the documentation, and the tables of the findings, from the stored results.
 
-    Example: `defedavg suite page -o leaderboard.md`
+    Example: `defedavg suite page --out my-results -o my-leaderboard.md`
     """
     from ..fileio import read_text, write_whole
     from ..report.marked_tables import with_tables
     from ..suite.findings import read_studies, tables
     from ..suite.leaderboard import page as page_text
 
+    if to is None:
+        to = PAGE if PAGE.exists() else Path(PAGE.name)
+    elif not to.absolute().parent.is_dir():
+        raise UserError(f"the folder {to.parent} of --output does not exist; create it, or give another --output")
     cells = _stored(folder)
     write_whole(to, page_text(cells).encode())
     opt.print_written(f"{counted(len(cells), 'cell')}: {to}", to)
@@ -326,14 +357,16 @@ def check(
     from ..suite.cell_files import CellFiles, differences, machine_differences, read_cell
 
     cells, compute = select_cells(tasks, fleets, algorithms), ComputeConfig.choose("batched", device)
-    old = _request(cells, folder, WORK, compute, plugin).files
+    old = _request(cells, folder, WORK, compute, plugin)[0].files
     stored = [cell for cell in cells if old.has(cell)]
     if not stored:
         raise UserError(f"no such cell is stored in {folder}; `defedavg suite run` computes it")
     same = True
     with tempfile.TemporaryDirectory() as scratch:
-        request = _request(stored, Path(scratch) / "results", Path(scratch) / "work", compute, plugin)
-        if not request.run(request.batches()):
+        request, progress = _request(stored, Path(scratch) / "results", Path(scratch) / "work", compute, plugin)
+        batches = request.batches()
+        progress.expect(batches)
+        if not request.run(batches):
             opt.print_note(stopped_by())
             raise typer.Exit(stopped_code())
         new = CellFiles(Path(scratch) / "results")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +15,7 @@ from ..algorithms import BUILT_IN
 from ..errors import UserError
 from ..fileio import read_regular, write_whole, writing
 from ..jsonio import finite
+from ..plugins import plugin_hashes
 from ..runstore.metrics import is_whole, number
 from .benchmark import FLEETS, SEEDS, SUITE_VERSION, TASKS, SuiteCell
 
@@ -90,8 +94,8 @@ def _problem(found: Any) -> str:
         return "another format"
     words = ("task", "fleet", "algorithm", "settings_sha256", "command")
     kinds = {**dict.fromkeys(words, str), "rates": dict, "tuning": dict, "provenance": dict, "runs": list}
-    for name, kind in kinds.items():
-        if not isinstance(found.get(name), kind):
+    for name, kind in {**kinds, "plugins": list}.items():
+        if not isinstance({"plugins": [], **found}.get(name), kind):  # built-in algorithms have no plugins
             return f"no {name}"
     if not set(found["rates"]) <= set(RATES) or not _all_numbers(found["rates"].values()):
         return "bad rates"
@@ -120,7 +124,8 @@ def _all_numbers(values: Iterable[Any]) -> bool:
 def stored_cells(folder: Path) -> tuple[list[StoredCell], list[str]]:
     """Return the cells of this version in a folder, in the order of the suite, and a line for each that is left out.
 
-    Nothing is imported: cells of algorithms that this process does not know are listed after the built-in ones.
+    Nothing is imported: cells of algorithms that this process does not know are listed after the built-in ones. A cell
+    of a plugin file that has changed is left out.
     """
     found: list[StoredCell] = []
     notes: list[str] = []
@@ -130,11 +135,41 @@ def stored_cells(folder: Path) -> tuple[list[StoredCell], list[str]]:
         except UserError as error:
             notes.append(str(error))
             continue
-        if _is_current(stored):
-            found.append(stored)
-        else:
+        if not _is_current(stored):
             notes.append(f"{path} was made with other settings; `defedavg suite run` computes it again")
+            continue
+        names = plugin_names(stored)
+        now = _hashes_here(names)
+        if names and now is None:
+            line = "so it is not known whether its row is current; repeat the command in the folder that has it"
+            notes.append(f"{path}: {', '.join(names)} is not in this folder, {line}")
+        if now is not None and now != stored.get("plugins"):
+            notes.append(f"{path} is left out: {', '.join(names)} has changed; {_again(stored, folder)}")
+        else:
+            found.append(stored)
     return sorted(found, key=_place), notes
+
+
+def plugin_names(stored: StoredCell) -> list[str]:
+    """Return the plugin files that the command of a cell names."""
+    try:
+        words = shlex.split(stored["command"])
+    except ValueError:
+        return []
+    return [name for word, name in pairwise(words) if word == "--plugin"]
+
+
+def _hashes_here(names: Sequence[str]) -> list[str] | None:
+    """Return the sorted hashes of plugin files of the current folder; None if there are none, or one is absent."""
+    if not names or not all(map(os.path.isfile, names)):
+        return None
+    return sorted(plugin_hashes(names).values())
+
+
+def _again(stored: StoredCell, folder: Path) -> str:
+    words = [word for name in plugin_names(stored) for word in ("--plugin", name)]
+    words += [word for name in ("task", "fleet", "algorithm") for word in (f"--{name}", stored[name])]
+    return f"`{shlex.join(['defedavg', 'suite', 'run', *words, '--out', str(folder)])}` computes it again"
 
 
 def _is_current(stored: StoredCell) -> bool:

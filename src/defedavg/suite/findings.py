@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from ..errors import UserError
 from ..fileio import read_regular
-from ..report.seed_figures import over_seeds, time_to_target
+from ..report.seed_figures import over_seeds
 from .cell_files import StoredCell
-from .leaderboard import Board, boards, records
+from .leaderboard import Board, boards, leaders, leaders_text
 
 STUDIES: Final = ("slow-clients", "best-n")
 CLOSE: Final = 1.1
@@ -69,7 +69,7 @@ def order(found: Sequence[Board]) -> str:
     rows = []
     for task in dict.fromkeys(board.task.name for board in found):
         own = {board.fleet.name: board for board in found if board.task.name == task}
-        fastest = [_fastest(own[fleet]) if fleet in own else "–" for fleet in ("equal", "paper", "phones")]
+        fastest = [_first(own[fleet]) if fleet in own else "–" for fleet in ("equal", "paper", "phones")]
         rows.append((task, *fastest, *_flip(own.get("paper"), own.get("phones"))))
     head = (
         "task",
@@ -82,22 +82,21 @@ def order(found: Sequence[Board]) -> str:
     return markdown(head, rows)
 
 
-def _fastest(board: Board) -> str:
-    first = board.cells[0]
-    runs = records(first)
-    if not over_seeds(runs, "first_hit_seconds").count:
-        return f"none holds {board.target}"
-    return f"{first['algorithm']}, {time_to_target(runs)}"
+def _first(board: Board) -> str:
+    return leaders_text(board) or f"none holds {board.target}"
 
 
 def _flip(paper: Board | None, phones: Board | None) -> tuple[str, str]:
+    """Return the places on phones of those that are first on the paper's fleet, and the correlation of the orders."""
     if paper is None or phones is None:
         return "–", "–"
     on_phones = [cell["algorithm"] for cell in phones.cells]
-    first = paper.cells[0]["algorithm"]
-    place = f"{on_phones.index(first) + 1} of {len(on_phones)}" if first in on_phones else "–"
+    first = [cell["algorithm"] for cell in leaders(paper) or paper.cells[:1]]
+    places = [on_phones.index(name) + 1 for name in first if name in on_phones]
+    ends = str(min(places)) if len(places) == 1 else f"{min(places)} to {max(places)}" if places else ""
     correlation = rank_correlation([cell["algorithm"] for cell in paper.cells], on_phones)
-    return place, "–" if correlation is None else _signed(f"{correlation:.2f}")
+    order = "–" if correlation is None else _signed(f"{correlation:.2f}")
+    return f"{ends} of {len(on_phones)}" if ends else "–", order
 
 
 def rank_correlation(one: Sequence[str], other: Sequence[str]) -> float | None:

@@ -132,6 +132,15 @@ def _begun(work: Path) -> list[tuple[SuiteCell, ...]]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class BatchStudy:
+    """A study of a batch: its title, the number of its runs, and their limits as a share of those of a reported run."""
+
+    title: str
+    runs: int
+    length: float
+
+
 class SuiteBatch:
     """Cells that share task, fleet and limits, and the folder of their two studies."""
 
@@ -152,6 +161,14 @@ class SuiteBatch:
         names = self.cells[0].algorithm if len(self.cells) == 1 else f"{len(self.cells)} algorithms"
         return f"{first.task.name}, {first.fleet.name}: {names}"
 
+    def studies(self) -> tuple[BatchStudy, BatchStudy]:
+        """Return the study that tries the rates, and that of the reported seeds."""
+        tried = sum(tuning_runs(cell.task, cell.algorithm) for cell in self.cells)
+        return (
+            BatchStudy(f"{self.label}, rates", tried, TUNING_SHARE),
+            BatchStudy(f"{self.label}, seeds", len(SEEDS) * len(self.cells), 1.0),
+        )
+
     def run(self) -> bool:
         """Tune the rates, compute the reported seeds and store the cells; return False if Ctrl-C stopped it."""
         names = [[cell.task.name, cell.fleet.name, cell.algorithm] for cell in self.cells]
@@ -159,8 +176,8 @@ class SuiteBatch:
             self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / MANIFEST, (json.dumps(names) + "\n").encode())
         tuning = self._study(tuning_study(self.cells, self._request.paths), "tuning")
-        total = sum(tuning_runs(cell.task, cell.algorithm) for cell in self.cells)
-        if not self._computed(tuning, f"{self.label}, rates", total, lambda: None):
+        rates_study, seeds_study = self.studies()
+        if not self._computed(tuning, rates_study, lambda: None):
             return False
         points = {cell.algorithm: _points(tuning.entries, cell.algorithm) for cell in self.cells}
         rates = {name: best_rates(found) for name, found in points.items()}
@@ -177,7 +194,7 @@ class SuiteBatch:
                     self._request.files.save(cell, result)
                     stored.add(name)
 
-        if not self._computed(reported, f"{self.label}, seeds", len(SEEDS) * len(self.cells), store):
+        if not self._computed(reported, seeds_study, store):
             return False
         with writing(self.folder):
             remove(self.folder)
@@ -194,14 +211,14 @@ class SuiteBatch:
             notify=request.notify,
         )
 
-    def _computed(self, run: StudyRun, title: str, runs: int, store: Callable[[], None]) -> bool:
+    def _computed(self, run: StudyRun, study: BatchStudy, store: Callable[[], None]) -> bool:
         """Compute a study, and return False after Ctrl-C; ``store`` is called after every run, and at the end."""
         for line in run.notes:
             if "no checkpoint" not in line:
                 self._request.notify(line)
         run.notes.clear()
         known = len(run.entries)
-        with self._request.watching(title, runs - known) as watch:
+        with self._request.watching(study.title, study.runs - known) as watch:
 
             def follow(event: Event) -> None:
                 nonlocal known
@@ -233,7 +250,7 @@ class SuiteBatch:
             "max_seconds": cell.seconds * TUNING_SHARE,
             "points": [{**_rates(entry), **_run(entry)} for entry in points],
         }
-        plugins = [] if cell.algorithm in BUILT_IN else [path.name for path in self._request.plugins]
+        plugins = [] if cell.algorithm in BUILT_IN else [_published(path) for path in self._request.plugins]
         return {
             "target": cell.target,
             "max_seconds": cell.seconds,
@@ -244,6 +261,12 @@ class SuiteBatch:
             "tuning": tuning,
             "provenance": dict(origin),
         }
+
+
+def _published(path: Path) -> str:
+    """Return a path from the current folder; of a file elsewhere its name, so that no private path is published."""
+    whole, here = path.resolve(), Path.cwd().resolve()
+    return whole.relative_to(here).as_posix() if whole.is_relative_to(here) else path.name
 
 
 def command_of(cell: SuiteCell, plugins: Sequence[str] = ()) -> str:
