@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -202,6 +202,32 @@ def deferred_work(case: DeferredCase, kernels: LayerKernels) -> dict[str, Callab
     }
 
 
+def configurations(
+    limits: Mapping[str, Sequence[int]], launches: Sequence[tuple[int, int]]
+) -> Iterator[dict[str, int]]:
+    """Yield every tile with every pair of warps and stages."""
+    for tile in itertools.product(*limits.values()):
+        for warps, stages in launches:
+            yield dict(zip(limits, tile, strict=True)) | {"num_warps": warps, "num_stages": stages}
+
+
+def search(kind: str, tried: Iterable[dict[str, int]], works: Mapping[str, Callable[[], object]]) -> None:
+    """Time some layers with every configuration of a kernel, and print the fastest of each layer."""
+    kept = CONFIGS[kind]
+    results: dict[str, list[tuple[float, dict[str, int]]]] = {name: [] for name in works}
+    for setting in tried:
+        CONFIGS[kind] = setting
+        for name, work in works.items():
+            try:
+                results[name].append((milliseconds(work), setting))
+            except Exception as error:  # the configuration does not fit the device
+                print("failed:", kind, name, setting, str(error).splitlines()[0][:80])
+    CONFIGS[kind] = kept
+    for name, found in results.items():
+        for spent, setting in sorted(found, key=lambda result: result[0])[:4]:
+            print(f"{kind:<16} {name:<18} {spent:.4f} ms  {setting}", flush=True)
+
+
 def tune_deferred(clients: int) -> None:
     """Try other tiles of the kernels of deferred updates, and print the fastest."""
     kernels = TritonLayerKernels("tf32")
@@ -214,22 +240,13 @@ def tune_deferred(clients: int) -> None:
     for name in [layer for layer in LAYERS if "-512" in layer]:
         works = deferred_work(DeferredCase(name, clients), kernels)
         for kind, limits in sizes.items():
-            kept, results = CONFIGS[kind], []
-            for tile in itertools.product(*limits.values()):
-                for warps, stages in ((2, 3), (4, 2), (4, 3), (4, 4), (8, 2), (8, 3)):
-                    CONFIGS[kind] = dict(zip(limits, tile, strict=True)) | {"num_warps": warps, "num_stages": stages}
-                    try:
-                        results.append((milliseconds(works[kind], 10), CONFIGS[kind]))
-                    except Exception as error:  # the configuration does not fit the device
-                        print("failed:", kind, CONFIGS[kind], str(error).splitlines()[0][:80])
-            CONFIGS[kind] = kept
-            for spent, setting in sorted(results, key=lambda result: result[0])[:4]:
-                print(f"{kind:<16} {name:<18} {spent:.4f} ms  {setting}", flush=True)
+            tried = configurations(limits, ((2, 3), (4, 2), (4, 3), (4, 4), (8, 2), (8, 3)))
+            search(kind, tried, {name: works[kind]})
 
 
 def tiles(kind: str) -> Iterator[dict[str, int]]:
     """Yield the configurations to try."""
-    sizes = {
+    sizes: tuple[tuple[int, ...], ...] = {
         "conv": ((128, 256), (64,), (32, 64)),
         "conv_few": ((64, 128, 256), (64,), (32, 64)),
         "conv_rows": ((128, 256), (64,), (16, 32)),
@@ -244,48 +261,29 @@ def tiles(kind: str) -> Iterator[dict[str, int]]:
         "half_conv_step_few": ((64,), (32,), (32, 64)),
         "half_conv_step_rows": ((64,), (32, 64, 128), (16, 32, 64)),
         "linear": ((64, 128), (64,), (64,)),
-        "linear_step": ((32, 64, 128), (32, 64, 128), (0,)),
+        "linear_step": ((32, 64, 128), (32, 64, 128)),
     }[kind]
-    for bm, bn, bk in itertools.product(*sizes):
-        for warps, stages in ((1, 2), (1, 3), (2, 3), (4, 2), (4, 3), (4, 4), (8, 1), (8, 3)):
-            yield {"BM": bm, "BN": bn, **({"BK": bk} if bk else {}), "num_warps": warps, "num_stages": stages}
+    limits = dict(zip(("BM", "BN", "BK"), sizes, strict=False))  # the step of a linear layer has no BK
+    return configurations(limits, ((1, 2), (1, 3), (2, 3), (4, 2), (4, 3), (4, 4), (8, 1), (8, 3)))
+
+
+def work_of(kind: str, case: Case, kernels: LayerKernels) -> Callable[[], object]:
+    """Return the pass of a layer that depends most on a kernel."""
+    if kind not in ("linear_step", "half_conv_edges") and "conv_step" not in kind:
+        return lambda: case.forward(kernels)
+    out, saved = case.forward(kernels)
+    grad = torch.ones_like(out)
+    return lambda: case.backward(kernels, grad, saved, "conv_step" not in kind)
 
 
 def tune(kind: str, names: list[str], clients: int, precision: str) -> None:
     """Try every configuration of a kernel on some layers, and print the fastest."""
-    which = "both" if kind in ("linear_step", "half_conv_edges") else "step" if "conv_step" in kind else "forward"
     cases = {name: Case(name, clients) for name in names}
     if precision == "tf32" and kind.startswith("conv"):  # steps have 16-bit operands, evaluations have not
         for case in cases.values():
             case.params = replace(case.params, rates=None)
     kernels = TritonLayerKernels(precision)
-    ready = {name: case.forward(kernels) for name, case in cases.items()}
-    results: list[tuple[list[float], dict[str, int]]] = []
-    kept = CONFIGS[kind]
-    for setting in tiles(kind):
-        CONFIGS[kind] = setting
-        spent = []
-        for name, case in cases.items():
-            out, saved = ready[name]
-            grad = torch.ones_like(out)
-            try:
-                spent.append(
-                    milliseconds(lambda case=case: case.forward(kernels))  # type: ignore[misc]
-                    if which == "forward"
-                    else milliseconds(
-                        lambda case=case, grad=grad, saved=saved: case.backward(  # type: ignore[misc]
-                            kernels, grad, saved, which == "both"
-                        )
-                    )
-                )
-            except Exception as error:  # the configuration does not fit the device
-                spent.append(float("inf"))
-                print("failed:", kind, setting, str(error).splitlines()[0][:80])
-        results.append((spent, setting))
-    CONFIGS[kind] = kept
-    for i, name in enumerate(cases):
-        for spent, setting in sorted(results, key=lambda result: result[0][i])[:4]:
-            print(f"{kind:<12} {name:<18} {spent[i]:.4f} ms  {setting}", flush=True)
+    search(kind, tiles(kind), {name: work_of(kind, case, kernels) for name, case in cases.items()})
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def read(data: Path, count: int) -> tuple[Any, Any]:
             images, labels = found["images"][:count], found["labels"][:count].astype(np.int64)
     except FileNotFoundError:
         raise ValueError(f"there is no file {data}; give another --data, or leave it out for random images") from None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile):
+    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error):
         raise ValueError(f"{data} cannot be read; give an npz file with the arrays images and labels") from None
     if min(len(images), len(labels)) < count or images[0].size != np.prod(IMAGE):
         raise ValueError(

@@ -48,10 +48,22 @@ def turn(name: str, python: Path, rounds: int, threads: int, folder: Path) -> di
     return {"name": name, "threads": threads, "failed": reason.strip()[:200], "load": load}
 
 
+def refuse(text: str) -> NoReturn:
+    """End with one line for the user."""
+    print(f"peers.py: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
 def install(folder: Path) -> None:
     """Create one environment per peer."""
     for name, packages in PACKAGES.items():
-        venv.create(folder / name, with_pip=True)
+        try:
+            venv.create(folder / name, with_pip=True)
+        except subprocess.CalledProcessError:
+            refuse(f"pip cannot be installed into {folder / name}; this needs the module ensurepip of Python")
+        except (OSError, ValueError) as error:  # ValueError: a file has this name, or it cannot be part of PATH
+            reason = (isinstance(error, OSError) and error.strerror) or str(error)
+            refuse(f"{folder / name} cannot be created: {reason}; give another --environments")
         for wanted in ([TORCH, "numpy"], packages):
             print(f"{name}: pip install {' '.join(wanted)}", file=sys.stderr, flush=True)
             if subprocess.run([folder / name / "bin" / "pip", "install", "-q", *wanted]).returncode:
@@ -72,15 +84,11 @@ def wrong(given: argparse.Namespace) -> str:
     missing = [name for name in PEERS if not python_of(given.environments, name).exists()]
     if missing:
         return f"{given.environments} has no environment for {', '.join(missing)}; create it with --install first"
+    if given.json and given.json.is_dir():
+        return f"--json {given.json} is a folder; name a file"
     if given.json and not given.json.absolute().parent.is_dir():
         return f"there is no folder {given.json.parent} for --json; create it, or name another file"
     return ""
-
-
-def refuse(text: str) -> NoReturn:
-    """End with one line for the user."""
-    print(f"peers.py: {text}", file=sys.stderr)
-    sys.exit(2)
 
 
 def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from helpers.command_line import refuse
 PEERS = Path(__file__).resolve().parents[1] / "benchmarks" / "peers.py"
 
 
-def peers(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(PEERS), "--environments", "peers", *words]
+def peers(folder: Path, *words: str, environments: str = "peers") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(PEERS), "--environments", environments, *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -42,6 +42,7 @@ def place(tmp_path: Path) -> Path:
         (("--repeats", "-1"), "--repeats is -1; it must be at least 1"),
         (("--threads", "1", "0"), "--threads is 0; it must be at least 1"),
         (("--json", "missing/found.json"), "there is no folder missing for --json"),
+        (("--json", "peers"), "--json peers is a folder; name a file"),
         (("--data", "missing.npz"), "there is no file missing.npz; give another --data, or leave it out"),
         (("--data", "peers"), "peers cannot be read; give an npz file with the arrays images and labels"),
         (("--data", "text.npz"), "text.npz cannot be read; give an npz file"),
@@ -59,3 +60,8 @@ def test_missing_environments_are_named_with_the_option_that_creates_them(place:
     for name in ("pfl", "flgo"):
         (place / "peers" / name / "bin" / "python").unlink()
         refuse(peers(place), f"peers has no environment for {'pfl' if name == 'pfl' else 'pfl, flgo'}", "--install")
+
+
+def test_environments_that_cannot_be_created_are_one_line(place: Path) -> None:
+    done = peers(place, "--install", environments="few.npz/peers")
+    refuse(done, "peers.py: few.npz/peers/flower cannot be created: ", "; give another --environments")

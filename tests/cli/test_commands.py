@@ -368,8 +368,10 @@ def test_bench_measures_both_executors(tmp_path: Path) -> None:
     assert 0 < speeds["batch_fill"] <= 1
     assert speeds["gflop_per_update"] == pytest.approx(50 * 10 * 2 * (2 * 64 * 10) / 1e9)
     assert "1 of 1: " in result.stderr
-    printed = bench_table(speeds)
-    assert "a tiny study beyond training and PyTorch" in list(printed.columns[0].cells)
+    assert "reference executor in float32 and batched executor in float32 on cpu, 1 repetitions" in result.stderr
+    rows = list(bench_table({**speeds, "precision": "bf16"}).columns[0].cells)
+    assert rows[:2] == ["loop over clients, float32", "batched, bf16"]
+    assert "a tiny study beyond training and PyTorch" in rows
 
 
 @pytest.mark.parametrize(("speed", "updates", "loop"), [(0.5, 30, 2), (10.0, 60, 20), (2.0, 30, 6), (1e4, 300, 20)])

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from defedavg.config import study as config
 from defedavg.errors import UserError
-from defedavg.experiments.compute import ComputeConfig
+from defedavg.experiments.compute import ComputeConfig, check_fallback, reference_precision
+from defedavg.experiments.study_run import StudyRun
+from defedavg.experiments.tune import Tuning, pairs_of
 from defedavg.tasks import build, make_task
-from defedavg.training import Trainer, run_batched
+from defedavg.training import StackingError, Trainer, run_batched
 from defedavg.training.precision import check_precision, cpu_has_bf16
 from helpers.command_line import refused
+from helpers.interrupted_studies import ignore
 from helpers.small_runs import batched_run, how
+from helpers.user_errors import line_of
+
+NOISY = """
+import numpy as np, torch
+from torch import nn
+from defedavg import make_task
+
+
+class Noisy(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + torch.rand(1)
+
+
+def make(config, client):
+    x, y = np.zeros((8, 4), "float32"), np.arange(8) % 2
+    return make_task(model=Noisy(4, 2), train=(x, y), test=(x, y), clients=np.split(np.arange(8), 4), classes=2)
+"""
 
 
 def test_a_processor_without_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +69,45 @@ def test_every_command_that_computes_refuses_bfloat16_with_the_reference_executo
     file = [] if command.startswith("paper") else [str(tmp_path / "study.toml")]
     words = ("--executor", "reference", "--device", "cpu", "--precision", "bf16")
     assert refused(*command.split(), *file, *words).endswith("use --executor batched or --precision float32")
+
+
+@pytest.mark.parametrize("begin", ["run", "tune"])
+def test_a_model_that_cannot_be_stacked_is_refused_in_bfloat16_before_anything_is_written(
+    begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
+    (tmp_path / "noisy.py").write_text(NOISY)
+    task = {"module": str(tmp_path / "noisy.py:make")}
+    study = config.study(
+        {"task": task, "training": {"updates_per_round": 1}, "stop": {"max_rounds": 1, "target_accuracy": 0.5}}
+    )
+    compute = ComputeConfig(precision="bf16")
+
+    def start() -> None:
+        if begin == "run":
+            StudyRun(study, tmp_path / "study", compute=compute)
+        else:
+            Tuning(pairs_of(study.points(), (1.0,), (0.1,)), study.seeds, compute).run(ignore)
+
+    assert line_of(start) == (
+        "the model is trained one client at a time: it draws from the global generator; use nn.Dropout, nn.Dropout1d "
+        "or nn.Dropout2d. This does not compute in bf16; use --precision float32"
+    )
+    assert not (tmp_path / "study").exists()
+    assert StudyRun(study, tmp_path / "study").run(ignore)  # in float32 it is trained
+
+
+def test_a_fallback_within_a_run_is_refused_in_bfloat16() -> None:
+    reason = StackingError("it has no stacked form")
+    for device, others in (("cpu", "float32"), ("cuda", "float32 or tf32")):
+        line = line_of(partial(check_fallback, "bf16", device, reason))
+        assert line.startswith(f"the model is trained one client at a time: {reason}. ")
+        assert line.endswith(f"does not compute in bf16; use --precision {others}")
+    assert [reference_precision(*pair) for pair in (("bf16", "cpu"), ("bf16", "cuda"), ("tf32", "cuda"))] == [
+        "float32", "tf32", "tf32",
+    ]  # fmt: skip
+    check_fallback("float32", "cpu", reason)
+    check_fallback("tf32", "cuda", reason)
 
 
 @pytest.mark.skipif(not cpu_has_bf16(), reason="this processor has no bfloat16")

@@ -48,7 +48,8 @@ def bench(
 
     Both train DeFedAvg-IID (N = 100, n = 10, K = 50, batch size 10) on random images or texts. It takes under a
     minute on two cores: a repeat has as many updates as fit into eight seconds, unless their number or `--full` is
-    given. The overhead is that of `defedavg run` for a tiny study: the command without training and importing PyTorch.
+    given. With `--precision bf16`, the reference executor computes in float32, or in TF32 on a CUDA device. The
+    overhead is that of `defedavg run` for a tiny study: the command without training and importing PyTorch.
 
     Example: `defedavg bench --model mlp --device cpu`
     """

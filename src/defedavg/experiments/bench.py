@@ -33,7 +33,7 @@ from ..training.local_training import TrainingJob
 from ..training.precision import computing_in
 from ..training.scoring import sample_losses
 from ..training.threads import threads as using
-from .compute import ComputeConfig
+from .compute import ComputeConfig, reference_precision
 
 CLASSES = 10
 CHARACTERS = 80
@@ -106,7 +106,9 @@ def bench(load: BenchLoad, compute: ComputeConfig, notify: Notify) -> dict[str, 
     device, settings = compute.device, load.settings
     task = load.task(device)
     task.model()  # raises if the model does not fit the images
-    notify(f"reference and batched executor on {device}, {load.repeats} repetitions of each")
+    loop_precision = reference_precision(compute.precision, device)
+    pair = (f"reference executor in {loop_precision}", f"batched executor in {compute.precision}")
+    notify(f"{' and '.join(pair)} on {device}, {load.repeats} repetitions of each")
     with computing_in(compute.precision):
         try:
             batched = BatchedBench(load, settings, task, compute)
@@ -132,6 +134,7 @@ def bench(load: BenchLoad, compute: ComputeConfig, notify: Notify) -> dict[str, 
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "precision": compute.precision,
+        "reference_precision": loop_precision,
         "model": load.model,
         "image": list(load.image),
         "runs": load.runs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import UserError, unknown
-from ..training import Trainer
+from ..training import StackingError, Trainer
 from ..training.memory import parse_memory
 from ..training.precision import DEFAULT, check_precision
 from ..training.state_memory import StateNeed
@@ -21,6 +21,26 @@ def choose_device(name: str, has_cuda: bool, where: str = "on this machine") -> 
     if name == "cuda" and not has_cuda:
         raise UserError(f"there is no CUDA device {where}; use --device cpu")
     return "cuda" if name != "cpu" and has_cuda else "cpu"
+
+
+def reference_precision(precision: str, device: str) -> str:
+    """Return the precision in which the reference executor computes where the batched one computes in this one."""
+    # Its products are PyTorch's own, whose operands have at least the digits of TF32.
+    return precision if precision != "bf16" else "float32" if device == "cpu" else "tf32"
+
+
+def check_fallback(precision: str, device: str, reason: StackingError) -> None:
+    """Raise ``UserError`` if a model that cannot be stacked would be trained in another precision than this one."""
+    if reference_precision(precision, device) != precision:
+        raise UserError(
+            f"the model is trained one client at a time: {reason}. This does not compute in {precision}; use "
+            f"--precision {_precisions(device)}"
+        )
+
+
+def _precisions(device: str) -> str:
+    """Return the precisions in which the reference executor computes, for a message."""
+    return "float32" if device == "cpu" else "float32 or tf32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +59,10 @@ class ComputeConfig:
             raise unknown("executor", self.executor, EXECUTORS)
         if self.max_batch_jobs is not None and self.max_batch_jobs < 1:
             raise UserError(f"--max-batch-jobs is {self.max_batch_jobs}; it must be at least 1")
-        if self.executor == "reference" and self.precision == "bf16":
-            # Its products are PyTorch's own: float32 on the CPU, float32 or TF32 on CUDA.
-            least = "float32" if self.device == "cpu" else "float32 or tf32"
+        if self.executor == "reference" and reference_precision(self.precision, self.device) != self.precision:
             raise UserError(
-                f"the reference executor does not compute in bf16; use --executor batched or --precision {least}"
+                f"the reference executor does not compute in {self.precision}; use --executor batched or --precision "
+                f"{_precisions(self.device)}"
             )
         check_precision(self.precision, self.device)
 
@@ -79,14 +98,21 @@ class ComputeConfig:
         return "cpu" if self.executor == "ray" else self.device
 
     def trainer(self, run: Simulation, state: StateNeed) -> Trainer:
-        """Return a trainer for all runs that differ from this one only in seed, algorithm and learning rates."""
-        return Trainer(
-            run.task,
-            run.executor.module,
-            batch_size=run.executor.local_training.batch_size,
-            max_batch_jobs=self.max_batch_jobs,
-            memory=self.memory,
-            precision=self.precision,
-            local_training=run.executor.local_training,
-            state=state,
-        )
+        """Return a trainer for all runs that differ from this one only in seed, algorithm and learning rates.
+
+        Raise ``StackingError`` for a model that is to be trained one client at a time.
+        """
+        try:
+            return Trainer(
+                run.task,
+                run.executor.module,
+                batch_size=run.executor.local_training.batch_size,
+                max_batch_jobs=self.max_batch_jobs,
+                memory=self.memory,
+                precision=self.precision,
+                local_training=run.executor.local_training,
+                state=state,
+            )
+        except StackingError as reason:
+            check_fallback(self.precision, self.device, reason)
+            raise

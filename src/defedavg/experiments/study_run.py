@@ -124,7 +124,7 @@ class StudyRun:
             if key not in checked:
                 make_executor(spec.settings, spec.seed, task)  # refuses a model or options that do not fit the data
                 checked.add(key)
-        self.sweep.check_state(self._specs)
+        self.sweep.check(self._specs)
 
     # Resuming.
 

@@ -16,11 +16,13 @@ from ..config.build import build_task, local_training, make_executor, state_need
 from ..config.settings import Settings
 from ..tasks import Data, Task
 from ..training import BatchedRun, CheckpointHook, RunState, StackingError, Status, Trainer, run_batched
+from ..training.kernels.plain import LayerKernels
 from ..training.memory import allowed, least_bytes
 from ..training.precision import computing_in
 from ..training.stacked_optimizer import LocalMethod
+from ..training.stacking.stacked_model import stack
 from ..training.state_memory import StateMemory, StateNeed
-from .compute import ComputeConfig
+from .compute import ComputeConfig, check_fallback, reference_precision
 from .run_events import Event, ResumedRun, RunEvaluated, RunFinished, RunSpec
 from .simulation import Simulation
 
@@ -99,8 +101,25 @@ class Sweep:
             sets.setdefault(replace(spec.settings, training=training) if self._pauses else spec, []).append(spec)
         return Counter({tuple(runs): sum(state_need(run.settings, run.seed) for run in runs) for runs in sets.values()})
 
-    def check_state(self, specs: Sequence[RunSpec]) -> None:
-        """Raise ``UserError`` if the state vectors of some run cannot fit into memory, before anything is computed."""
+    def check(self, specs: Sequence[RunSpec]) -> None:
+        """Raise ``UserError`` if some run cannot be computed as asked, before anything is computed."""
+        self._check_precision(specs)
+        self._check_state(specs)
+
+    def _check_precision(self, specs: Sequence[RunSpec]) -> None:
+        """Refuse a model that cannot be stacked if only stacked models are trained in the precision."""
+        compute = self.compute
+        if reference_precision(compute.precision, compute.device) == compute.precision:
+            return
+        for spec in {self.group_of(spec): spec for spec in specs}.values():
+            task = self.task(spec.settings, spec.seed)
+            try:  # whether a model can be stacked depends on no kernel
+                stack(make_executor(spec.settings, spec.seed, task).module, LayerKernels(), task.train[:3].inputs)
+            except StackingError as reason:
+                check_fallback(compute.precision, compute.device, reason)
+
+    def _check_state(self, specs: Sequence[RunSpec]) -> None:
+        """Refuse a run whose state vectors cannot fit into memory."""
         if self.compute.executor == "ray":  # the memory of other machines is not known here
             return
         sizes: dict[Hashable, int] = {}

@@ -129,7 +129,7 @@ class Tuning:
         """Search; return False if Ctrl-C stopped it, with everything known so far in ``outcomes``."""
         pairs = [pair for pair in self.pairs if pair not in self._known]
         specs = [RunSpec(p, p.point.settings, s) for p in pairs for s in self.seeds]
-        self.sweep.check_state(specs)
+        self.sweep.check(specs)
         try:
             for event in self.sweep.events(specs):
                 self._handle(event)

@@ -312,8 +312,8 @@ def bench_table(found: Mapping[str, Any]) -> Table:
     """Return the table of ``defedavg bench``."""
     model = f"{found['model']} on {'×'.join(map(str, found['image']))}, {found['runs']} runs together"
     rows = [
-        ("loop over clients", f"{found['reference_updates_per_s']:,.4g} updates/s"),
-        ("batched", f"{found['batched_updates_per_s']:,.4g} updates/s"),
+        (f"loop over clients, {found['reference_precision']}", f"{found['reference_updates_per_s']:,.4g} updates/s"),
+        (f"batched, {found['precision']}", f"{found['batched_updates_per_s']:,.4g} updates/s"),
         ("ratio", f"{found['ratio']:,.3g}"),
         ("mean batch", f"{found['mean_batch']:.3g} jobs, {found['batch_fill']:.0%} of the largest batch"),
         ("  jobs ready at once", f"{found['ready_jobs_per_run']:.3g} per run, as its plan allows"),
@@ -324,7 +324,7 @@ def bench_table(found: Mapping[str, Any]) -> Table:
         ("peak memory", size(found["peak_memory_bytes"])),
         ("a tiny study beyond training and PyTorch", f"{found['overhead_seconds']:.2f} s"),
     ]
-    caption = f"PyTorch {found['torch']}, {found['precision']}, {found['threads']} threads"
+    caption = f"PyTorch {found['torch']}, {found['threads']} threads"
     return make(f"{found['device']}: {model}", ("", "measured"), rows, caption)
 
 

@@ -27,6 +27,7 @@ from ...training import BatchedRun, Evaluation, Reference, RunState, StackingErr
 from ...training.local_training import TrainingJob
 from ...training.precision import computing_in
 from ...training.state_memory import StateNeed
+from ..compute import check_fallback
 from ..run_events import completed_share
 from ..simulation import Simulation
 from .connection import versions
@@ -227,6 +228,7 @@ class RayWorker:
                 trainer = self._trainer(first)
                 trainer.helpers = list(self._helpers)
         except StackingError as reason:
+            check_fallback(self._config.precision, self._config.device, reason)
             self._report("note", f"the model is trained one client at a time: {reason}")
             self._run_sequentially(first.group)
         else:
