@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from . import compat
 
 if TYPE_CHECKING:
-    from .adviser.advice import Advice, advise
+    from .adviser.advice import advise
+    from .adviser.recommendation import Advice
     from .errors import UserError
     from .experiments.simulation import Result, Simulation, simulate
     from .planning.plan import Plan
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Advice": "adviser.advice",
+    "Advice": "adviser.recommendation",
     "advise": "adviser.advice",
     "Plan": "planning.plan",
     "Result": "experiments.simulation",

@@ -16,9 +16,10 @@ import pytest
 from torch import Tensor
 
 import defedavg
-from defedavg.adviser.advice import Advice, advise
+from defedavg.adviser.advice import advise
 from defedavg.adviser.advice_files import advice_json, advice_page, check_advice_folder, pareto_front, write_advice
 from defedavg.adviser.racing import EVALUATIONS
+from defedavg.adviser.recommendation import Advice
 from defedavg.adviser.search import INTERRUPTED
 from defedavg.config import study as config
 from defedavg.errors import UserError

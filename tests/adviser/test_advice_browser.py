@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from defedavg.adviser.advice import Advice, advise
+from defedavg.adviser.advice import advise
 from defedavg.adviser.advice_files import advice_page
+from defedavg.adviser.recommendation import Advice
 from helpers.browser_tabs import CONTRAST, SCHEMES, Open
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from defedavg.adviser.advice import Advice, advise
+from defedavg.adviser.advice import advise
 from defedavg.adviser.arguments import MOST_SEEDS, checked_budget, checked_seeds
 from defedavg.adviser.candidates import AlgorithmGrid, GridCell, grids_of
 from defedavg.adviser.racing import Budget, BudgetSpentError, Race
+from defedavg.adviser.recommendation import Advice
 from defedavg.adviser.screening import Holders, Screening, screen
 from defedavg.config import study as config
 from defedavg.errors import UserError

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from defedavg.adviser.advice import Advice, advise
+from defedavg.adviser.advice import advise
 from defedavg.adviser.advice_files import advice_json, advice_page, facts, pareto_front
 from defedavg.adviser.confidence import TimeInterval
 from defedavg.adviser.ranked import MissedRun, RankedCandidate
+from defedavg.adviser.recommendation import Advice
 from defedavg.jsonio import finite
 from helpers.page_data import page_data
 

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 from defedavg.adviser import advice as adviser
 from defedavg.adviser import constants
-from defedavg.adviser.advice import Advice, advise
+from defedavg.adviser.advice import advise
 from defedavg.adviser.advice_files import folder_for_trace
 from defedavg.adviser.interruption import NothingRacedError
 from defedavg.adviser.racing import Race
+from defedavg.adviser.recommendation import Advice
 from defedavg.adviser.search import INTERRUPTED, AdviceSearch
 from defedavg.cli import advise_command, options
 from defedavg.cli.advise_command import ROWS, PlainProgress, ranking_table

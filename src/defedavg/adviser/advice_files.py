@@ -16,10 +16,10 @@ from ..errors import UserError, counted
 from ..fileio import FolderLock, write_whole, writing
 from ..jsonio import finite
 from ..report.page import PLOTLY, asset, in_script
-from .advice import Advice
 from .dropped import grouped
 from .log_advice import FLEET
 from .ranked import RankedCandidate
+from .recommendation import Advice
 
 ADVICE, STUDY, PAGE = "advice.json", "advised.toml", "advice.html"
 MAX_ROWS = 300  # of the ranking in the page

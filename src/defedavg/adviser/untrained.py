@@ -31,7 +31,8 @@ def _why(search: SearchState, candidate: GridCell, first: Mapping[Hashable, str]
     """Return the reason, from the plan of a candidate, the budget and the order of the search."""
     plan, best = search.planned(candidate), search.best_time
     if plan.first_round > best:
-        return f"its first round is planned at {three_digits(plan.first_round)} s, and the target was reached at {three_digits(best)} s"
+        reached = f"the target was reached at {three_digits(best)} s"
+        return f"its first round is planned at {three_digits(plan.first_round)} s, and {reached}"
     needed, left = plan.steps_until(plan.first_round), max(0.0, search.race.steps_left(1.0))
     if needed > left:
         return f"not started: its first round trains {needed:,.0f} local steps, and the budget had {left:,.0f} left"

@@ -26,8 +26,8 @@ from .plain_lines import QUIET_SECONDS
 from .stop_signals import stopped_by, stopped_code
 
 if TYPE_CHECKING:
-    from ..adviser.advice import Advice
     from ..adviser.advice import Progress as AdviceProgress
+    from ..adviser.recommendation import Advice
     from ..config.study import Study
     from ..deploy.replay import Replay
 
