@@ -184,14 +184,8 @@ class _Adviser:
         began: float,
     ) -> Advice:
         self.report("writing reasons", 1.0, 0.0)
-        started = [each for each in search.ranking() if trained(search, each)]
-        if not started and search.ended == INTERRUPTED:
-            raise NothingRacedError
-        if not started:
-            tried = counted(len(search.tried), "candidate")
-            remedy = shortage or "give a larger budget"
-            raise UserError(f"the search started {tried} and ended before any was evaluated; {remedy}")
-        close = set(search.close(started[0])) if search.reached(started[0]) else set()
+        started = _started(search, shortage)
+        close = search.close(started[0])
         ranked = tuple(self._ranked(search, each, started[0], close, holders, metric) for each in started)
         dropped = [*self.refused, *((screening.labels[shape], text) for shape, text in screening.dropped.items())]
         dropped += self._not_trained(search, excluded)
@@ -255,6 +249,18 @@ class _Adviser:
             reason="" if candidate == leader else why(search, candidate, leader, holders, metric),
             close=candidate in close,
         )
+
+
+def _started(search: AdviceSearch, shortage: str | None) -> list[GridCell]:
+    """Return the candidates of which something was trained, the best first; refuse a search without one."""
+    started = [each for each in search.ranking() if trained(search, each)]
+    if not started and search.ended == INTERRUPTED:
+        raise NothingRacedError
+    if not started:
+        tried = counted(len(search.tried), "candidate")
+        remedy = shortage or "give a larger budget"
+        raise UserError(f"the search started {tried} and ended before any was evaluated; {remedy}")
+    return started
 
 
 def _raced_stop(search: AdviceSearch, candidate: GridCell) -> StopSettings:

@@ -135,8 +135,8 @@ class AdviceSearch(SearchState):
         """Return why the search ends, and what the seeds say of the leader."""
         leader, seeds, spent = self.ranking()[0], len(self.seeds), self.race.spent_share >= 1.0
         if not self.reached(leader):
-            nobody = f"no candidate reached the target{' on all its seeds' if math.isfinite(self.best_time) else ''}"
-            return "the budget is spent" if spent else nobody
+            seeds_text = " on all its seeds" if math.isfinite(self.best_time) else ""
+            return "the budget is spent" if spent else f"no candidate reached the target{seeds_text}"
         seen, close = len(self.times(leader)), self.close(leader)
         used = "the only seed is used" if seeds == 1 else f"all {counted(seeds, 'seed')} are used"
         end = "the budget is spent, and " if spent else f"{used}, and " if seen == seeds else ""
@@ -152,6 +152,8 @@ class AdviceSearch(SearchState):
 
     def close(self, leader: GridCell) -> list[GridCell]:
         """Return the finalists that are not separated from the leader."""
+        if not self.reached(leader):
+            return []
         return [each for each in self._finalists() if each != leader and not self.separated(each, leader)]
 
     def _finalists(self) -> list[GridCell]:
