@@ -41,16 +41,17 @@ def prepare(folder: Path, data: Path | None) -> None:
         labels = source.integers(0, CLASSES, count)
     else:
         images, labels = read(data, count)
-        images = images.reshape(count, *IMAGE).astype(np.float32) / (255.0 if images.dtype == np.uint8 else 1.0)
+        images = images.reshape(count, *IMAGE)
     np.save(folder / "images.npy", images)
     np.save(folder / "labels.npy", labels)
 
 
 def read(data: Path, count: int) -> tuple[Any, Any]:
-    """Return the first images and labels of a file."""
+    """Return the first images, scaled to 1 if they are bytes, and labels of a file."""
     try:
         with np.load(data, allow_pickle=False) as found:
             images, labels = found["images"][:count], found["labels"][:count].astype(np.int64)
+        images = images.astype(np.float32) / (255.0 if images.dtype == np.uint8 else 1.0)
     except FileNotFoundError:
         raise ValueError(f"there is no file {data}; give another --data, or leave it out for random images") from None
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error):

@@ -29,6 +29,7 @@ def place(tmp_path: Path) -> Path:
     images, labels = np.zeros((30, 28, 28), np.uint8), np.zeros(30, np.int64)
     np.savez(tmp_path / "few.npz", images=images, labels=labels)
     np.savez(tmp_path / "unnamed.npz", images, labels)
+    np.savez(tmp_path / "words.npz", images=np.array(["one", "two"]), labels=labels)
     np.save(tmp_path / "one.npy", images)
     (tmp_path / "text.npz").write_text("no array")
     (tmp_path / "empty.npz").touch()
@@ -49,6 +50,7 @@ def place(tmp_path: Path) -> Path:
         (("--data", "empty.npz"), "empty.npz cannot be read; give an npz file"),
         (("--data", "one.npy"), "one.npy cannot be read; give an npz file"),
         (("--data", "unnamed.npz"), "unnamed.npz cannot be read; give an npz file"),
+        (("--data", "words.npz"), "words.npz cannot be read; give an npz file"),
         (("--data", "few.npz"), "few.npz has 30 images and 30 labels; give 50,000 of each"),
     ],
 )

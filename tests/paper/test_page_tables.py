@@ -5,7 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
+from defedavg.paper import page_tables as page_tables_module
 from defedavg.paper.page_tables import page_tables
+from defedavg.paper.result_files import ResultFiles
 from helpers.command_line import call, refuse
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper"
@@ -42,3 +46,9 @@ def test_a_damaged_search_is_one_line(tmp_path: Path) -> None:
 
 def test_a_folder_without_results_has_no_tables(tmp_path: Path) -> None:
     assert page_tables(tmp_path) == {}
+
+
+def test_a_search_that_missed_the_target_has_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ResultFiles, "results", lambda *_: [{"first_hit_seconds": None}])
+    first, *_ = page_tables_module._scalings(tmp_path).splitlines()[2:]
+    assert first.startswith("| iid | fedavg |  | not reached | ")

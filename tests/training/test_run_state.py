@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 
 from defedavg.algorithms.protocol import Update
-from defedavg.training import EvalCounters, RunState
+from defedavg.training import EvalCounters, Evaluation, RunState
 
 STORED: dict[str, Any] = {
     "tally": {
@@ -54,3 +55,8 @@ def test_a_stored_state_is_read_and_written_without_change() -> None:
 def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         RunState.from_json({**STORED, **change}, TENSORS)
+
+
+def test_the_values_of_an_evaluation_have_the_order_of_its_line() -> None:
+    evaluation = Evaluation(3, 1.5, None, 0.25, 0.5, 2.0, 30, 0.75)
+    assert list(evaluation.by_name().items()) == list(asdict(evaluation).items())

@@ -11,7 +11,7 @@ PLANNED_STOP = ("max_rounds",)
 
 
 def swept_without_effect_on_plans(study: Study) -> list[str]:
-    """Return one line for every swept setting whose values give equal plans, before they are planned."""
+    """Return one line for every swept setting on which no plan depends; the plans need not exist yet."""
     points = study.points()
     return [
         f"{name} has no effect on a plan, which trains nothing; its {len(values)} values give equal rows"
@@ -21,7 +21,7 @@ def swept_without_effect_on_plans(study: Study) -> list[str]:
 
 
 def swept_with_equal_figures(study: Study, figures: Sequence[Hashable]) -> list[str]:
-    """Return one line for every other swept setting whose values gave equal figures; ``figures`` has those of a point.
+    """Return one line for every other swept setting whose values gave equal figures, given those of every point.
 
     Such a setting may still change coefficients of merges, which plans contain and figures do not show. No list of
     settings could say this beforehand: which ones act depends on the algorithm, the fleet and the other settings.

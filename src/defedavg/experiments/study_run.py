@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -256,7 +256,7 @@ class StudyRun:
             self._finish(event)
         elif self._journal is not None:
             head = {**_identity(event.spec), **metric_field(event.metric)}
-            self._journal.append(json_line({**head, **asdict(event.evaluation)}))
+            self._journal.append(json_line({**head, **event.evaluation.by_name()}))
 
     def _finish(self, event: RunFinished) -> None:
         spec, run = event.spec, event.run
@@ -317,7 +317,8 @@ class StudyRun:
         """Return the results for a report from memory; only the plans are read from disk."""
         evaluations = {(spec.label, spec.seed): self._earlier(spec) for spec in self._specs}
         results = [
-            (entry, map(asdict, evaluations[current_label(entry["label"]), entry["seed"]])) for entry in self.entries
+            (entry, map(Evaluation.by_name, evaluations[current_label(entry["label"]), entry["seed"]]))
+            for entry in self.entries
         ]
         return folder_of_study(
             self.folder,

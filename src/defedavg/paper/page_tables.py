@@ -115,8 +115,8 @@ def _scalings(folder: Path) -> str:
         found = [result for store in stores for result in store.results([PaperRun(cell, cell.rates)], [0])]
         if len(found) < len(scalings):
             return ""
-        seconds = " | ".join(f"{result['first_hit_seconds']:.1f}" for result in found)
-        lines.append(f"| {setting} | {algorithm} | {title} | {seconds} | {cell.seconds:g} |")
+        seconds = " | ".join(_seconds(result["first_hit_seconds"]) for result in found)
+        lines.append(f"| {setting} | {algorithm} | {title} | {seconds} | {_published(cell)} |")
     return markdown(f"setting | algorithm | readings | {' | '.join(scalings)} | paper", lines)
 
 
@@ -137,8 +137,16 @@ def before_and_now(folder: Path) -> list[tuple[Cell, float | None, float | None]
 
 def _before_and_now(cell: Cell, *times: float | None) -> str:
     shown = [f"{cell.setting} | {cell.dataset} | {cell.algorithm} | {cell.updates_per_round}"]
-    shown.append(f">{BOUNDS[cell.dataset]:.0f}" if cell.seconds is None else f"{cell.seconds:g}")
+    shown.append(_published(cell))
     for seconds in times:
-        shown.append("not reached" if seconds is None else f"{seconds:.1f}")
+        shown.append(_seconds(seconds))
         shown.append("–" if seconds is None or cell.seconds is None else f"{seconds / cell.seconds:.2f}")
     return f"| {' | '.join(shown)} |"
+
+
+def _seconds(found: float | None) -> str:
+    return "not reached" if found is None else f"{found:.1f}"
+
+
+def _published(cell: Cell) -> str:
+    return f">{BOUNDS[cell.dataset]:.0f}" if cell.seconds is None else f"{cell.seconds:g}"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import UserError, first_line
 from ..fileio import open_regular
+from ..planning.plan import without_gc
 from ..planning.plan_io import read_header
 
 Floats = NDArray[np.float64]
@@ -53,7 +54,7 @@ class Digest:
 def digest(path: Path, *, bars: bool) -> Digest:
     """Read the figures of a plan file; without ``bars``, jobs and uploads are only counted, which is faster."""
     try:
-        with open_regular(path) as file:
+        with without_gc(), open_regular(path) as file:  # the records are many small objects, and no cycles
             lines = io.TextIOWrapper(gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file, encoding="utf-8")
             head = read_header(json.loads(next(lines, "null")))
             records = _Records(head.num_clients)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from ..planning.records import Record, Stall, moment
 
@@ -55,6 +56,10 @@ class Evaluation:
     staleness: float
     updates: int
     wall_seconds: float
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the values by name; ``asdict`` would also copy each of them, which takes ten times as long."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass
