@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from contextlib import suppress
 from typing import Any, cast
@@ -153,6 +154,20 @@ def test_a_small_budget_trains_several_algorithms_and_not_the_many_settings_of_o
     trained = Counter(cell.algorithm for (cell, _), run in race.runs.items() if run.seconds > 0)
     assert len(trained) >= len(NAMES) - 1
     assert max(trained.values()) <= 2
+
+
+def test_a_budget_of_time_measures_how_fast_steps_are_on_one_candidate_of_every_algorithm() -> None:
+    for seconds, shapes in ((3600.0, len(SCREENING.kept)), (1e-3, len(NAMES))):
+        race = race_without_runs()
+        state = SearchState(race, GRIDS, SCREENING, (0,), 0, usual_rate=0.03)
+        race.budget = Budget(seconds=seconds + time.monotonic() - race.began)
+        with suppress(BudgetSpentError):
+            arms = first_arms(state)
+            assert len({state.shape(each) for each in arms}) == shapes
+        assert Counter(each.algorithm for each in state.tried) == dict.fromkeys(NAMES, 1)
+        if seconds > 1.0:
+            assert all(run.rounds >= 1 for run in race.runs.values())
+            assert {cell for cell, _ in race.runs} == set(state.tried)
 
 
 def test_exploring_trains_no_candidate_much_beyond_the_first_to_reach_the_target() -> None:

@@ -73,13 +73,18 @@ def first_time(state: SearchState, arms: Iterable[GridCell]) -> float:
 
 def first_arms(state: SearchState) -> list[GridCell]:
     """Return every shape with its usual rates, and candidates with further rates as far as the budget allows."""
-    if too_small(state, state.race.budget.steps):
-        return _few_arms(state)
+    arms = state.next_arms(len({shape.algorithm for shape in state.screening.kept}))  # algorithms start in turn
+    timed = math.isinf(state.race.budget.steps)
+    if timed:
+        _measure_speed(state, arms)
+    steps = state.race.steps + state.race.steps_left(1.0)
+    if too_small(state, steps):
+        return arms + _few_further(state, FEW * steps - steps_to_compare(map(state.planned, arms)))
     shapes = len(state.screening.kept)
-    arms = state.next_arms(shapes)
-    until = first_time(state, arms)
-    if math.isinf(state.race.budget.steps):
+    arms += state.next_arms(shapes - len(arms))
+    if timed:
         return arms + state.next_arms((TIMED_TURNS - 1) * shapes)
+    until = first_time(state, arms)
     left = FURTHER_RATES * state.race.budget.steps - sum(state.cost(each, until) for each in arms)
     while left > 0 and (more := state.next_arms(1)):
         arms += more
@@ -87,13 +92,20 @@ def first_arms(state: SearchState) -> list[GridCell]:
     return arms
 
 
-def _few_arms(state: SearchState) -> list[GridCell]:
-    """Return one candidate of every algorithm, and more as far as a small budget allows."""
-    arms = state.next_arms(len({shape.algorithm for shape in state.screening.kept}))  # algorithms start in turn
-    left = FEW * state.race.budget.steps - steps_to_compare(map(state.planned, arms))
-    while left > 0 and (more := state.next_arms(1)):
+def _measure_speed(state: SearchState, arms: Sequence[GridCell]) -> None:
+    """Train the first merge of these candidates: a budget of real time has no number of steps until then."""
+    state.phase(f"exploring: the first merge of {counted(len(arms), 'candidate')}")
+    state.start(arms)
+    for until in sorted({state.planned(each).first_round for each in arms}):
+        state.race.advance([(each, state.first) for each in arms if state.planned(each).first_round == until], until)
+
+
+def _few_further(state: SearchState, steps: float) -> list[GridCell]:
+    """Return the next candidates, as many as train their first rounds in these local steps."""
+    arms: list[GridCell] = []
+    while steps > 0 and (more := state.next_arms(1)):
         arms += more
-        left -= steps_to_compare(map(state.planned, more))
+        steps -= steps_to_compare(map(state.planned, more))
     return arms
 
 
