@@ -128,6 +128,32 @@ def test_the_advised_study_repeats_the_race_on_its_seeds() -> None:
     assert math.exp(fmean(math.log(each) for each in times if each)) == pytest.approx(advice.best.time.mean, rel=1e-12)
 
 
+def test_the_advised_study_reaches_the_target_where_most_clients_come_late(tmp_path: Path) -> None:
+    trace = tmp_path / "late.csv"
+    rows = "".join(f"{i},0.01,100,100,{0 if i < 2 else 40},500,\n" for i in range(40))
+    trace.write_text("client,step_seconds,up_mbps,down_mbps,available_from,available_to,repeat_every\n" + rows)
+    study = {
+        "task": {"model": "softmax", "split": "iid"},
+        "clients": {"trace": str(trace)},
+        "training": {"updates_per_round": [1], "local_steps": [2], "local_lr": [2e-5], "global_lr": [1.0]},
+        "stop": {"target_accuracy": 0.35, "max_seconds": 50.0},
+        "fedbuff": {"concurrency": [0]},
+    }
+    advice = advise(study, algorithms=["fedbuff"], budget_updates=100_000, seeds=1)
+    assert advice.best.time is not None
+    assert advice.best.time.mean > 40.0
+    settings = config.study(tomllib.loads(advice.to_toml())).points()[0].settings
+    result = defedavg.simulate("fedbuff", seed=advice.seeds[0], settings=settings.flat())
+    assert result.first_hit_seconds == pytest.approx(advice.best.time.mean, rel=1e-12)
+
+
+def test_a_distant_limit_of_simulated_time_has_advice_that_can_be_loaded() -> None:
+    advice = advised(1e15, max_seconds=1e12, eval_every_seconds=0.05)
+    assert advice.best.reached
+    stop = config.study(tomllib.loads(advice.to_toml())).points()[0].settings.stop
+    assert (stop.max_seconds, stop.target_accuracy) == (1e12, 0.9)
+
+
 def test_only_a_folder_with_advice_to_run_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     write_advice(usual(), folder, {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 
 from ..algorithms import ALGORITHMS
 from ..config import study as config
-from ..config.settings import StopSettings
 from ..config.study import Study
 from ..errors import UserError, counted, unknown
 from ..experiments.compute import ComputeConfig
@@ -201,7 +199,7 @@ class _Adviser:
             target=self.base.stop.target_accuracy,
             metric_name=metric,
             seeds=tuple(sorted({seed for _, seed in search.race.runs})),
-            stop=_raced_stop(search, started[0]),
+            stop=search.race.settings(started[0]).stop,
             steps=search.race.steps,
             updates=search.race.updates,
             grid_steps=grid_steps,
@@ -261,13 +259,6 @@ def _started(search: AdviceSearch, shortage: str | None) -> list[GridCell]:
         remedy = shortage or "give a larger budget"
         raise UserError(f"the search started {tried} and ended before any was evaluated; {remedy}")
     return started
-
-
-def _raced_stop(search: AdviceSearch, candidate: GridCell) -> StopSettings:
-    """Return how the runs of a candidate ended in the race; twice its planned rounds are no limit."""
-    stop = search.race.settings(candidate).stop
-    rounds = math.ceil(2 * stop.max_seconds / search.planned(candidate).stats.seconds_per_round)
-    return replace(stop, max_rounds=rounds)
 
 
 def _worst_decile(scores: Any) -> float | None:

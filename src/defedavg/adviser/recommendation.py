@@ -33,7 +33,7 @@ class Advice:
     target: float
     metric_name: str  # of what the target is a value
     seeds: tuple[int, ...]  # that candidates were run on
-    stop: StopSettings  # of the race, with enough rounds for the recommendation
+    stop: StopSettings  # of the race, which has no limit on rounds: a mean of the plan does not bound them
     steps: float  # trained, in local steps
     updates: int
     grid_steps: float  # of the whole grid to the horizon on one seed
