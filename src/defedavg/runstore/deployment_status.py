@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..config.settings import MAX_COUNT
 from ..durations import duration
 from ..fileio import open_regular
 from .forecast import seconds_to_rounds, seconds_to_target
@@ -109,7 +110,8 @@ class DeploymentStatus:
         if isinstance(total, int) and 0 < total <= MAX_CLIENTS:
             self.clients = {client: ClientStatus(client) for client in range(total)}
         limit, target = number(settings.get("stop.max_seconds")), number(settings.get("stop.target_accuracy"))
-        self.goals = Goals(rounds if is_whole(rounds) else None, limit or None, target or None)
+        limited = is_whole(rounds) and rounds < MAX_COUNT  # an advised study has the largest number: no limit
+        self.goals = Goals(rounds if limited else None, limit or None, target or None)
 
     def _client(self, line: Mapping[str, Any], state: str | None = None) -> ClientStatus:
         found = self.clients[line["client"]]

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from defedavg.config.settings import MAX_COUNT
 from defedavg.deploy import local_progress
 from defedavg.deploy.local_progress import LocalProgress, followed, progress_display
 from defedavg.deploy.ports import free_port
@@ -186,6 +187,13 @@ def test_damaged_lines_are_ignored(lines: list[tuple[str, dict[str, Any]]]) -> N
         status.add({"event": name, **fields})
     json.dumps(status.as_dict())
     assert metrics_text(status).startswith("# HELP")
+
+
+def test_the_largest_number_of_rounds_is_no_goal() -> None:
+    status = DeploymentStatus()
+    status.add({"settings": {"clients.num_clients": 3, "stop.max_rounds": MAX_COUNT, "stop.max_seconds": 100.0}})
+    status.add({"event": "measured", "t": 40.0, "round": 8, "seconds": 40.0, "accuracy": 0.3, "loss": 1.0})
+    assert status.goal_text() == "about 60 s left (max_seconds)"
 
 
 @given(st.floats(0.05, 0.3), st.floats(0.0, 0.3), st.integers(8, 40), st.floats(1.0, 100.0))
