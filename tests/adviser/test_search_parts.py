@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from defedavg.adviser.candidates import AlgorithmGrid, PlanShape, grids_of
-from defedavg.adviser.confidence import TimeInterval, quantile, ratio
+from defedavg.adviser.confidence import SMALL, TimeInterval, log_deviation, quantile, ratio
 from defedavg.adviser.reasons import _facts
 from defedavg.adviser.screening import Holders, horizon_of, plan_shape, screen
 from defedavg.algorithms import ALGORITHMS
@@ -73,6 +73,29 @@ def test_intervals_have_their_closed_form() -> None:
     assert paired is not None
     assert (paired.low, paired.mean, paired.high) == pytest.approx((2.0, 2.0, 2.0))
     assert ratio({1: 1.0}, {2: 1.0}) is None
+
+
+def integrated_deviation(share: float) -> float:
+    """Return the standard deviation of log U by Gauss-Legendre quadrature in s = log u, where u is uniform."""
+    low = 60.0 if share == 1.0 else -math.log1p(-share)
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    logs, density = low / 2 * (nodes - 1), low / 2 * weights * np.exp(low / 2 * (nodes - 1)) / share
+    mean = float(density @ logs)
+    return math.sqrt(float(density @ (logs - mean) ** 2))
+
+
+@given(st.floats(1e-9, 1.0))
+def test_the_deviation_of_the_logarithm_of_a_uniform_time_is_that_of_numerical_integration(share: float) -> None:
+    assert log_deviation(share) == pytest.approx(integrated_deviation(share), rel=1e-9)
+
+
+def test_the_deviation_of_a_logarithm_has_its_limits_and_no_step_between_series_and_closed_form() -> None:
+    assert (log_deviation(0.0), log_deviation(1.0)) == (0.0, 1.0)
+    assert log_deviation(1e-12) == pytest.approx(1e-12 / math.sqrt(12), rel=1e-9)
+    edge = -math.expm1(-2 * SMALL)
+    shares = [edge * (1 + step * 1e-9) for step in range(-3, 4)]
+    found = [log_deviation(share) / share for share in shares]
+    assert found == pytest.approx([found[0]] * len(found), rel=1e-9)
 
 
 def test_quantiles_fall_to_the_normal_one() -> None:

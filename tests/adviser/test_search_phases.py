@@ -282,9 +282,10 @@ def test_times_that_fall_on_the_same_evaluation_are_not_exact(monkeypatch: pytes
     found, ratio = search.interval(leader), search.ratio(other, leader)
     assert found is not None
     assert ratio is not None
-    # A time that is uniform over a share of 0.3 has this standard deviation; the quantile is that of three degrees.
-    assert found.high == pytest.approx(math.exp(2.353 * 0.3 / math.sqrt(12) / 2))
-    assert ratio.low == pytest.approx(1.1 / math.exp(2.353 * math.sqrt(2) * 0.3 / math.sqrt(12) / 2))
+    # A time that is uniform on [0.7, 1] has a logarithm with this variance; the quantile is that of three degrees.
+    deviation = math.sqrt(1 - 0.7 * (math.log(0.7) / 0.3) ** 2)
+    assert found.high == pytest.approx(math.exp(2.353 * deviation / 2))
+    assert ratio.low == pytest.approx(1.1 / math.exp(2.353 * math.sqrt(2) * deviation / 2))
     assert search.close(leader) == [other]
 
 

@@ -19,6 +19,8 @@ LEVEL = 0.9
 QUANTILES = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 """The 95 % quantiles of Student's distribution with 1, 2, … degrees of freedom."""
 NORMAL = 1.645
+SMALL = 0.02
+"""Below this, 1 - (h / sinh h)² loses digits, and its series up to h⁶ has an error of 10⁻¹² of it at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,22 @@ class TimeInterval:
 def quantile(degrees: int) -> float:
     """Return the 95 % quantile of Student's distribution."""
     return QUANTILES[degrees - 1] if degrees <= len(QUANTILES) else NORMAL + (1.812 - NORMAL) * 10 / degrees
+
+
+def log_deviation(share: float) -> float:
+    """Return the standard deviation of log U, where U is uniform on [a, 1] and ``share`` is 1 - a.
+
+    From the integrals of log u and of its square, the variance is 1 - a (log a)² / (1 - a)². With h = -(log a) / 2 it is
+    1 - (h / sinh h)².
+    """
+    if share >= 1.0:
+        return 1.0
+    half = -math.log1p(-share) / 2
+    if half < SMALL:
+        variance = half**2 / 3 - half**4 / 15 + 2 * half**6 / 189
+    else:
+        variance = 1.0 - (half / math.sinh(half)) ** 2
+    return math.sqrt(variance)
 
 
 def ratio(times: Mapping[int, float], leader: Mapping[int, float], least: float = 0.0) -> TimeInterval | None:

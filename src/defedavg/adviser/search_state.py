@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from .candidates import AlgorithmGrid, GridCell, PlanShape
-from .confidence import TimeInterval, ratio
+from .confidence import TimeInterval, log_deviation, ratio
 from .racing import Race, RacedRun
 from .ranked import MissedRun
 from .screening import PlannedShape, Screening
@@ -53,9 +53,9 @@ class SearchState:
         return {seed: math.inf if run.hit is None else run.hit for seed, run in self._complete(candidate).items()}
 
     def _resolution(self, candidate: GridCell) -> float:
-        """Return the standard deviation of the logarithm of a time that is known to lie between two evaluations."""
+        """Return the standard deviation of the logarithm of a time that is uniform between two evaluations."""
         runs = [run for run in self._complete(candidate).values() if run.hit is not None]
-        return math.sqrt(fmean(run.resolution**2 for run in runs) / 12) if runs else 0.0
+        return math.sqrt(fmean(log_deviation(run.resolution) ** 2 for run in runs)) if runs else 0.0
 
     def interval(self, candidate: GridCell) -> TimeInterval | None:
         """Return the time to the target over the seeds that reached it; None if none did."""
