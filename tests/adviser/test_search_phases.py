@@ -269,6 +269,36 @@ def test_finalists_that_the_seeds_do_not_separate_are_named_as_such(monkeypatch:
     assert search.close(leader) == [other]
 
 
+def seen_on(*times: Sequence[float]) -> AdviceSearch:
+    """Return a search of which candidates were run to the target on the seeds that have a time."""
+    cells = CELLS[: len(times)]
+    given = {(each, seed): seconds for each, found in zip(cells, times, strict=True) for seed, seconds in enumerate(found)}
+    race = cast(Race, GivenRace(given, Budget(100 * WHOLE)))
+    search = AdviceSearch(race, GRIDS, SCREENING, tuple(range(SEEDS)), 0, usual_rate=0.3)
+    search.start(cells)
+    race.advance(list(given), HORIZON)
+    return search
+
+
+def test_finalists_with_one_seed_are_neither_separated_nor_not_separated() -> None:
+    search = seen_on((1.0, 1.2), (1.05, 1.0), (1.1,))
+    assert search.close(CELLS[0]) == [CELLS[1]]
+    text = "2 candidates are not separated after 2 seeds; 1 more finalist was run on one seed only"
+    assert search._verdict() == text
+    search = seen_on((1.0, 1.01, 0.99), (1.2, 1.21, 1.19), (1.1,), (1.15,))
+    assert search.close(CELLS[0]) == []
+    text = "the leader is separated from 1 finalist after 3 seeds; 2 more finalists were run on one seed only"
+    assert search._verdict() == text
+    text = "the leader was run on 2 seeds; 1 more finalist was run on one seed only"
+    assert seen_on((1.0, 1.2), (1.05,))._verdict() == text
+
+
+def test_a_leader_with_one_seed_has_no_interval_whoever_is_near() -> None:
+    search = seen_on((1.0,), (1.05,))
+    assert search.close(CELLS[0]) == []
+    assert search._verdict() == "the leader has a time on one seed, so no interval"
+
+
 def test_a_candidate_that_comes_near_while_others_are_compared_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     search, leader, other = two_finalists(monkeypatch, (1.0, 1.0, 1.0, 1.0), (1.001, 1.0, 0.999, 1.0), seen=0.5)
     assert len(search.times(other)) == 3

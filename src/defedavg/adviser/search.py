@@ -140,21 +140,30 @@ class AdviceSearch(SearchState):
         seen, close = len(self.times(leader)), self.close(leader)
         used = "the only seed is used" if seeds == 1 else f"all {counted(seeds, 'seed')} are used"
         end = "the budget is spent, and " if spent else f"{used}, and " if seen == seeds else ""
-        if close:
-            return f"{end}{counted(len(close) + 1, 'candidate')} are not separated after {counted(seen, 'seed')}"
         if seen == 1:
             return f"{end}the leader has a time on one seed, so no interval"
-        behind = len(self._finalists()) - 1 + len(self.missed - {leader})
+        finalists = self._finalists()[1:]
+        once = sum(not self._has_interval(each, leader) for each in finalists)
+        rest = f"; {counted(once, 'more finalist')} {'was' if once == 1 else 'were'} run on one seed only" if once else ""
+        if close:
+            return f"{end}{counted(len(close) + 1, 'candidate')} are not separated after {counted(seen, 'seed')}{rest}"
+        behind = len(finalists) - once + len(self.missed - {leader})
         found = f"the leader is separated from {counted(behind, 'finalist')} after {counted(seen, 'seed')}"
         if not behind:
-            found = f"no other candidate was a finalist; the leader was run on {counted(seen, 'seed')}"
-        return f"the budget is spent; {found}" if spent and seen < LEAST_SEEDS else found
+            found = f"the leader was run on {counted(seen, 'seed')}"
+            found = found if once else f"no other candidate was a finalist; {found}"
+        return f"{'the budget is spent; ' if spent and seen < LEAST_SEEDS else ''}{found}{rest}"
 
     def close(self, leader: GridCell) -> list[GridCell]:
-        """Return the finalists that are not separated from the leader."""
+        """Return the finalists whose interval does not separate them from the leader; one seed has no interval."""
         if not self.reached(leader):
             return []
-        return [each for each in self._finalists() if each != leader and not self.separated(each, leader)]
+        others = (each for each in self._finalists() if each != leader and self._has_interval(each, leader))
+        return [each for each in others if not self.separated(each, leader)]
+
+    def _has_interval(self, candidate: GridCell, leader: GridCell) -> bool:
+        found = self.ratio(candidate, leader)
+        return found is not None and found.low is not None
 
     def _finalists(self) -> list[GridCell]:
         """Return the best candidates whose times on the first seed are near the leader's, the leader first."""
