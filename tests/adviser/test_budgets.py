@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from defedavg.adviser.advice import advise
 from defedavg.adviser.arguments import MOST_SEEDS, checked_budget, checked_seeds
+from defedavg.adviser.budgets import AskedBudget
 from defedavg.adviser.candidates import AlgorithmGrid, GridCell, grids_of
+from defedavg.adviser.constants import TaskConstants
 from defedavg.adviser.racing import Budget, BudgetSpentError, Race
 from defedavg.adviser.recommendation import Advice
 from defedavg.adviser.screening import Holders, Screening, screen
@@ -86,7 +89,8 @@ def test_the_speed_of_a_race_leaves_out_the_time_before_it() -> None:
 
 def test_a_budget_of_time_that_planning_spends_is_refused() -> None:
     line = (
-        r"the budget of 0.0001 s was spent while planning \d+ settings, before any candidate was raced; give more time"
+        r"the budget of 0.0001 s was spent while planning \d+ settings, before any candidate was raced; give more time, "
+        "fewer algorithms, or lists of fewer values"
     )
     with pytest.raises(UserError, match=line):
         advise(STUDY, algorithms=NAMES, budget_seconds=1e-4)
@@ -101,7 +105,7 @@ def test_a_budget_that_compares_too_little_says_what_a_search_needs() -> None:
     advice = small()
     assert advice.shortage is not None
     assert advice.shortage in advice.notes
-    assert "the budget was too small to compare all" in advice.shortage
+    assert "the budget was too small to choose among all" in advice.shortage
     assert "it trained 150 updates of 10 steps" in advice.shortage
     line = advice.failure() or ""
     assert line.endswith(advice.shortage)
@@ -110,6 +114,34 @@ def test_a_budget_that_compares_too_little_says_what_a_search_needs() -> None:
     assert advice.trained.endswith("updates, as many steps as 150 updates of 10 steps")
     enough = advise(STUDY, algorithms=NAMES, budget_updates=5000, seeds=1)
     assert enough.shortage is None
+
+
+def test_the_number_of_updates_that_a_shortage_names_is_the_least_without_one() -> None:
+    study = {**STUDY, "training": {"local_steps": 10, "local_lr": [0.01], "global_lr": [0.3]}}
+    less = advise(study, algorithms=["fedbuff"], budget_updates=60, seeds=1)
+    found = re.search(r"chooses among them all from (\d+) updates on; give a larger budget", less.shortage or "")
+    assert found is not None
+    least = int(found[1])
+    advice = advise(study, algorithms=["fedbuff"], budget_updates=least, seeds=1)
+    assert advice.shortage is None
+    trained = {each.label for each in advice.ranking}
+    assert len(trained | {label for label, _ in advice.dropped}) == advice.planned  # the search came to every setting
+    below = advise(study, algorithms=["fedbuff"], budget_updates=least - 5, seeds=1)
+    assert f"from {least} updates on" in (below.shortage or "")
+
+
+def test_the_remedy_for_slow_constants_is_not_fewer_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: Any) -> TaskConstants:
+        monkeypatch.setattr(AskedBudget, "require_time", require_time)
+        return TaskConstants(None, "none")
+
+    require_time = AskedBudget.require_time
+    monkeypatch.setattr(AskedBudget, "require_time", lambda *_: None)  # planning takes no time
+    monkeypatch.setattr("defedavg.adviser.advice.measure", slow)
+    line = r"spent while measuring constants of the task, .*; give more time, or a budget of updates, which does not"
+    with pytest.raises(UserError, match=line) as refused:
+        advise(STUDY, algorithms=["fedavg"], budget_seconds=1e-4)
+    assert "algorithms" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["budget_updates", "budget_seconds"])

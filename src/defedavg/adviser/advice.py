@@ -108,7 +108,7 @@ class _Adviser:
 
     def advise(self, budget: AskedBudget, seeds: int) -> Advice:
         def planning(text: str, share: float) -> None:
-            budget.require_time(text)
+            budget.require_time(text, "more time, fewer algorithms, or lists of fewer values")
             self.report(text, share, None)
 
         with before_racing():
@@ -155,7 +155,7 @@ class _Adviser:
         found = measure(
             task, self.base.training.batch_size, self.seed, lambda point: self.report(f"{text}, {point}", 0.0, None)
         )
-        budget.require_time(text)
+        budget.require_time(text, "more time, or a budget of updates, which does not count this")
         return found
 
     def _follow(self, search: AdviceSearch, race: Race) -> None:

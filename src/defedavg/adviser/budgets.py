@@ -11,7 +11,7 @@ import numpy as np
 from ..durations import duration
 from ..errors import UserError, counted
 from ..jsonio import three_digits
-from .exploring import START, steps_to_compare, too_small
+from .exploring import SMALL, steps_to_compare, too_small
 from .racing import Budget
 from .screening import Screening
 from .search_state import SearchState
@@ -29,12 +29,12 @@ class AskedBudget:
     steps_per_update: int
     began: float
 
-    def require_time(self, doing: str) -> None:
-        """Refuse a budget of time that is spent before anything is raced."""
+    def require_time(self, doing: str, remedy: str) -> None:
+        """Refuse a budget of time that is spent before anything is raced; the remedy is that of what was done."""
         if self.seconds is not None and time.monotonic() - self.began >= self.seconds:
             raise UserError(
                 f"the budget of {duration(self.seconds)} was spent while {doing}, before any candidate was raced; "
-                "give more time, fewer algorithms, or lists of fewer values"
+                f"give {remedy}"
             )
 
     def of(self, screening: Screening) -> Budget:
@@ -55,16 +55,14 @@ class AskedBudget:
         return Budget(self.updates * self.steps_per_update)
 
     def shortage(self, search: SearchState) -> str | None:
-        """Return in one line that the budget was too small to compare the settings, and what is needed, or None."""
+        """Return in one line that the budget was too small to choose among all settings, and what is needed, or None."""
         plans = search.screening.kept.values()
         if search.race.spent_share < 1.0 or not too_small(search, search.race.steps):
             return None
-        trained, needed = (
-            three_digits(steps / self.steps_per_update)
-            for steps in (search.race.steps, steps_to_compare(plans) / START)
-        )
+        trained = three_digits(search.race.steps / self.steps_per_update)
+        needed = counted(math.ceil(SMALL * steps_to_compare(plans) / self.steps_per_update), "update")
         return (
-            f"the budget was too small to compare all {counted(len(plans), 'setting')}: it trained {trained} updates "
-            f"of {counted(self.steps_per_update, 'step')}, and a search of them all takes about {needed}; give a "
+            f"the budget was too small to choose among all {counted(len(plans), 'setting')}: it trained {trained} updates "
+            f"of {counted(self.steps_per_update, 'step')}, and a search chooses among them all from {needed} on; give a "
             "larger budget, fewer algorithms, or lists of fewer values"
         )

@@ -40,7 +40,7 @@ class Advice:
     ended: str
     notes: tuple[str, ...]
     theory: str | None
-    shortage: str | None  # that the budget was too small to compare the settings, and what is needed
+    shortage: str | None  # that the budget was too small to choose among all settings, and what is needed
     seconds: float = field(compare=False)  # real
 
     @property
