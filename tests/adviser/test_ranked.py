@@ -15,6 +15,7 @@ from defedavg.adviser.advice_files import advice_json, advice_page, facts, paret
 from defedavg.adviser.confidence import TimeInterval
 from defedavg.adviser.ranked import MissedRun, RankedCandidate
 from defedavg.adviser.recommendation import Advice
+from defedavg.adviser.search import INTERRUPTED
 from defedavg.jsonio import finite
 from helpers.page_data import page_data
 
@@ -126,6 +127,24 @@ def test_without_a_hit_nothing_is_advised() -> None:
     line = found.failure() or ""
     assert line.startswith("no candidate reached 30 % within 0.3 s of simulated time, the longest that any was ")
     assert "the best so far, late: not reached by 0.3 s (accuracy 45.1 %); set a lower" in line
+
+
+@pytest.mark.parametrize(
+    ("ended", "words", "remedy"),
+    [
+        ("no candidate reached the target", "", "stop.max_seconds"),
+        ("the budget is spent", "; the budget is spent", "stop.max_seconds, or give a larger --budget"),
+        (INTERRUPTED, f"; {INTERRUPTED}", "run the command again without interrupting it"),
+    ],
+)
+def test_the_line_about_a_missed_target_names_a_larger_budget_only_if_it_was_spent(
+    ended: str, words: str, remedy: str
+) -> None:
+    line = replace(with_ranking(candidate("late", (), LATE)), ended=ended).failure() or ""
+    assert f"the longest that any was trained{words}; the best so far, late:" in line
+    assert line.endswith(remedy)
+    assert line.count("no candidate reached") == 1
+    assert ("--budget" in line) == (ended == "the budget is spent")
 
 
 def test_a_leader_that_missed_a_seed_says_so_in_every_text() -> None:

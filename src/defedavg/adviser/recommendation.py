@@ -12,7 +12,7 @@ from ..durations import duration
 from ..errors import counted
 from ..tasks.task import ACCURACY
 from .ranked import RankedCandidate
-from .search import INTERRUPTED
+from .search import INTERRUPTED, SPENT
 
 FEWER_BYTES = 0.8
 """A candidate that is as good as the leader is named if it sends at most this share of the leader's bytes."""
@@ -85,16 +85,23 @@ class Advice:
         """Return in one line that no candidate reached the target and what was found, or None."""
         if self.best.reached:
             return None
-        remedy = (
-            "run the command again without interrupting it"
-            if self.interrupted
-            else self.shortage
-            or "set a lower stop.target_accuracy or a longer stop.max_seconds, or give a larger --budget"
+        found = (
+            f"{self._nobody} within {duration(self._longest)} of simulated time, the longest that any was trained",
+            *((self.ended,) if self.ended in (INTERRUPTED, SPENT) else ()),
+            f"the best so far, {self.best.label}: {self.time_text(self.best)}",
+            self._remedy,
         )
-        return (
-            f"{self._nobody} within {duration(self._longest)} of simulated time, the longest that any was trained; "
-            f"{self.ended}; the best so far, {self.best.label}: {self.time_text(self.best)}; {remedy}"
-        )
+        return "; ".join(found)
+
+    @property
+    def _remedy(self) -> str:
+        """What to do if no candidate reached the target."""
+        if self.interrupted:
+            return "run the command again without interrupting it"
+        if self.shortage is not None:
+            return self.shortage
+        budget = ", or give a larger --budget" if self.ended == SPENT else ""
+        return f"set a lower stop.target_accuracy or a longer stop.max_seconds{budget}"
 
     @property
     def _longest(self) -> float:

@@ -38,7 +38,7 @@ NEAR = 1.3
 """A candidate whose time on the first seed is within this multiple of the leader's is a finalist."""
 LEAST_SEEDS = 3
 """The leader is run on as many seeds before the search ends: two seeds agree by chance too often."""
-INTERRUPTED = "it was interrupted"
+INTERRUPTED, SPENT = "it was interrupted", "the budget is spent"
 SEEDS = 5
 """Seeds of a finalist, at most."""
 PATIENCE = 1.3
@@ -136,10 +136,10 @@ class AdviceSearch(SearchState):
         leader, seeds, spent = self.ranking()[0], len(self.seeds), self.race.spent_share >= 1.0
         if not self.reached(leader):
             seeds_text = " on all its seeds" if math.isfinite(self.best_time) else ""
-            return "the budget is spent" if spent else f"no candidate reached the target{seeds_text}"
+            return SPENT if spent else f"no candidate reached the target{seeds_text}"
         seen, close = len(self.times(leader)), self.close(leader)
         used = "the only seed is used" if seeds == 1 else f"all {counted(seeds, 'seed')} are used"
-        end = "the budget is spent, and " if spent else f"{used}, and " if seen == seeds else ""
+        end = f"{SPENT}, and " if spent else f"{used}, and " if seen == seeds else ""
         if seen == 1:
             return f"{end}the leader has a time on one seed, so no interval"
         finalists = self._finalists()[1:]
@@ -152,7 +152,8 @@ class AdviceSearch(SearchState):
         if not behind:
             found = f"the leader was run on {counted(seen, 'seed')}"
             found = found if once else f"no other candidate was a finalist; {found}"
-        return f"{'the budget is spent; ' if spent and seen < LEAST_SEEDS else ''}{found}{rest}"
+        first = f"{SPENT}; " if spent and seen < LEAST_SEEDS else ""
+        return f"{first}{found}{rest}"
 
     def close(self, leader: GridCell) -> list[GridCell]:
         """Return the finalists whose interval does not separate them from the leader; one seed has no interval."""
