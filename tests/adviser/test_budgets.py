@@ -89,8 +89,8 @@ def test_the_speed_of_a_race_leaves_out_the_time_before_it() -> None:
 
 def test_a_budget_of_time_that_planning_spends_is_refused() -> None:
     line = (
-        r"the budget of 0.0001 s was spent while planning \d+ settings, before any candidate was raced; give more time, "
-        "fewer algorithms, or lists of fewer values"
+        r"the budget of 0.0001 s was spent while planning \d+ settings, before any candidate was raced; give more "
+        "time, fewer algorithms, or lists of fewer values"
     )
     with pytest.raises(UserError, match=line):
         advise(STUDY, algorithms=NAMES, budget_seconds=1e-4)

@@ -272,7 +272,9 @@ def test_finalists_that_the_seeds_do_not_separate_are_named_as_such(monkeypatch:
 def seen_on(*times: Sequence[float]) -> AdviceSearch:
     """Return a search of which candidates were run to the target on the seeds that have a time."""
     cells = CELLS[: len(times)]
-    given = {(each, seed): seconds for each, found in zip(cells, times, strict=True) for seed, seconds in enumerate(found)}
+    given = {
+        (each, seed): seconds for each, found in zip(cells, times, strict=True) for seed, seconds in enumerate(found)
+    }
     race = cast(Race, GivenRace(given, Budget(100 * WHOLE)))
     search = AdviceSearch(race, GRIDS, SCREENING, tuple(range(SEEDS)), 0, usual_rate=0.3)
     search.start(cells)

@@ -55,14 +55,14 @@ class AskedBudget:
         return Budget(self.updates * self.steps_per_update)
 
     def shortage(self, search: SearchState) -> str | None:
-        """Return in one line that the budget was too small to choose among all settings, and what is needed, or None."""
+        """Return in one line that the budget was too small to choose among all settings, and how many updates do, or None."""
         plans = search.screening.kept.values()
         if search.race.spent_share < 1.0 or not too_small(search, search.race.steps):
             return None
         trained = three_digits(search.race.steps / self.steps_per_update)
         needed = counted(math.ceil(SMALL * steps_to_compare(plans) / self.steps_per_update), "update")
         return (
-            f"the budget was too small to choose among all {counted(len(plans), 'setting')}: it trained {trained} updates "
-            f"of {counted(self.steps_per_update, 'step')}, and a search chooses among them all from {needed} on; give a "
-            "larger budget, fewer algorithms, or lists of fewer values"
+            f"the budget was too small to choose among all {counted(len(plans), 'setting')}: it trained {trained} "
+            f"updates of {counted(self.steps_per_update, 'step')}, and a search chooses among them all from {needed} "
+            "on; give a larger budget, fewer algorithms, or lists of fewer values"
         )

@@ -57,8 +57,8 @@ def quantile(degrees: int) -> float:
 def log_deviation(share: float) -> float:
     """Return the standard deviation of log U, where U is uniform on [a, 1] and ``share`` is 1 - a.
 
-    From the integrals of log u and of its square, the variance is 1 - a (log a)² / (1 - a)². With h = -(log a) / 2 it is
-    1 - (h / sinh h)².
+    From the integrals of log u and of its square, the variance is 1 - a (log a)² / (1 - a)², which is
+    1 - (h / sinh h)² with h = -(log a) / 2.
     """
     if share >= 1.0:
         return 1.0

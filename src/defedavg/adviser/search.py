@@ -144,7 +144,9 @@ class AdviceSearch(SearchState):
             return f"{end}the leader has a time on one seed, so no interval"
         finalists = self._finalists()[1:]
         once = sum(not self._has_interval(each, leader) for each in finalists)
-        rest = f"; {counted(once, 'more finalist')} {'was' if once == 1 else 'were'} run on one seed only" if once else ""
+        rest = (
+            f"; {counted(once, 'more finalist')} {'was' if once == 1 else 'were'} run on one seed only" if once else ""
+        )
         if close:
             return f"{end}{counted(len(close) + 1, 'candidate')} are not separated after {counted(seen, 'seed')}{rest}"
         behind = len(finalists) - once + len(self.missed - {leader})
