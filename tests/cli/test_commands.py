@@ -297,6 +297,7 @@ def test_the_first_study_is_short_and_reaches_its_target_at_different_times(tmp_
             ("report", ".", "-o", "runs.2/a.PDF"),
             ("-o runs.2/a.PDF does not name a page", "-o runs.2/a.html", "every run"),
         ),
+        (("report", ".", "-o", "rep.2026"), ("-o rep.2026 does not name a page", "write -o rep.2026.html, or")),
         (("view", "nowhere"), ("no folder nowhere",)),
     ],
 )

@@ -17,7 +17,7 @@ from ..config import study as config
 from ..config.study import Study
 from ..config.unused_settings import unused_settings
 from ..durations import parse_duration
-from ..errors import UNSAFE
+from ..errors import UNSAFE, UserError
 from ..fileio import is_standard_output
 from ..jsonio import finite
 from .consoles import SafeConsole, print_text
@@ -53,6 +53,12 @@ def print_json(value: Any) -> None:
 def print_written(line: str, file: Path) -> None:
     """Print that a file was written; on standard error if the file is standard output."""
     (print_note if is_standard_output(file) else print_line)(line)
+
+
+def require_file(path: Path, example: str) -> None:
+    """Refuse a folder where a file is to be written."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file, such as {path / example}")
 
 
 def working(message: str) -> AbstractContextManager[object]:

@@ -11,11 +11,13 @@ from typer import Argument, Option
 
 from ..errors import UserError
 from ..runstore.reader import RunFolder
-from .options import Json, Plugin, print_json, print_line, print_note, print_notes, print_written, working
+from .options import Json, Plugin, print_json, print_line, print_note, print_notes, print_written, require_file, working
 
 PAGE = "report.html"
 ENDINGS = (".html", ".htm", "")
 """Of the name of a page; a pipe or a device, such as /dev/stdout, has none."""
+OTHER_FORMATS = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".md", ".txt", ".csv", ".json", ".tex")
+"""Endings that a page does not keep; any other one, such as a date, is a part of its name."""
 
 
 def close_with_page(runs: Sequence[Path | RunFolder], folder: Path, as_json: bool, title: str | None = None) -> None:
@@ -81,12 +83,13 @@ def report(
     """
     from ..report.page import gather, write
 
-    if to.is_dir():
-        raise UserError(f"{to} is a folder; name a file, such as {to / PAGE}")
-    if to.suffix.lower() not in ENDINGS:
+    require_file(to, PAGE)
+    ending = to.suffix.lower()
+    if ending not in ENDINGS:
+        page = to.with_suffix(".html") if ending in OTHER_FORMATS else to.with_name(f"{to.name}.html")
         raise UserError(
-            f"-o {to} does not name a page, which is HTML; write -o {to.with_suffix('.html')}, or leave -o out and add "
-            "--png or --pdf to draw figures into the folder of every run"
+            f"-o {to} does not name a page, which is HTML; write -o {page}, or leave -o out and add --png or --pdf to "
+            "draw figures into the folder of every run"
         )
     start = time.perf_counter()
     with working("reading runs …"):
