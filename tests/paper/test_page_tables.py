@@ -34,7 +34,14 @@ def test_only_marked_tables_with_stored_results_are_written_again(tmp_path: Path
 def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("| a |\n")
     refuse(call("paper", "page", "page.md", cwd=tmp_path), "page.md has no marked table; `defedavg paper page --help`")
-    refuse(call("paper", "page", cwd=tmp_path), "reproduction.md cannot be read")
+
+
+@pytest.mark.parametrize("words", [(), ("nosuch.md",)])
+def test_a_page_that_does_not_exist_is_one_line_with_a_remedy(tmp_path: Path, words: tuple[str, ...]) -> None:
+    missing = words[0] if words else "docs/reproduction.md"
+    line = f"there is no page {missing}; name one, as in `defedavg paper page FILE`"
+    refuse(call("paper", "page", *words, cwd=tmp_path), line)
+    refuse(call("paper", "page", ".", cwd=tmp_path), ". is a folder; name a file, such as reproduction.md")
 
 
 def test_a_damaged_search_is_one_line(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from .options import (
     print_json,
     print_line,
     print_note,
+    require_file,
 )
 from .paper_command import (
     OUT,
@@ -115,6 +116,9 @@ def page(
     from ..paper.page_tables import page_tables
     from ..report.marked_tables import marked_names, with_tables
 
+    if not page.exists():
+        raise UserError(f"there is no page {page}; name one, as in `defedavg paper page FILE`")
+    require_file(page, PAGE.name)
     old = read_text(page)
     names = marked_names(old)
     if not names:
