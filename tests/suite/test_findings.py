@@ -24,6 +24,8 @@ from defedavg.suite.findings import (
 from defedavg.suite.leaderboard import Board, leaders_text, tied
 from helpers.user_errors import line_of
 
+RESULTS = Path(__file__).parents[2] / "results" / "suite"
+
 
 def stored(algorithm: str, tried: list[float | None], reached: list[float | None] | None = None) -> dict[str, Any]:
     times = reached or [1.0, 1.0, 1.0]
@@ -153,7 +155,7 @@ def test_a_damaged_study_is_one_line(tmp_path: Path) -> None:
 def test_the_commands_print_and_write_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "findings.md"
     page.write_text("<!-- table: order -->\n<!-- end of the table -->\n")
-    words = ["--out", str(tmp_path / "none"), "--studies", str(tmp_path)]
+    words = ["--out", str(RESULTS), "--studies", str(tmp_path)]
     cli.app(["suite", "page", *words, "-o", str(tmp_path / "board.md"), "--findings", str(page)], standalone_mode=False)
     assert "| task | fastest, equal |" in page.read_text()
     capsys.readouterr()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -281,10 +282,47 @@ def test_without_results_the_quick_part_is_named_only_for_tasks_that_it_computes
     assert f"`defedavg suite run --task flights --fleet equal --out {out}` computes them" in line
 
 
-def test_the_page_of_a_folder_without_documentation_is_written_beside_the_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", ["page", "findings"])
+def test_a_folder_without_results_has_neither_page_nor_findings(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("docs").mkdir()
+    Path("docs/leaderboard.md").write_text("as it was")
+    first = "`defedavg suite --quick --out results/suit` computes the first ones"
+    line = line_of(lambda: suite(command, "--out", "results/suit"))
+    assert line == f"there are no results in results/suit; correct --out; {first}"
+    line = line_of(lambda: suite(command))
+    assert line == "there are no results in results/suite; `defedavg suite --quick` computes the first ones"
+    assert Path("docs/leaderboard.md").read_text() == "as it was"
+
+
+@pytest.mark.parametrize(("place", "page"), [(".", "leaderboard.md"), ("docs", "docs/leaderboard.md")])
+def test_a_folder_is_no_file_for_the_page(
+    computed: Path, place: str, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("docs").mkdir()
+    line = line_of(lambda: suite("page", "--out", computed / "out", "-o", place))
+    assert line == f"{place} is a folder; name a file, such as {page}"
+    assert list(Path("docs").iterdir()) == []
+
+
+def test_an_estimate_says_how_many_cells_are_stored(computed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("estimate", "--task", "tiny", "--fleet", "paper", "--out", computed / "out", "--updates-per-second", 9)
+    assert suite(*words, "--algorithm", "fedavg") == 0
+    assert capsys.readouterr().err == "cells to compute: 0; already stored: 1\n"
+    assert suite(*words, "--algorithm", "fedavg", "--algorithm", "quafl") == 0
+    counts, *_, total = capsys.readouterr().err.splitlines()
+    assert counts == "cells to compute: 1; already stored: 1"
+    assert total.startswith("1 cell, at most ")
+
+
+def test_the_page_of_a_folder_without_documentation_is_written_beside_the_results(
+    computed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(computed / "out", "results/suite")
     assert suite("page") == 0
     assert Path("leaderboard.md").read_text().startswith("---")
     assert not Path("docs").exists()

@@ -117,8 +117,7 @@ def run(
         request, progress = _request(cells, folder, work, compute, plugin, checkpoint_every)
     batches = request.batches()
     missing = [cell for batch in batches for cell in batch.cells if not request.files.has(cell)]
-    stored = sum(map(request.files.has, cells))
-    opt.print_note(f"cells to compute: {len(missing)}; already stored: {stored}")
+    _print_counts(cells, missing, request)
     if not missing:
         return
     seconds = None
@@ -153,6 +152,11 @@ def _request(
         tuple(cells), files, work, compute, opt.print_note, progress.watching, tuple(plugins or ()), checkpoint_every
     )
     return request, progress
+
+
+def _print_counts(cells: Sequence[SuiteCell], missing: Sequence[SuiteCell], request: SuiteRequest) -> None:
+    stored = sum(map(request.files.has, cells))
+    opt.print_note(f"cells to compute: {len(missing)}; already stored: {stored}")
 
 
 def _planned(cells: Sequence[SuiteCell], plugins: Sequence[str]) -> list[CellWork]:
@@ -230,12 +234,10 @@ def estimate(
     if speed is not None and not speed > 0:
         raise UserError(f"--updates-per-second is {speed:g}; it must be above zero")
     request, _ = _request(cells, folder, WORK, ComputeConfig.choose("batched", device), plugin)
-    if speed is None:
-        cells = request.missing()
-        _print_estimate(_planned(cells, request.paths), _measured(cells, request))
-    else:
-        missing = [cell for cell in cells if not request.files.has(cell)]
-        _print_estimate(_planned(missing, request.paths), speed)
+    missing = request.missing() if speed is None else [cell for cell in cells if not request.files.has(cell)]
+    _print_counts(cells, missing, request)
+    if missing:
+        _print_estimate(_planned(missing, request.paths), _measured(missing, request) if speed is None else speed)
 
 
 @app.command()
@@ -279,6 +281,15 @@ def _stored(folder: Path) -> list[StoredCell]:
     return cells
 
 
+def _required(folder: Path) -> list[StoredCell]:
+    """Return the stored cells; refuse a folder without any: its name may have an error."""
+    cells = _stored(folder)
+    if not cells:
+        remedy = "" if folder == OUT else "correct --out; "
+        raise UserError(f"there are no results in {folder}; {remedy}{_first_command(None, None, folder)}")
+    return cells
+
+
 @app.command()
 def page(
     folder: Folder = OUT,
@@ -314,7 +325,8 @@ def page(
         to = PAGE if PAGE.exists() else Path(PAGE.name)
     elif not to.absolute().parent.is_dir():
         raise UserError(f"the folder {to.parent} of --output does not exist; create it, or give another --output")
-    cells = _stored(folder)
+    opt.require_file(to, PAGE.name)
+    cells = _required(folder)
     write_whole(to, page_text(cells).encode())
     opt.print_written(f"{counted(len(cells), 'cell')}: {to}", to)
     if findings_page is None and (folder, to, studies) == (OUT, PAGE, STUDIES) and FINDINGS.exists():
@@ -333,7 +345,7 @@ def findings(folder: Folder = OUT, studies: Studies = STUDIES) -> None:
     """
     from ..suite.findings import read_studies, tables
 
-    for name, table in tables(_stored(folder), read_studies(studies)).items():
+    for name, table in tables(_required(folder), read_studies(studies)).items():
         opt.out.print(f"{name}\n\n{table}", markup=False, soft_wrap=True)
 
 
