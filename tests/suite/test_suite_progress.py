@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,21 +22,27 @@ from defedavg.suite.suite_run import SuiteBatch, SuiteRequest
 from defedavg.training import Evaluation
 
 CELLS = tuple(SuiteCell(TASKS["digits-pairs"], FLEETS[name], "fedavg") for name in ("equal", "paper"))
-RATES, SEEDS = (f"digits-pairs, equal: fedavg, {name}" for name in ("rates", "seeds"))
 POINT = tuning_study(CELLS[:1]).points()[0]
 
 
 class Commanded:
-    """A command of two cells on a clock that the test sets."""
+    """A command of two batches, each of one cell unless others are given, on a clock that the test sets."""
 
-    def __init__(self, seconds: float | None = None, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        seconds: float | None = None,
+        console: Console | None = None,
+        batches: Sequence[tuple[SuiteCell, ...]] = tuple((cell,) for cell in CELLS),
+    ) -> None:
         self.now = 100.0
         self.progress = SuiteProgress(console or Console(file=io.StringIO()), lambda: self.now)
+        cells = tuple(cell for batch in batches for cell in batch)
         request = SuiteRequest(
-            CELLS, CellFiles(Path("out")), Path("work"), ComputeConfig(), print, self.progress.watching
+            cells, CellFiles(Path("out")), Path("work"), ComputeConfig(), print, self.progress.watching
         )
-        batches = [SuiteBatch(request, (cell,)) for cell in CELLS]
-        self.progress.expect(batches, None if seconds is None else dict.fromkeys(CELLS, seconds))
+        made = [SuiteBatch(request, batch) for batch in batches]
+        self.rates, self.seeds, self.next_rates, self.next_seeds = (each for batch in made for each in batch.studies())
+        self.progress.expect(made, None if seconds is None else dict.fromkeys(cells, seconds))
 
     def evaluated(self, run: int, share: float) -> RunEvaluated:
         """Return an evaluation of a run that has used a share of its rounds."""
@@ -52,13 +59,13 @@ class Commanded:
 
 def test_the_time_left_is_that_of_all_studies_at_the_speed_so_far() -> None:
     command = Commanded()  # each cell: six runs of half the length, and three whole ones
-    command.progress.begin(RATES, 6)
+    command.progress.begin(command.rates, 6)
     assert command.progress.text() == "time left not known yet"
     command.now += 30
     command.finish(0, 1, 2)  # 1.5 of 12
     assert command.progress.text() == "about 3:30 left"
     command.finish(3, 4, 5)
-    command.progress.begin(SEEDS, 3)
+    command.progress.begin(command.seeds, 3)
     command.now += 30
     command.progress.add(command.evaluated(0, 0.0))
     command.progress.add(command.evaluated(0, 0.5))  # 3.5 of 12 in a minute
@@ -68,7 +75,7 @@ def test_the_time_left_is_that_of_all_studies_at_the_speed_so_far() -> None:
 
 def test_a_run_that_ends_early_is_a_whole_one() -> None:
     command = Commanded()
-    command.progress.begin(RATES, 6)
+    command.progress.begin(command.rates, 6)
     command.progress.add(command.evaluated(0, 0.0))
     command.progress.add(command.evaluated(0, 0.2))
     command.now += 10
@@ -78,7 +85,7 @@ def test_a_run_that_ends_early_is_a_whole_one() -> None:
 
 def test_before_enough_is_done_the_limit_of_the_estimate_is_shown() -> None:
     command = Commanded(seconds=600.0)
-    command.progress.begin(RATES, 6)
+    command.progress.begin(command.rates, 6)
     command.now += 300
     command.progress.add(command.evaluated(0, 0.0))
     assert command.progress.text() == "at most 20:00 left"
@@ -89,13 +96,27 @@ def test_before_enough_is_done_the_limit_of_the_estimate_is_shown() -> None:
 
 def test_what_an_earlier_session_or_another_process_computes_is_neither_left_nor_done() -> None:
     command = Commanded()
-    command.progress.begin(SEEDS, 2)  # the rates and a seed are stored
+    command.progress.begin(command.seeds, 2)  # the rates and a seed are stored
     command.progress.add(command.evaluated(0, 0.5))  # from a checkpoint
     assert command.progress.left == pytest.approx(1.5 + 6)
     command.now += 10
     command.finish(0)
     assert command.progress.text() == "about 2:20 left"
-    command.progress.begin("digits-pairs, paper: fedavg, rates", 6)
+    command.progress.begin(command.next_rates, 6)
+    assert command.progress.left == pytest.approx(6)
+
+
+def test_batches_with_equal_titles_are_counted_apart() -> None:
+    pairs = ("fedavg", "fedbuff"), ("mifa", "ace")
+    batches = [tuple(replace(CELLS[0], algorithm=name) for name in names) for names in pairs]
+    command = Commanded(batches=batches)
+    assert command.rates.title == command.next_rates.title
+    assert command.progress.left == pytest.approx(2 * (12 * 0.5 + 6))  # both batches: twelve runs of half the length
+    command.progress.begin(command.rates, 12)
+    assert command.progress.left == pytest.approx(24)
+    command.progress.begin(command.next_rates, 12)  # the first batch was left to another process
+    assert command.progress.left == pytest.approx(12)
+    command.progress.begin(command.next_seeds, 6)
     assert command.progress.left == pytest.approx(6)
 
 
@@ -106,11 +127,11 @@ def test_what_is_shown_has_the_time_of_the_command_and_none_of_a_run(
     monkeypatch.setattr(plain_lines, "QUIET_SECONDS", 0.0)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=160, height=30, color_system=None)
     command = Commanded(600.0, console)
-    with command.progress.watching(RATES, 6) as watch:
+    with command.progress.watching(command.rates, 6) as watch:
         watch(command.evaluated(0, 0.0))
         watch(command.evaluated(0, 0.01))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "whole command: at most" in shown
-    assert f"{RATES}" in shown
+    assert "digits-pairs, equal: fedavg, rates" in shown
     assert "left, at most" not in shown
     assert "0 of 6 runs" in shown

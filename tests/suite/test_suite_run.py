@@ -31,7 +31,7 @@ from defedavg.suite.benchmark import (
 from defedavg.suite.cell_files import CellFiles, differences, read_cell, stored_cells
 from defedavg.suite.leaderboard import boards, leaders_text, page, row
 from defedavg.suite.suite_estimate import work_of
-from defedavg.suite.suite_run import SuiteRequest
+from defedavg.suite.suite_run import BatchStudy, SuiteRequest
 from helpers.user_code import ALGORITHM
 from helpers.user_errors import line_of
 
@@ -58,7 +58,7 @@ def cell(algorithm: str, fleet: str = "paper") -> SuiteCell:
 
 def request(folder: Path, algorithms: Sequence[str], watch: Watch | None = None, **more: Any) -> SuiteRequest:
     @contextmanager
-    def watching(_title: str, _runs: int) -> Iterator[Watch]:
+    def watching(_study: BatchStudy, _runs: int) -> Iterator[Watch]:
         yield watch or (lambda _event: None)
 
     cells = tuple(select_cells(["tiny"], ["paper"], algorithms))

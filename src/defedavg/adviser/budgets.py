@@ -55,7 +55,7 @@ class AskedBudget:
         return Budget(self.updates * self.steps_per_update)
 
     def shortage(self, search: SearchState) -> str | None:
-        """Return in one line that the budget was too small to choose among all settings, and how many updates do, or None."""
+        """Return in one line that the budget was too small to choose among all settings, and the least one; or None."""
         plans = search.screening.kept.values()
         if search.race.spent_share < 1.0 or not too_small(search, search.race.steps):
             return None

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..experiments.run_events import Event, RunEvaluated, RunSpec, Watch
 from ..suite.benchmark import SuiteCell
-from ..suite.suite_run import SuiteBatch
+from ..suite.suite_run import BatchStudy, SuiteBatch
 from .plain_lines import LineTimer
 from .progress_table import duration, watching
 
@@ -36,7 +36,7 @@ class SuiteProgress:
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        self._studies: dict[str, StudyLeft] = {}  # by title, in their order
+        self._studies: dict[BatchStudy, StudyLeft] = {}  # in their order
         self._current: StudyLeft | None = None
         self._shares: dict[RunSpec, float] = {}  # of the runs in progress
         self._done = 0.0  # work of this session
@@ -52,13 +52,13 @@ class SuiteProgress:
             relative = sum(study.runs * study.length for study in studies)
             work = relative if seconds is None else sum(seconds.get(cell, 0.0) for cell in batch.cells)
             for study in studies:
-                self._studies[study.title] = StudyLeft(study.runs, work * study.length / relative)
+                self._studies[study] = StudyLeft(study.runs, work * study.length / relative)
 
     @contextmanager
-    def watching(self, title: str, runs: int) -> Iterator[Watch]:
+    def watching(self, study: BatchStudy, runs: int) -> Iterator[Watch]:
         """Show the progress of a study with so many runs left; yields the callback that receives its events."""
-        self.begin(title, runs)
-        with watching(self._console, title, runs, self.text, self._timer) as show:
+        self.begin(study, runs)
+        with watching(self._console, study.title, runs, self.text, self._timer) as show:
 
             def follow(event: Event) -> None:
                 self.add(event)
@@ -66,15 +66,15 @@ class SuiteProgress:
 
             yield follow
 
-    def begin(self, title: str, runs: int) -> None:
+    def begin(self, begun: BatchStudy, runs: int) -> None:
         """Begin a study; nothing is left of those before it, which are finished or left to another process."""
         self._start = self._start or self._clock()
         self._shares.clear()
-        for name, study in self._studies.items():
-            if name == title:
-                study.left, self._current = runs, study
+        for study, rest in self._studies.items():
+            if study == begun:
+                rest.left, self._current = runs, rest
                 return
-            study.left = 0.0
+            rest.left = 0.0
 
     def add(self, event: Event) -> None:
         """Count what was computed since the last event of a run."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..algorithms import BUILT_IN
+from ..config.study import Study
 from ..errors import UserError, counted, first_line
 from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import Event, Watch
@@ -45,8 +46,23 @@ PRIVATE: Final = ("folder", "host", "pid", "executor")
 """Entries of a run's provenance that a published result does not need."""
 
 Entry = Mapping[str, Any]
-Watching = Callable[[str, int], AbstractContextManager[Watch]]
-"""Takes the title and the number of runs; returns a context that yields the callback for their events."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStudy:
+    """A study of a batch: its folder, title, number of runs, and their limits as a share of those of a reported run.
+
+    Batches of other algorithms may have the same title; no two studies have the same folder.
+    """
+
+    folder: Path
+    title: str
+    runs: int
+    length: float
+
+
+Watching = Callable[[BatchStudy, int], AbstractContextManager[Watch]]
+"""Takes a study and the number of runs that are left; returns a context that yields the callback for their events."""
 
 
 @dataclass(frozen=True)
@@ -132,15 +148,6 @@ def _begun(work: Path) -> list[tuple[SuiteCell, ...]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class BatchStudy:
-    """A study of a batch: its title, the number of its runs, and their limits as a share of those of a reported run."""
-
-    title: str
-    runs: int
-    length: float
-
-
 class SuiteBatch:
     """Cells that share task, fleet and limits, and the folder of their two studies."""
 
@@ -165,8 +172,8 @@ class SuiteBatch:
         """Return the study that tries the rates, and that of the reported seeds."""
         tried = sum(tuning_runs(cell.task, cell.algorithm) for cell in self.cells)
         return (
-            BatchStudy(f"{self.label}, rates", tried, TUNING_SHARE),
-            BatchStudy(f"{self.label}, seeds", len(SEEDS) * len(self.cells), 1.0),
+            BatchStudy(self.folder / "tuning", f"{self.label}, rates", tried, TUNING_SHARE),
+            BatchStudy(self.folder / "reported", f"{self.label}, seeds", len(SEEDS) * len(self.cells), 1.0),
         )
 
     def run(self) -> bool:
@@ -175,13 +182,13 @@ class SuiteBatch:
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / MANIFEST, (json.dumps(names) + "\n").encode())
-        tuning = self._study(tuning_study(self.cells, self._request.paths), "tuning")
         rates_study, seeds_study = self.studies()
+        tuning = self._study(tuning_study(self.cells, self._request.paths), rates_study)
         if not self._computed(tuning, rates_study, lambda: None):
             return False
         points = {cell.algorithm: _points(tuning.entries, cell.algorithm) for cell in self.cells}
         rates = {name: best_rates(found) for name, found in points.items()}
-        reported = self._study(reported_study(self.cells, rates, self._request.paths), "reported")
+        reported = self._study(reported_study(self.cells, rates, self._request.paths), seeds_study)
         origin = self._provenance()
         stored: set[str] = set()
 
@@ -200,11 +207,11 @@ class SuiteBatch:
             remove(self.folder)
         return True
 
-    def _study(self, study: Any, name: str) -> StudyRun:
+    def _study(self, study: Study, part: BatchStudy) -> StudyRun:
         request = self._request
         return StudyRun(
             study,
-            self.folder / name,
+            part.folder,
             compute=request.compute,
             resume=True,
             checkpoint_interval=request.checkpoint_interval,
@@ -218,7 +225,7 @@ class SuiteBatch:
                 self._request.notify(line)
         run.notes.clear()
         known = len(run.entries)
-        with self._request.watching(study.title, study.runs - known) as watch:
+        with self._request.watching(study, study.runs - known) as watch:
 
             def follow(event: Event) -> None:
                 nonlocal known
