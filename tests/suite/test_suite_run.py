@@ -238,6 +238,22 @@ def test_a_plugin_file_adds_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not CellFiles(out, plugin_hashes([plugin])).has(found)  # the code has changed
 
 
+def test_a_plugin_file_that_cannot_be_read_is_a_note_of_its_row_alone(
+    computed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(computed / "out", "out")
+    path = CellFiles(Path("out")).path(cell("fedbuff"))
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "command": f"{stored['command']} --plugin my.py", "plugins": ["0" * 64]}))
+    Path("my.py").write_bytes(b"\xff\xfe\x00 no text")
+    cells, (note,) = stored_cells(Path("out"))
+    assert {each["algorithm"] for each in cells} == {"fedavg", "fedbuff", "fedasync"}
+    assert note.startswith(f"{path}: ")
+    assert "my.py cannot be read: " in note
+    assert "so it is not known whether its row is current" in note
+
+
 @pytest.mark.usefixtures("registry")
 def test_a_row_of_a_plugin_that_changed_is_left_out_with_the_command_that_computes_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -139,14 +139,16 @@ def stored_cells(folder: Path) -> tuple[list[StoredCell], list[str]]:
             notes.append(f"{path} was made with other settings; `defedavg suite run` computes it again")
             continue
         names = plugin_names(stored)
-        now = _hashes_here(names)
-        if names and now is None:
-            line = "so it is not known whether its row is current; repeat the command in the folder that has it"
-            notes.append(f"{path}: {', '.join(names)} is not in this folder, {line}")
-        if now is not None and now != stored.get("plugins"):
-            notes.append(f"{path} is left out: {', '.join(names)} has changed; {_again(stored, folder)}")
-        else:
+        try:
+            current = not names or _hashes_here(names) == stored.get("plugins")
+        except UserError as error:
+            line = "so it is not known whether its row is current; repeat the command in a folder where it can be read"
+            notes.append(f"{path}: {error}, {line}")
+            current = True
+        if current:
             found.append(stored)
+        else:
+            notes.append(f"{path} is left out: {', '.join(names)} has changed; {_again(stored, folder)}")
     return sorted(found, key=_place), notes
 
 
@@ -159,10 +161,10 @@ def plugin_names(stored: StoredCell) -> list[str]:
     return [name for word, name in pairwise(words) if word == "--plugin"]
 
 
-def _hashes_here(names: Sequence[str]) -> list[str] | None:
-    """Return the sorted hashes of plugin files of the current folder; None if there are none, or one is absent."""
-    if not names or not all(map(os.path.isfile, names)):
-        return None
+def _hashes_here(names: Sequence[str]) -> list[str]:
+    """Return the sorted hashes of plugin files of the current folder; raise ``UserError`` if one cannot be read."""
+    if not all(map(os.path.isfile, names)):
+        raise UserError(f"{', '.join(names)} is not in this folder")
     return sorted(plugin_hashes(names).values())
 
 
