@@ -22,6 +22,7 @@ from defedavg.suite.suite_run import SuiteBatch, SuiteRequest
 from defedavg.training import Evaluation
 
 CELLS = tuple(SuiteCell(TASKS["digits-pairs"], FLEETS[name], "fedavg") for name in ("equal", "paper"))
+ALONE = tuple((cell,) for cell in CELLS)
 POINT = tuning_study(CELLS[:1]).points()[0]
 
 
@@ -32,7 +33,7 @@ class Commanded:
         self,
         seconds: float | None = None,
         console: Console | None = None,
-        batches: Sequence[tuple[SuiteCell, ...]] = tuple((cell,) for cell in CELLS),
+        batches: Sequence[tuple[SuiteCell, ...]] = ALONE,
     ) -> None:
         self.now = 100.0
         self.progress = SuiteProgress(console or Console(file=io.StringIO()), lambda: self.now)

@@ -142,20 +142,25 @@ class AdviceSearch(SearchState):
         end = f"{SPENT}, and " if spent else f"{used}, and " if seen == seeds else ""
         if seen == 1:
             return f"{end}the leader has a time on one seed, so no interval"
-        finalists = self._finalists()[1:]
-        once = sum(not self._has_interval(each, leader) for each in finalists)
-        rest = (
-            f"; {counted(once, 'more finalist')} {'was' if once == 1 else 'were'} run on one seed only" if once else ""
-        )
+        once = self._once(leader)
         if close:
-            return f"{end}{counted(len(close) + 1, 'candidate')} are not separated after {counted(seen, 'seed')}{rest}"
-        behind = len(finalists) - once + len(self.missed - {leader})
-        found = f"the leader is separated from {counted(behind, 'finalist')} after {counted(seen, 'seed')}"
-        if not behind:
-            found = f"the leader was run on {counted(seen, 'seed')}"
-            found = found if once else f"no other candidate was a finalist; {found}"
-        first = f"{SPENT}; " if spent and seen < LEAST_SEEDS else ""
-        return f"{first}{found}{rest}"
+            return f"{end}{counted(len(close) + 1, 'candidate')} are not separated after {counted(seen, 'seed')}{once}"
+        found = f"{self._lead(leader)}{once}"
+        return f"{SPENT}; {found}" if spent and seen < LEAST_SEEDS else found
+
+    def _lead(self, leader: GridCell) -> str:
+        """Return from how many finalists the leader is separated; one with a single seed is not among them."""
+        near, seen = self._finalists()[1:], counted(len(self.times(leader)), "seed")
+        behind = sum(self._has_interval(each, leader) for each in near) + len(self.missed - {leader})
+        if behind:
+            return f"the leader is separated from {counted(behind, 'finalist')} after {seen}"
+        return f"{'' if near else 'no other candidate was a finalist; '}the leader was run on {seen}"
+
+    def _once(self, leader: GridCell) -> str:
+        """Return how many finalists were run on one seed only, to be added to a verdict; empty if none was."""
+        number = sum(not self._has_interval(each, leader) for each in self._finalists()[1:])
+        verb = "was" if number == 1 else "were"
+        return f"; {counted(number, 'more finalist')} {verb} run on one seed only" if number else ""
 
     def close(self, leader: GridCell) -> list[GridCell]:
         """Return the finalists whose interval does not separate them from the leader; one seed has no interval."""

@@ -110,8 +110,9 @@ class DeploymentStatus:
         if isinstance(total, int) and 0 < total <= MAX_CLIENTS:
             self.clients = {client: ClientStatus(client) for client in range(total)}
         limit, target = number(settings.get("stop.max_seconds")), number(settings.get("stop.target_accuracy"))
-        limited = is_whole(rounds) and rounds < MAX_COUNT  # an advised study has the largest number: no limit
-        self.goals = Goals(rounds if limited else None, limit or None, target or None)
+        if not is_whole(rounds) or rounds == MAX_COUNT:  # an advised study has the largest number, which is no limit
+            rounds = None
+        self.goals = Goals(rounds, limit or None, target or None)
 
     def _client(self, line: Mapping[str, Any], state: str | None = None) -> ClientStatus:
         found = self.clients[line["client"]]
