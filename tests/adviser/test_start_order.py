@@ -10,7 +10,7 @@ import pytest
 from defedavg.adviser.candidates import AlgorithmGrid, GridCell, grids_of
 from defedavg.adviser.racing import Budget, BudgetSpentError, Race
 from defedavg.adviser.screening import Holders, Screening, screen
-from defedavg.adviser.start_order import distance, start_order
+from defedavg.adviser.start_order import delayed_stability, distance, start_order
 from defedavg.config import study as config
 from defedavg.experiments.compute import ComputeConfig
 
@@ -47,19 +47,34 @@ def test_the_first_rates_are_the_largest_stable_one_and_one_that_allows_for_stal
     (first, *_) = start_order(found, plans, (), 0.1, 0)
     for each in first:
         values = found[each.algorithm].chosen(each.position)
-        damping = 1 / math.sqrt(1 + plans[found[each.algorithm].shape_of(each)].stats.staleness_mean)
+        staleness = plans[found[each.algorithm].shape_of(each)].stats.staleness_mean
+        damping = 1 / math.sqrt(1 + staleness)
         if each.algorithm in ("fedavg", "fedbuff"):
             assert values["training.local_lr"] == 0.1
             nearest = min((0.1, 0.3, 1.0, 3.0), key=lambda rate: abs(math.log(rate / damping)))
             assert values["training.global_lr"] == nearest
         elif each.algorithm == "asysg":
-            nearest = min((0.003, 0.01, 0.03, 0.1, 0.3, 1.0), key=lambda rate: abs(math.log(rate / damping / 0.1)))
+            usual = 0.1 * delayed_stability(staleness)
+            nearest = min((0.003, 0.01, 0.03, 0.1, 0.3, 1.0), key=lambda rate: abs(math.log(rate / usual)))
             assert values["training.global_lr"] == nearest
         else:
             assert values["training.global_lr"] == 0.01  # the larger one of the two in the middle of the axis
     dampings = {plans[found[each.algorithm].shape_of(each)].stats.staleness_mean for each in first}
     assert min(dampings) == 0.0
     assert max(dampings) > 2.0
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2, 5, 10])
+def test_delayed_gradient_descent_is_stable_below_the_rate_and_unstable_above_it(delay: int) -> None:
+    def last_to_first(share: float) -> float:
+        points = [1.0] * (delay + 1)
+        for _ in range(5_000):
+            points.append(points[-1] - 2 * share * delayed_stability(delay) * points[-1 - delay])
+        return max(map(abs, points[-50:])) / max(map(abs, points[:50]))
+
+    assert delayed_stability(0) == pytest.approx(1.0)
+    assert last_to_first(0.96) < 1e-3
+    assert last_to_first(1.04) > 1e3
 
 
 def test_rates_outside_an_axis_and_unknown_curvatures_have_an_order_too() -> None:

@@ -35,7 +35,7 @@ SMALL, FEW = 0.5, 0.5
 """A budget is small below this share of what the first rounds of all shapes cost; then these may cost FEW of it."""
 TIMED_TURNS = 4
 """Rates that every shape starts with where the budget is real time, whose steps are not known yet."""
-SHARE, STEP = 0.2, 0.15
+SHARE, STEP = 0.2, 0.1
 """The candidates that continue cost at most SHARE of the budget since they started, and STEP of the rest from now."""
 LEAST_KEPT = 4
 """Candidates that continue even if they cost more."""

@@ -2,8 +2,10 @@
 
 The usual local rate is 2/L, the largest at which gradient descent on a quadratic of curvature L is stable. The usual
 global rate is 1/√(1 + staleness): about as many updates as the staleness start from the same version, and their noise
-adds up. Where an algorithm has a global rate alone, it is their product. Server optimisers that normalise their step
-start in the middle of their axis. Between two rates that are as near, the larger one starts: it learns faster.
+adds up. Where an algorithm has a global rate alone, it steps along single gradients: the usual rate is the largest at
+which gradient descent with such a delay is stable, 2/L · sin(π / (2 (2 staleness + 1))). Server optimisers that
+normalise their step start in the middle of their axis. Between two rates that are as near, the larger one starts: it
+learns faster.
 """
 
 from __future__ import annotations
@@ -63,7 +65,14 @@ def _usual(grid: AlgorithmGrid, axis: Axis, local: float | None, staleness: floa
         return middle if local is None else local
     if grid.base.server_optimizer in ADAPTIVE:
         return middle
-    damping = 1 / math.sqrt(1 + staleness)
     if grid.rate_axes == 2:
-        return damping
-    return middle if local is None else local * damping
+        return 1 / math.sqrt(1 + staleness)
+    return middle if local is None else local * delayed_stability(staleness)
+
+
+def delayed_stability(delay: float) -> float:
+    """Return the largest stable rate of gradient descent with a delay in versions, relative to that without one.
+
+    On a quadratic of curvature L, w[t+1] = w[t] - η L w[t - delay] is stable for η < 2/L · sin(π / (2 (2 delay + 1))).
+    """
+    return math.sin(math.pi / (2 * (2 * delay + 1)))
