@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import fmean, stdev
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -140,21 +139,16 @@ def test_without_noise_and_with_a_large_budget_the_best_candidate_is_found() -> 
         assert search.ended
 
 
-def test_more_budget_gives_no_worse_advice_in_expectation() -> None:
-    shares = (0.01, 0.03, 0.1, 0.4)
-    ratios: dict[float, list[float]] = {share: [] for share in shares}
+def test_more_budget_gives_better_advice_in_expectation_until_only_the_noise_of_seeds_is_left() -> None:
+    ratios: dict[float, list[float]] = {share: [] for share in (0.01, 0.03, 0.1, 0.4)}
     for number in range(40):
         times, means = drawn(number, 0.2)
         least = min(means.values())
         for share, found in ratios.items():
             found.append(math.log(means[searched(times, share * WHOLE, number).ranking()[0]] / least))
-    for less, more in pairwise(shares):
-        worse = [b - a for a, b in zip(ratios[less], ratios[more], strict=True)]
-        assert fmean(worse) <= 2 * stdev(worse) / math.sqrt(
-            len(worse)
-        )  # from the largest budgets on, only noise is left
-    assert fmean(ratios[0.1]) < 0.1 * fmean(ratios[0.01])
-    assert fmean(ratios[0.4]) < 0.1 * fmean(ratios[0.01])
+    least_budget, small, large, largest = (fmean(values) for values in ratios.values())
+    assert least_budget > 1.5 * small > 15 * large
+    assert largest < large + 0.01  # both are at the noise of a few seeds, a regret of about 1 %
 
 
 def test_a_candidate_that_was_lucky_on_the_first_seed_is_not_advised() -> None:
