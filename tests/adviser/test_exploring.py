@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -21,9 +22,11 @@ from defedavg.adviser.exploring import (
     SMALL,
     STEP,
     Exploration,
+    fastest,
     first_arms,
     first_merge,
     lags,
+    log_lag,
     steps_to_compare,
     time_to,
 )
@@ -53,10 +56,16 @@ SCREENING = screen(GRIDS, HORIZON, 0, Holders(None), lambda *_: None)
 
 
 class Curve:
-    """A run with given times and losses."""
+    """A run with given times and losses, and by default a metric that rises as the loss falls."""
 
-    def __init__(self, *points: tuple[float, float], diverged_at: int | None = None) -> None:
-        self.evaluations = [type("Point", (), {"seconds": s, "loss": loss}) for s, loss in points]
+    def __init__(
+        self, *points: tuple[float, float], metrics: Sequence[float] = (), diverged_at: int | None = None
+    ) -> None:
+        metrics = metrics or [-loss for _, loss in points]
+        self.evaluations = [
+            type("Point", (), {"seconds": s, "loss": loss, "accuracy": metric})
+            for (s, loss), metric in zip(points, metrics, strict=True)
+        ]
         self.diverged_at = diverged_at
 
 
@@ -72,6 +81,18 @@ def test_a_lag_is_the_ratio_of_times_to_the_same_loss() -> None:
     assert found == {"fast": pytest.approx(1.0), "slow": pytest.approx(3.0), "away": math.inf}
 
 
+def test_a_lag_is_the_geometric_mean_of_those_in_loss_and_metric() -> None:
+    fast = Curve((1.0, 8.0), (1.4, 4.0), metrics=(0.2, 0.4))
+    slow = Curve((4.0, 8.0), (5.6, 4.0), metrics=(0.4, 0.4))  # 4 times as long in loss; in metric 4 / 1.4 and 4 times
+    assert lags_of(fast=fast, slow=slow) == {"fast": pytest.approx(1.0), "slow": pytest.approx(4.0 * 1.4 ** (-1 / 4))}
+
+
+def test_without_a_metric_a_lag_falls_behind_the_first_evaluation() -> None:
+    fast = Curve((1.0, 8.0), (1.4, 4.0), metrics=(0.2, 0.4))
+    other = Curve((1.0, 8.0), (1.4, 4.0), metrics=(0.0, 0.0))
+    assert lags_of(fast=fast, other=other)["other"] == pytest.approx(1.4 ** (1 / 4))
+
+
 def test_a_time_to_a_loss_is_interpolated() -> None:
     fastest = [(1.0, 8.0), (4.0, 4.0), (5.0, 1.0)]
     assert time_to(9.0, fastest) == 1.0
@@ -81,13 +102,13 @@ def test_a_time_to_a_loss_is_interpolated() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 10)), min_size=1, max_size=30), st.floats(1.1, 5))
-def test_no_lag_is_below_one_at_the_fastest_and_a_slower_copy_lags_by_its_factor(
+def test_no_lag_is_below_one_and_a_slower_copy_lags_by_its_factor(
     points: list[tuple[float, float]], factor: float
 ) -> None:
     falling = sorted(dict(points).items())
     one, copy = Curve(*falling), Curve(*((factor * s, loss) for s, loss in falling))
     alone, both = lags_of(one=one), lags_of(one=one, copy=copy)
-    assert alone["one"] >= 1.0 - 1e-9
+    assert log_lag(falling, fastest([falling])) >= -1e-9
     assert both["one"] == pytest.approx(alone["one"])
     assert both["copy"] == pytest.approx(factor * alone["one"])
 

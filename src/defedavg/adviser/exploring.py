@@ -1,9 +1,10 @@
 """Exploring: every setting starts with its usual rates on one seed, and those that fall behind are dropped.
 
 Candidates advance to growing simulated times. At each of them, a candidate's *lag* is the factor by which it took
-longer to its last test losses than the fastest candidate to the same losses. It is measured at the candidate's own
-evaluations, so one whose next round is far away is not behind because of that. The candidates with the least lags
-continue, as many as the budget allows.
+longer to its last evaluations than the fastest candidate to the same: the geometric mean of the factors for the test
+loss, which is smooth, and for the metric, which has the target. It is measured at the candidate's own evaluations, so
+one whose next round is far away is not behind because of that. The candidates with the least lags continue, as many as
+the budget allows.
 
 Algorithms with the same first merge learn much the same from it. Of those, one merges first; the others wait, and start
 if its lag leaves them a place.
@@ -22,6 +23,7 @@ from statistics import fmean
 
 from ..errors import counted
 from ..jsonio import three_digits
+from ..training import Evaluation
 from .candidates import GridCell
 from .racing import RacedRun
 from .screening import PlannedShape
@@ -49,6 +51,8 @@ EXPLORE = 0.8
 """When this share of the budget is spent, exploring ends if the target was reached, and starts no further rates."""
 LAST = 3
 """Evaluations over which a lag is averaged."""
+
+Point = tuple[float, float]  # a simulated time and a value that falls
 
 
 def steps_to_compare(plans: Iterable[PlannedShape]) -> int:
@@ -162,8 +166,9 @@ class Exploration:
     def _behind(self, candidate: GridCell) -> str:
         run = self.state.run(candidate)
         assert run is not None
-        lag = f"took {self.lags[candidate]:.2f} times as long as the fastest candidates to its last test losses"
-        return f"{lag}, {three_digits(run.loss())} after {three_digits(run.seconds)} s"
+        found = f"a loss of {three_digits(run.loss())} and a metric of {three_digits(run.value())}"
+        when = f"after {three_digits(run.seconds)} s"
+        return f"had {found} {when}, {self.lags[candidate]:.2f} times as late as the fastest"
 
     def _continuing(self, after: float) -> set[GridCell]:
         """Return the candidates that train until a simulated time."""
@@ -212,31 +217,52 @@ def first_merge(state: SearchState, candidate: GridCell) -> Hashable:
 
 def lags(everyone: Mapping[GridCell, RacedRun], some: Mapping[GridCell, RacedRun]) -> dict[GridCell, float]:
     """Return the lags of some candidates behind the fastest of all; infinite for those that diverged."""
-    points = {each: evaluated(run) for each, run in everyone.items()}
-    fastest: list[tuple[float, float]] = []  # times and losses; each lower than those before
-    for seconds, loss in sorted(point for curve in points.values() for point in curve):
-        if not fastest or loss < fastest[-1][1]:
-            fastest.append((seconds, loss))
+    curves = {each: (losses(run), errors(run)) for each, run in everyone.items()}
+    ahead = [fastest(curve) for curve in zip(*curves.values(), strict=True)]
     found: dict[GridCell, float] = {}
     for each, run in some.items():
-        last = points[each][-LAST:]
         if run.diverged_at is not None:
             found[each] = math.inf
-        elif last:
-            found[each] = math.exp(fmean(math.log(seconds / time_to(loss, fastest)) for seconds, loss in last))
+        elif curves[each][0]:
+            pairs = zip(curves[each], ahead, strict=True)
+            found[each] = math.exp(fmean(log_lag(curve[-LAST:], fastest_one) for curve, fastest_one in pairs))
     return found
 
 
-def evaluated(run: RacedRun) -> list[tuple[float, float]]:
+def losses(run: RacedRun) -> list[Point]:
     """Return times and test losses after the initialisation."""
-    return [(e.seconds, e.loss) for e in run.evaluations if e.seconds > 0 and math.isfinite(e.loss)]
+    return [(e.seconds, e.loss) for e in evaluated(run)]
 
 
-def time_to(loss: float, fastest: Sequence[tuple[float, float]]) -> float:
-    """Return when the fastest had a loss, interpolated between evaluations on the logarithm of time."""
-    i = bisect_left(fastest, -loss, key=lambda point: -point[1])
+def errors(run: RacedRun) -> list[Point]:
+    """Return times and 1 - metric after the initialisation."""
+    return [(e.seconds, 1.0 - (e.accuracy or 0.0)) for e in evaluated(run)]
+
+
+def evaluated(run: RacedRun) -> list[Evaluation]:
+    """Return the evaluations after the initialisation with a finite loss."""
+    return [e for e in run.evaluations if e.seconds > 0 and math.isfinite(e.loss)]
+
+
+def fastest(curves: Iterable[Sequence[Point]]) -> list[Point]:
+    """Return when some curve was first as low; both times and values are strictly monotonic."""
+    found: list[Point] = []
+    for seconds, value in sorted(point for curve in curves for point in curve):
+        if not found or value < found[-1][1]:
+            found.append((seconds, value))
+    return found
+
+
+def log_lag(points: Sequence[Point], ahead: Sequence[Point]) -> float:
+    """Return the mean logarithm of the times of some points, relative to when the fastest had the same values."""
+    return fmean(math.log(seconds / time_to(value, ahead)) for seconds, value in points)
+
+
+def time_to(value: float, ahead: Sequence[Point]) -> float:
+    """Return when the fastest had a value, interpolated between evaluations on the logarithm of time."""
+    i = bisect_left(ahead, -value, key=lambda point: -point[1])
     if i == 0:
-        return fastest[0][0]
-    (before, higher), (after, lower) = fastest[i - 1], fastest[i]
-    share = (higher - loss) / (higher - lower)
+        return ahead[0][0]
+    (before, higher), (after, lower) = ahead[i - 1], ahead[i]
+    share = (higher - value) / (higher - lower)
     return float(before * (after / before) ** share)
