@@ -169,7 +169,7 @@ class Row:
     summary: str
     grid: dict[str, Any]
     found: dict[str, Any] | None
-    by_budget: dict[str, list[float]]
+    by_budget: dict[str, list[dict[str, Any]]]
 
     def text(self) -> str:
         """Return the row of the table."""
@@ -225,21 +225,25 @@ class Job:
             if self.grids_only or not math.isfinite(min(map(mean_time, grid["cells"].values()))):
                 return Row(self.number, scenario.summary, grid, None, {})
 
-            def advice(name: str, share: float, seed: int) -> dict[str, Any]:
-                path = self.out / f"advice-{name}.json"
-                if self.again:
-                    path.unlink(missing_ok=True)
-                return stored(path, partial(advised, study, scenario.task, grid, share, seed))
+            def advice(share: float, seed: int) -> dict[str, Any]:
+                return advised(study, scenario.task, grid, share, seed)
 
-            found = advice(scenario.name, SHARE, 0)
+            def over_seeds(share: float) -> dict[str, Any]:
+                return {"advice": [advice(share, seed) for seed in range(BUDGET_SEEDS)]}
+
+            found = self.found(scenario.name, partial(advice, SHARE, 0))
             by_budget = {
-                share: [
-                    advice(f"{scenario.name}-{share}-{seed}", SHARE * float(share), seed)["regret"]
-                    for seed in range(BUDGET_SEEDS)
-                ]
+                share: self.found(f"{scenario.name}-{share}", partial(over_seeds, SHARE * float(share)))["advice"]
                 for share in self.budgets
             }
         return Row(self.number, scenario.summary, grid, found, by_budget)
+
+    def found(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return stored advice, or make and store it."""
+        path = self.out / f"advice-{name}.json"
+        if self.again:
+            path.unlink(missing_ok=True)
+        return stored(path, make)
 
 
 def rows(jobs: Sequence[Job], processes: int) -> Iterator[Row]:
@@ -264,7 +268,7 @@ def figures(found: Sequence[dict[str, Any]]) -> str:
     cost = 100 * max(each.get("cost", 0.0) for each in found)
     new = [on_new_seeds(each) for each in found]
     return (
-        f"{len(found)} scenarios: median regret {100 * median(regrets):.1f} %, largest {100 * max(regrets):.0f} %; "
+        f"{len(found)} searches: median regret {100 * median(regrets):.1f} %, largest {100 * max(regrets):.0f} %; "
         f"{within}; on new seeds, median {100 * median(new):.1f} % and {sum(r <= 0.1 for r in new)} within 10 %; "
         f"largest cost {cost:.1f} %"
     )
@@ -291,7 +295,7 @@ def main() -> None:
     table = [HEADER]
     print(HEADER, flush=True)
     found: list[dict[str, Any]] = []
-    by_budget: dict[str, list[float]] = {}
+    by_budget: dict[str, list[dict[str, Any]]] = {}
     for row in rows(jobs, given.jobs):
         table.append(row.text())
         print(row.text(), flush=True)
@@ -302,9 +306,9 @@ def main() -> None:
         print(f"\n{figures(found)}")
         if given.docs:
             publish(given.docs, f"{figures(found)}.\n\n" + "\n".join(table))
-    for share, values in by_budget.items():
-        logs = fmean(math.log(min(1 + value, MOST_RATIO)) for value in values)
-        print(f"budget × {share}: median regret {100 * median(values):.1f} %, mean log of the ratio {logs:.3f}")
+    for share, each in by_budget.items():
+        logs = fmean(math.log(min(1 + one["regret"], MOST_RATIO)) for one in each)
+        print(f"budget × {share}, {BUDGET_SEEDS} seeds: {figures(each)}; mean log of the ratio {logs:.3f}")
 
 
 def publish(page: Path, text: str) -> None:
