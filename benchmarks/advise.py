@@ -1,6 +1,6 @@
 """Regret and cost of the adviser on fleets and tasks drawn by key, against the best cell of an exhaustive grid.
 
-    python benchmarks/advise.py [--scenarios 20] [--only 3,7] [--family fresh] [--out results/advise] [--jobs 16]
+    python benchmarks/advise.py [--scenarios 20] [--only 3,7] [--family fresh6] [--out results/advise] [--jobs 16]
         [--docs docs/advise.md]
 
 ``advise_scenarios.py`` draws the scenarios. The grid has 17 algorithms, two values of n, two of K, two of concurrency
@@ -279,7 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenarios", type=int, default=20)
     parser.add_argument("--only", default="", help="numbers of scenarios, separated by commas")
-    parser.add_argument("--family", default="fresh", help="the key of the scenarios")
+    parser.add_argument("--family", default="fresh6", help="the key of the scenarios")
     parser.add_argument("--out", type=Path, default=Path("results/advise"))
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--again", action="store_true", help="advise again, with the stored grids")
