@@ -183,8 +183,8 @@ def test_the_help_describes_the_rule_by_which_candidates_continue() -> None:
     text = " ".join((load_command("advise").help or "").split())
     assert "successive halving" not in text
     assert (
-        "the candidates that reach the test losses of the fastest one with the least delay continue, as many as a "
-        "share of the budget can train" in text
+        "the candidates that reach the loss and the metric of the fastest one with the least delay continue, as many "
+        "as a share of the budget can train" in text
     )
 
 

@@ -103,9 +103,9 @@ def advise(
     The study says what the advice is for: `[task]`, `[clients]` (a profile or a trace) and `stop.target_accuracy`. A
     grid over all algorithms is planned without training and screened; the rest is raced first on one seed, then around
     the leaders, then over seeds, until the leader is separated or the budget is spent. On the first seed, the
-    candidates that reach the test losses of the fastest one with the least delay continue, as many as a share of the
-    budget can train. A list in the study is an axis of the grid, a list of one value fixes a setting. Ctrl-C ends the
-    search with the best so far; before any candidate was raced, it ends without advice.
+    candidates that reach the loss and the metric of the fastest one with the least delay continue, as many as a share
+    of the budget can train. A list in the study is an axis of the grid, a list of one value fixes a setting. Ctrl-C
+    ends the search with the best so far; before any candidate was raced, it ends without advice.
 
     FOLDER/NAME-advice receives advised.toml, ready for `run` and `deploy`, a page with the Pareto front of time, bytes
     and worst-decile accuracy, and advice.json with every candidate and the reason why it is not the first.
