@@ -306,9 +306,9 @@ def main() -> None:
         print(f"\n{figures(found)}")
         if given.docs:
             publish(given.docs, f"{figures(found)}.\n\n" + "\n".join(table))
-    for share, each in by_budget.items():
-        logs = fmean(math.log(min(1 + one["regret"], MOST_RATIO)) for one in each)
-        print(f"budget × {share}, {BUDGET_SEEDS} seeds: {figures(each)}; mean log of the ratio {logs:.3f}")
+    for share, several in by_budget.items():
+        logs = fmean(math.log(min(1 + each["regret"], MOST_RATIO)) for each in several)
+        print(f"budget × {share}, {BUDGET_SEEDS} seeds: {figures(several)}; mean log of the ratio {logs:.3f}")
 
 
 def publish(page: Path, text: str) -> None:

@@ -64,6 +64,13 @@ def test_the_page_has_the_figures_of_every_list(key: str) -> None:
     assert row.split("| |")[0].strip(" |").split(" | ") == list(map(str, figures))
 
 
+@pytest.mark.parametrize("key", KEYS)
+def test_the_same_seed_and_budget_gave_the_same_advice_twice(key: str) -> None:
+    names = ("advice", "steps", "regret", "new_seeds", "ended")
+    once, again = stored(key), stored(key, "-1")[::3]
+    assert [[each[name] for name in names] for each in once] == [[each[name] for name in names] for each in again]
+
+
 @pytest.mark.parametrize(("share", "budget"), [("0.3", "1.5 %"), ("1", "5 %"), ("3", "15 %")])
 def test_the_page_has_the_figures_of_every_budget(share: str, budget: str) -> None:
     advice = [each for key in KEYS for each in stored(key, f"-{share}")]

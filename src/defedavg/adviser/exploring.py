@@ -23,7 +23,6 @@ from statistics import fmean
 
 from ..errors import counted
 from ..jsonio import three_digits
-from ..training import Evaluation
 from .candidates import GridCell
 from .racing import RacedRun
 from .screening import PlannedShape
@@ -217,37 +216,28 @@ def first_merge(state: SearchState, candidate: GridCell) -> Hashable:
 
 def lags(everyone: Mapping[GridCell, RacedRun], some: Mapping[GridCell, RacedRun]) -> dict[GridCell, float]:
     """Return the lags of some candidates behind the fastest of all; infinite for those that diverged."""
-    curves = {each: (losses(run), errors(run)) for each, run in everyone.items()}
-    ahead = [fastest(curve) for curve in zip(*curves.values(), strict=True)]
+    points = {each: curves(run) for each, run in everyone.items()}
+    ahead = [fastest(kind) for kind in zip(*points.values(), strict=True)]
     found: dict[GridCell, float] = {}
     for each, run in some.items():
         if run.diverged_at is not None:
             found[each] = math.inf
-        elif curves[each][0]:
-            pairs = zip(curves[each], ahead, strict=True)
-            found[each] = math.exp(fmean(log_lag(curve[-LAST:], fastest_one) for curve, fastest_one in pairs))
+        elif points[each][0]:
+            pairs = zip(points[each], ahead, strict=True)
+            found[each] = math.exp(fmean(log_lag(curve[-LAST:], first) for curve, first in pairs))
     return found
 
 
-def losses(run: RacedRun) -> list[Point]:
-    """Return times and test losses after the initialisation."""
-    return [(e.seconds, e.loss) for e in evaluated(run)]
+def curves(run: RacedRun) -> tuple[list[Point], list[Point]]:
+    """Return times and test losses, and times and 1 - metric, of the evaluations after the initialisation."""
+    evaluated = [e for e in run.evaluations if e.seconds > 0 and math.isfinite(e.loss)]
+    return [(e.seconds, e.loss) for e in evaluated], [(e.seconds, 1.0 - (e.accuracy or 0.0)) for e in evaluated]
 
 
-def errors(run: RacedRun) -> list[Point]:
-    """Return times and 1 - metric after the initialisation."""
-    return [(e.seconds, 1.0 - (e.accuracy or 0.0)) for e in evaluated(run)]
-
-
-def evaluated(run: RacedRun) -> list[Evaluation]:
-    """Return the evaluations after the initialisation with a finite loss."""
-    return [e for e in run.evaluations if e.seconds > 0 and math.isfinite(e.loss)]
-
-
-def fastest(curves: Iterable[Sequence[Point]]) -> list[Point]:
-    """Return when some curve was first as low; both times and values are strictly monotonic."""
+def fastest(several: Iterable[Sequence[Point]]) -> list[Point]:
+    """Return when any of several curves was first as low: times rise, and values fall."""
     found: list[Point] = []
-    for seconds, value in sorted(point for curve in curves for point in curve):
+    for seconds, value in sorted(point for curve in several for point in curve):
         if not found or value < found[-1][1]:
             found.append((seconds, value))
     return found
