@@ -105,14 +105,18 @@ class SuiteFleet:
 _DAY: Final = 86400.0
 
 
-class _Sizes(TypedDict):
+class _Mlp(TypedDict):
+    model: str
     step_seconds: float
     model_megabytes: float
+    local_steps: int
+    rate_scale: float
 
 
-_IMAGES: Final[_Sizes] = {"step_seconds": 0.0017, "model_megabytes": 2.2}
-_COLOURS: Final[_Sizes] = {"step_seconds": 0.00314, "model_megabytes": 3.53}
-"""The time model of the paper for its CNN on 28×28 and on 32×32×3 pixels."""
+_MLP: Final[_Mlp] = {
+    "model": "mlp", "step_seconds": 0.01, "model_megabytes": 0.204, "local_steps": 20, "rate_scale": 2.0,
+}  # fmt: skip
+"""On 28×28 pixels. Two cores train a thousand updates per second or more, so these tasks need no GPU."""
 
 TASKS: Final[Mapping[str, SuiteTask]] = {
     task.name: task
@@ -123,16 +127,16 @@ TASKS: Final[Mapping[str, SuiteTask]] = {
             local_steps=10, rate_scale=2.0, quick=True,
         ),
         SuiteTask(
-            "fashionmnist-iid", "FashionMNIST, IID, CNN", "fashionmnist", "cnn", "iid",
-            target=0.88, updates=6000, seconds=300.0, phone_seconds=7 * _DAY, **_IMAGES,
+            "fashionmnist-iid", "FashionMNIST, IID, MLP", "fashionmnist", split="iid",
+            target=0.82, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, **_MLP,
         ),
         SuiteTask(
-            "fashionmnist-pairs", "FashionMNIST, two classes per client, CNN", "fashionmnist", "cnn", "classes",
-            target=0.75, updates=6000, seconds=300.0, phone_seconds=7 * _DAY, **_IMAGES,
+            "fashionmnist-pairs", "FashionMNIST, two classes per client, MLP", "fashionmnist", split="classes",
+            target=0.72, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, **_MLP,
         ),
         SuiteTask(
             "cifar10-dirichlet", "CIFAR-10, Dirichlet(0.5), CNN", "cifar10", "cnn", "dirichlet",
-            target=0.6, updates=6000, seconds=600.0, phone_seconds=7 * _DAY, **_COLOURS,
+            target=0.6, updates=6000, seconds=600.0, phone_seconds=7 * _DAY, step_seconds=0.00314, model_megabytes=3.53,
         ),
         SuiteTask(
             "flights", "delays of flights, 100 aircraft, MLP", "flights", "mlp", "natural",
@@ -140,8 +144,8 @@ TASKS: Final[Mapping[str, SuiteTask]] = {
             local_steps=20, min_samples_per_client=40, client_test_share=0.0, rate_scale=2.0,
         ),
         SuiteTask(
-            "mnist-writers", "MNIST, 100 writers, CNN", "mnist-writers", "cnn", "natural",
-            target=0.97, updates=6000, seconds=150.0, phone_seconds=7 * _DAY, **_IMAGES,
+            "mnist-writers", "MNIST, 100 writers, MLP", "mnist-writers", split="natural",
+            target=0.91, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, **_MLP,
         ),
         SuiteTask(
             "shakespeare-roles", "characters of 100 roles of Shakespeare, LSTM", "shakespeare-roles", "char-lstm",
@@ -165,7 +169,7 @@ FLEETS: Final[Mapping[str, SuiteFleet]] = {
 
 
 PHONE_TARGETS: Final[Mapping[str, float]] = {
-    "digits-pairs": 0.7, "fashionmnist-pairs": 0.6, "cifar10-dirichlet": 0.5,
+    "digits-pairs": 0.7, "fashionmnist-pairs": 0.6, "cifar10-dirichlet": 0.5, "mnist-writers": 0.88,
 }  # fmt: skip
 """Lower targets on phones: the phones that are ready during a run do not have all classes in equal parts."""
 
