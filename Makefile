@@ -66,7 +66,7 @@ test-wheel: .venv/dev
 
 # Needs Debian's chromium; installs it if it is missing and this is permitted, otherwise the tests are skipped.
 test-browser: .venv/browser
-	command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q chromium fonts-dejavu-core; } || true
+	command -v chromium >/dev/null || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium fonts-dejavu-core; } || true
 	$(BIN)/python -m pytest -n 1 -rs tests/report/test_browser.py tests/adviser/test_advice_browser.py
 
 docs: .venv/dev
