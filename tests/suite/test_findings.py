@@ -21,7 +21,7 @@ from defedavg.suite.findings import (
     tables,
     tuning_figures,
 )
-from defedavg.suite.leaderboard import Board, leaders_text, tied
+from defedavg.suite.leaderboard import Board, leaders_text, relative_times, tied
 from helpers.user_errors import line_of
 
 RESULTS = Path(__file__).parents[2] / "results" / "suite"
@@ -88,6 +88,15 @@ def test_two_tie_if_medians_are_equal_or_each_mean_is_within_the_others_deviatio
 ) -> None:
     one, other = stored("a", [1.0], first), stored("b", [1.0], second)
     assert tied(one, other) is tied(other, one) is tie
+
+
+def test_the_overview_has_the_time_relative_to_the_first_and_the_seeds_that_held_the_target() -> None:
+    first = board("equal", stored("a", [1.0], [2.0, 2.0, 2.0]), stored("b", [1.0], [3.0, 3.0, 3.0]))
+    second = board("paper", stored("b", [1.0], [4.0, 4.0, 4.0]), stored("c", [1.0], [2.0, None, None]))
+    nobody = board("phones", stored("a", [None], [None, None, None]), stored("b", [None], [None, None, None]))
+    found = relative_times([first, second, nobody])
+    assert found == {"b": [(1.5, 3), (1.0, 3), None], "a": [(1.0, 3), None, None], "c": [None, (0.5, 1), None]}
+    assert list(found) == ["b", "a", "c"]  # held by all seeds on two boards, on one, on none
 
 
 def test_rates_are_compared_within_an_algorithm_and_algorithms_at_their_best_rates() -> None:
