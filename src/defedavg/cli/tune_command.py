@@ -38,6 +38,8 @@ def tune(
     keep_all: Annotated[bool, Option("--keep-all", help="Train every pair to its end; drop none early.")] = False,
     folder: opt.Out = Path("runs"),
     force: opt.Force = False,
+    resume: opt.Resume = False,
+    checkpoint_every: opt.CheckpointEvery = None,
     executor: opt.Executor = "batched",
     ray_address: opt.RayAddress = None,
     device: opt.Device = "auto",
@@ -55,7 +57,7 @@ def tune(
     can no longer reach the target first is dropped earlier. The grid of an algorithm has only the rates that it uses.
     The results of every pair go to FOLDER/NAME-tune, and the study with the best rates of every algorithm to
     FOLDER/NAME-tune/tuned.toml; if the study sweeps tasks, fleets or targets, one for each to FOLDER/NAME-tune/tuned.
-    The study needs `stop.target_accuracy`.
+    The study needs `stop.target_accuracy`. Ctrl-C keeps everything evaluated so far; `--resume` continues.
 
     Example: `defedavg tune my.toml --set stop.target_accuracy=0.8 --local-rates 0.01,0.05,0.1`
     """
@@ -73,9 +75,13 @@ def tune(
 
         pairs = pairs_of(study.points(), *rates)
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
+        results = folder / f"{study.name}-tune"
         tuning = Tuning(pairs, study.seeds, compute, () if keep_all else RUNGS)
-    results = folder / f"{study.name}-tune"
-    session = TuningFolder(tuning, study, results, force=force)
+        session = TuningFolder(
+            tuning, study, results, force=force, resume=resume, checkpoint_interval=checkpoint_every,
+            notify=opt.print_note,
+        )  # fmt: skip
+    opt.print_notes(tuning.sweep.notes)
     try:
         with progress_and_logs(study.name, len(pairs) * len(study.seeds), results, tensorboard) as watch:
             finished = session.run(watch)
@@ -83,7 +89,7 @@ def tune(
         opt.exit_unchanged()
     opt.print_notes(tuning.sweep.notes)
     _print_results(session, study.name, results, as_json)
-    opt.exit_if_stopped(finished)
+    opt.exit_if_stopped(finished, "continue with --resume")
 
 
 def _print_results(session: TuningFolder, name: str, results: Path, as_json: bool) -> None:
