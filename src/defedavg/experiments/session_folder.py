@@ -87,16 +87,19 @@ class SessionFolder:
                 "name, or remove the folder"
             )
 
-    def load_checkpoint(self, runs: int, what: str) -> None:
-        """Load the last checkpoint, if there is one, of ``runs`` runs; ``what`` they are is for a note."""
+    def load_checkpoint(self, what: str) -> None:
+        """Load the last checkpoint, if there is one; ``what`` starts from the beginning otherwise is for a note."""
         session, notes = SavedSession.load(self._directory, self._study, self._sweep.compute)
         self._sweep.notes.extend(notes)
         if session is None:
             self._sweep.notes.append(f"there is no checkpoint yet, so the {what} starts from the beginning")
             return
-        if not all(0 <= position < runs for position in session.runs):
-            raise self.invalid_checkpoint()
         self.saved = session
+
+    def check_positions(self, runs: int) -> None:
+        """Refuse a checkpoint with the state of a run that is not one of ``runs``."""
+        if not all(0 <= position < runs for position in self.saved.runs):
+            raise self.invalid_checkpoint()
 
     def invalid_checkpoint(self) -> UserError:
         """Return the error of a checkpoint whose state is not one of this study."""

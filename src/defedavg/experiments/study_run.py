@@ -117,9 +117,10 @@ class StudyRun:
             self.entries, self._origin = finished
             text = read_text(files.metrics)
         else:
-            self._session.load_checkpoint(len(self._specs), "study")
+            self._session.load_checkpoint("study")
             if self._session.saved.search is not None:
                 raise self._is_search()
+            self._session.check_positions(len(self._specs))
             self.entries = [dict(entry) for entry in self._session.saved.entries]
             text = self._session.saved_journal()
         self._evaluations = evaluations_by_run(files.metrics, text, _run_key)

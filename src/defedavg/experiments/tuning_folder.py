@@ -72,7 +72,7 @@ class TuningFolder:
         if files.summary.exists() and self._read_summary():
             self._load_results()
             return
-        self._session.load_checkpoint(len(self.tuning.specs), "search")
+        self._session.load_checkpoint("search")
         saved = self._session.saved
         if saved.search is not None:
             self._load_runs(saved, saved.search)
@@ -117,6 +117,7 @@ class TuningFolder:
             standings = standings_of(search["runs"], self.tuning, saved.runs.keys())
         except INVALID:
             raise self._session.invalid_checkpoint() from None
+        self._session.check_positions(len(self.tuning.specs))
         evaluations = evaluations_by_run(self._files.metrics, self._session.saved_journal(), _run_key)
         runs = {
             position: (state, evaluations.get(_run_key(_identity(self.tuning.specs[position])), []))
