@@ -17,6 +17,7 @@ from defedavg.errors import UserError
 from defedavg.experiments.checkpointing import CheckpointDir
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import Event
+from defedavg.experiments.search_standings import standing_to_json
 from defedavg.experiments.study_run import StudyRun
 from defedavg.experiments.tune import PairOutcome, Tuning, pairs_of
 from helpers.command_line import call, refuse
@@ -65,8 +66,9 @@ def unfinished(tmp_path: Path, stopped: Path) -> Path:
 @pytest.mark.parametrize("after", [1, 8, 21, 30, 39, 48, 60])
 def test_a_search_interrupted_anywhere_ends_like_an_uninterrupted_one(tmp_path: Path, whole: Path, after: int) -> None:
     folder = tmp_path / "search"
-    interrupted_search(folder, two_settings(), after)
+    standings = interrupted_search(folder, two_settings(), after)
     resumed = search_in(folder, two_settings(), resume=True)
+    assert [standing_to_json(each) for each in resumed.tuning.standings()] == standings
     assert not resumed.tuning.sweep.notes
     assert resumed.run(ignore)
     assert results(folder) == results(whole)
@@ -102,14 +104,15 @@ def test_paused_runs_pause_again_and_ended_ones_are_not_run_again(tmp_path: Path
 @pytest.mark.parametrize("after", [9, 10])
 def test_a_run_is_dropped_before_the_checkpoint_and_ends_after_it(tmp_path: Path, after: int) -> None:
     """The pair that diverges is the last one that the others wait for: one of them is dropped, and ends later."""
-    chosen = small(
-        task={"model": "mlp"}, training=BASE["training"], stop={**STOP, "max_rounds": 8, "eval_every_rounds": 1}
-    )
-    options: dict[str, Any] = {"rates": ((1.0,), (0.001, 0.05, 0.1, 1e30)), "rungs": (0.125, 0.5)}
+    stop = {"target_accuracy": 0.8, "max_rounds": 12, "eval_every_rounds": 3}
+    chosen = small(task={"model": "mlp"}, training=BASE["training"], stop=stop)
+    options: dict[str, Any] = {"rates": ((1.0,), (0.001, 0.05, 0.1, 1e30)), "rungs": (0.25, 0.5)}
+    options["compute"] = ComputeConfig(max_batch_jobs=64)
     expected = results(finished_search(tmp_path / "whole", chosen, **options))
     standings = interrupted_search(tmp_path / "part", chosen, after, **options)
     assert [one["status"] for one in standings] == ["dropped", "running", "running", "diverged"]
     assert standings[0]["passed"] == 1  # of two: its end was not yet reported
+    assert standings[0]["rounds"] == 4  # one more than were evaluated
     assert search_in(tmp_path / "part", chosen, **options, resume=True).run(ignore)
     assert results(tmp_path / "part") == expected
 

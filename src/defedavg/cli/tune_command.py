@@ -18,6 +18,7 @@ from .importing import importing
 from .report_command import close_with_page
 
 if TYPE_CHECKING:
+    from ..config.study import Study
     from ..experiments.tuning_folder import TuningFolder
 
 
@@ -26,6 +27,15 @@ def _rates(option: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UserError(f"{option} {text!r} is not a comma-separated list of numbers; write it like 0.01,0.1") from None
+
+
+def _searched_study(file: Path, overrides: list[str] | None, plugin: list[Path] | None) -> Study:
+    """Load the study, with a note for every rate that the search replaces."""
+    study = opt.load_study(file, overrides, plugin)
+    for table in ("training", *study.algorithms):
+        reason = "tune tries --global-rates and --local-rates instead"
+        opt.print_notes([f"defedavg: {line}" for line in replaced(study, table, reason, ("global_lr", "local_lr"))])
+    return study
 
 
 def tune(
@@ -61,10 +71,7 @@ def tune(
 
     Example: `defedavg tune my.toml --set stop.target_accuracy=0.8 --local-rates 0.01,0.05,0.1`
     """
-    study = opt.load_study(file, overrides, plugin)
-    for table in ("training", *study.algorithms):
-        reason = "tune tries --global-rates and --local-rates instead"
-        opt.print_notes([f"defedavg: {line}" for line in replaced(study, table, reason, ("global_lr", "local_lr"))])
+    study = _searched_study(file, overrides, plugin)
     rates = _rates("--global-rates", global_rates), _rates("--local-rates", local_rates)
     with opt.working("preparing …"):  # shown before PyTorch is loaded
         with importing():

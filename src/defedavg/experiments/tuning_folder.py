@@ -20,7 +20,7 @@ from ..training import Status
 from .checkpointing import SavedSession
 from .earlier_results import evaluations_by_run
 from .run_events import Event, RunEvaluated, RunSpec, Watch
-from .search_state import SearchOptions, finished_outcomes, standing_to_json, standings_of
+from .search_standings import SearchOptions, finished_outcomes, standing_to_json, standings_of
 from .session_folder import SessionFolder
 from .tune import RatePair, Tuning
 from .tuned_study import Decision, decisions_of
