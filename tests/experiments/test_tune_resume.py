@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
+from typer.testing import CliRunner
 
-from defedavg.config import study as config
+from defedavg.cli.main import app
 from defedavg.errors import UserError
-from defedavg.experiments.checkpointing import CheckpointDir
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.run_events import Event
 from defedavg.experiments.search_standings import standing_to_json
-from defedavg.experiments.study_run import StudyRun
 from defedavg.experiments.tune import PairOutcome, Tuning, pairs_of
+from defedavg.training import Trainer, TrainingJob
 from helpers.command_line import call, refuse
-from helpers.interrupted_studies import InterruptionError, ignore, interrupt_after, interrupted, refuses
+from helpers.interrupted_studies import InterruptionError, ignore, interrupt_after
 from helpers.rate_searches import (
     BASE,
     SMALL_BATCHES,
@@ -29,38 +29,16 @@ from helpers.rate_searches import (
     interrupted_search,
     results,
     search_in,
-    study,
+    small,
+    two_settings,
 )
 
-TRAINING = {"updates_per_round": 4, "local_steps": 2}
-STOP = {"target_accuracy": 0.8, "max_rounds": 16, "eval_every_rounds": 2}
 REACHED = {"target_accuracy": 0.5, "max_rounds": 16, "eval_every_rounds": 1}
-
-
-def small(**more: Any) -> config.Study:
-    return study(**{"algorithms": ["fedbuff"], "seeds": [0], "training": TRAINING, "stop": STOP, **more})
-
-
-def two_settings() -> config.Study:
-    return small(algorithms=["fedavg", "fedbuff"], seeds=[0, 1])
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finished_search(tmp_path_factory.mktemp("searches") / "whole", two_settings())
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An unfinished search, which no test changes."""
-    folder = tmp_path_factory.mktemp("stopped") / "search"
-    interrupted_search(folder, small(), 12)
-    return folder
-
-
-@pytest.fixture
-def unfinished(tmp_path: Path, stopped: Path) -> Path:
-    return Path(shutil.copytree(stopped, tmp_path / "search"))
 
 
 @pytest.mark.parametrize("after", [1, 8, 21, 30, 39, 48, 60])
@@ -83,9 +61,8 @@ def test_a_search_is_interrupted_several_times(tmp_path: Path, whole: Path) -> N
     assert results(folder) == results(whole)
 
 
-def test_paused_runs_pause_again_and_ended_ones_are_not_run_again(tmp_path: Path) -> None:
-    chosen = small(algorithms=["fedavg", "fedbuff"], seeds=[0, 1])
-    expected = results(finished_search(tmp_path / "whole", chosen))
+def test_paused_runs_pause_again_and_ended_ones_are_not_run_again(tmp_path: Path, whole: Path) -> None:
+    chosen, expected = two_settings(), results(whole)
     found: set[str] = set()
     for after in range(10, 66, 7):
         folder = tmp_path / f"after-{after}"
@@ -152,10 +129,18 @@ def test_settings_that_were_decided_are_not_decided_again() -> None:
     assert again.outcomes == first.outcomes
 
 
+@pytest.fixture
+def _sigint() -> Iterator[None]:
+    """Handle SIGINT as Python does; a shell without job control lets its children ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_sigint")
 def test_ctrl_c_saves_the_search_when_the_batch_ends(tmp_path: Path) -> None:
     """The default interval of a minute has not passed, so that only Ctrl-C can have saved a checkpoint."""
     expected = results(finished_search(tmp_path / "whole", small()))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     notes: list[str] = []
     events: list[Event] = []
 
@@ -164,10 +149,7 @@ def test_ctrl_c_saves_the_search_when_the_batch_ends(tmp_path: Path) -> None:
         if len(events) == 9:
             os.kill(os.getpid(), signal.SIGINT)
 
-    try:
-        assert not search_in(tmp_path / "part", small(), notify=notes.append).run(press)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert not search_in(tmp_path / "part", small(), notify=notes.append).run(press)
     assert len(notes) == 1
     assert '"interrupted"' in (tmp_path / "part" / "points.jsonl").read_text()
     with pytest.raises(UserError, match="continue it with --resume"):
@@ -214,6 +196,35 @@ def test_the_command_can_be_given_again(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("_sigint")
+def test_a_command_that_ctrl_c_stops_says_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small.toml").write_text(small().to_toml())
+    monkeypatch.chdir(tmp_path)
+    train, batches = Trainer.train, 0
+
+    def press_once(trainer: Trainer, jobs: Sequence[TrainingJob]) -> list[Tensor]:
+        nonlocal batches
+        batches += 1
+        if batches == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return train(trainer, jobs)
+
+    monkeypatch.setattr(Trainer, "train", press_once)
+    words = ["tune", "small.toml", *GRID, "--max-batch-jobs", "4"]
+    first = CliRunner().invoke(app, words)
+    assert first.exit_code == 130
+    stopping, line = first.stderr.splitlines()[-2:]
+    assert stopping.startswith("stopping when the current batch ends")
+    assert line == "stopped by Ctrl-C; every evaluation so far is kept; continue with --resume"
+    assert "winner" not in first.stdout
+    second = CliRunner().invoke(app, [*words, "--resume"])
+    assert second.exit_code == 0, second.output
+    assert "no checkpoint" not in second.stderr
+    whole = CliRunner().invoke(app, [*words, "--out", "whole"])
+    assert second.stdout == whole.stdout.replace("whole/", "runs/")
+    assert results(Path("runs/study-tune")) == results(Path("whole/study-tune"))
+
+
 def test_a_finished_search_trains_nothing(tmp_path: Path, whole: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "search"))
     (folder / "checkpoints").mkdir()  # killed before it was removed
@@ -224,165 +235,6 @@ def test_a_finished_search_trains_nothing(tmp_path: Path, whole: Path) -> None:
     assert results(folder) == before
     assert [decision.winner.label for decision in resumed.decisions]
     assert not (folder / "checkpoints").exists()
-
-
-# What is refused, in one line and without a change.
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"rates": ((1.0,), (0.001, 0.05))}, r"--local-rates 0\.001,0\.05,0\.1 → 0\.001,0\.05\)"),
-        ({"rates": ((0.5, 1.0), (0.001, 0.05, 0.1))}, r"--global-rates 1\.0 → 0\.5,1\.0\)"),
-        ({"rungs": ()}, r"pairs dropped at shares .* → pairs dropped never \(--keep-all\)"),
-        ({"compute": ComputeConfig("reference")}, "started with --executor batched"),
-    ],
-)
-def test_other_options_are_refused(unfinished: Path, options: dict[str, Any], line: str) -> None:
-    with refuses(unfinished, line):
-        search_in(unfinished, small(), **options, resume=True)
-    if "compute" not in options:
-        (unfinished / "summary.json").unlink()  # the checkpoint knows by itself
-        with refuses(unfinished, line):
-            search_in(unfinished, small(), **options, resume=True)
-
-
-def test_another_study_and_contradictory_options_are_refused(unfinished: Path) -> None:
-    with refuses(unfinished, r"another study \(seeds: \[0\] → \[1\]\)"):
-        search_in(unfinished, small(seeds=[1]), resume=True)
-    with refuses(unfinished, "--force starts again and --resume continues"):
-        search_in(unfinished, small(), resume=True, force=True)
-
-
-def test_the_folder_of_a_run_is_no_search_and_the_other_way_round(tmp_path: Path, unfinished: Path) -> None:
-    folder = interrupted(tmp_path / "run", small(), 5)
-    with refuses(folder, "holds no search for learning rates"):
-        search_in(folder, small(), resume=True)
-    with refuses(unfinished, "holds a search for learning rates.*tune --resume"):
-        StudyRun(small(), unfinished, resume=True)
-    shutil.copytree(folder / "checkpoints", unfinished / "checkpoints", dirs_exist_ok=True)
-    for path in CheckpointDir(unfinished / "checkpoints").paths():
-        shutil.copy(CheckpointDir(folder / "checkpoints").paths()[0], path)
-    with refuses(unfinished, "the checkpoint in .* is not valid"):
-        search_in(unfinished, small(), resume=True)
-    foreign = tmp_path / "other"
-    foreign.mkdir()
-    (foreign / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="something other"):
-        search_in(foreign, small(), resume=True)
-
-
-def _edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the state in the newest checkpoint and give it a correct checksum."""
-    directory = CheckpointDir(folder / "checkpoints")
-    newest = directory.newest()
-    assert newest is not None
-    state, tensors = newest
-    change(state)
-    directory.save(state, tensors)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("status", "interrupted"),
-        ("status", "won"),
-        ("status", "target"),
-        ("status", "max_rounds"),  # but it has a state
-        ("status", ["running"]),
-        ("hit_seconds", 1.0),
-        ("seconds", None),
-        ("seconds", -1.0),
-        ("seconds", "1"),
-        ("rounds", 1.5),
-        ("rounds", True),
-        ("best_accuracy", []),
-        ("diverged_at", -1),
-        ("passed", -1),
-        ("passed", 7),
-        ("passed", None),
-        ("held", 1),
-        ("last_miss", "now"),
-        pytest.param("last_miss", 10**400, id="last_miss-too-large"),
-    ],
-)
-def test_a_state_that_no_search_has_is_refused(unfinished: Path, field: str, value: Any) -> None:
-    _edit(unfinished, lambda state: state["search"]["runs"][-1].update({field: value}))
-    with refuses(unfinished, "the checkpoint in .* is not valid; start again with --force"):
-        search_in(unfinished, small(), resume=True)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda state: state["search"]["runs"].pop(),
-        lambda state: state["search"]["runs"].append(None),
-        lambda state: state["search"].update(runs={}),
-        lambda state: state["search"].pop("runs"),
-        lambda state: state["search"].pop("options"),
-        lambda state: state["search"].update(options=[]),
-        lambda state: state["search"]["options"].update(rungs="0.5"),
-        lambda state: state["search"]["options"].update(rungs=[None]),
-        lambda state: state.update(search=[]),
-        lambda state: state.update(search="none"),
-        lambda state: state.pop("search"),
-        lambda state: state.update(open=[]),
-        lambda state: state["open"][0].update(number=3),
-        lambda state: state["open"][0].update(number=-1),
-    ],
-)
-def test_a_damaged_state_is_refused(unfinished: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    _edit(unfinished, change)
-    with refuses(unfinished, "the checkpoint in .* is not valid; start again with --force"):
-        search_in(unfinished, small(), resume=True)
-
-
-def test_damaged_files_are_refused(unfinished: Path) -> None:
-    metrics = unfinished / "metrics.jsonl"
-    text = metrics.read_text()
-    metrics.write_text(text.replace("fedbuff", "fedBUFF", 1))
-    with refuses(unfinished, r"metrics\.jsonl has changed"):
-        search_in(unfinished, small(), resume=True)
-    metrics.write_text(text)
-    for summary in ("", "[]", '{"finished": false}', "[" * 100_000):
-        (unfinished / "summary.json").write_text(summary)
-        with refuses(unfinished, r"summary\.json does not say how the search was started; start again with --force"):
-            search_in(unfinished, small(), resume=True)
-    (unfinished / "summary.json").unlink()
-    for path in (unfinished / "checkpoints").iterdir():
-        path.write_bytes(b"nothing")
-    with refuses(unfinished, r"no checkpoint can be used.*--force"):
-        search_in(unfinished, small(), resume=True)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("status", "running"),
-        ("status", None),
-        ("label", "another"),
-        ("local_lr", 0.2),
-        ("seed", 1),
-        ("seconds", "5"),
-        ("rounds", -1),
-        ("best_accuracy", {}),
-    ],
-)
-def test_a_finished_search_with_damaged_results_is_refused(tmp_path: Path, whole: Path, field: str, value: Any) -> None:
-    folder = Path(shutil.copytree(whole, tmp_path / "search"))
-    path = folder / "points.jsonl"
-    first, *others = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([json.dumps({**json.loads(first), field: value}) + "\n", *others]))
-    with refuses(folder, r"points\.jsonl is not valid; start again with --force"):
-        search_in(folder, two_settings(), resume=True)
-    path.write_text("".join(others))
-    with refuses(folder, r"points\.jsonl is not valid"):
-        search_in(folder, two_settings(), resume=True)
-
-
-def test_rates_with_equal_labels_are_refused() -> None:
-    with pytest.raises(UserError, match="twice"):
-        pairs_of(small().points(), (1.0,), (0.1234567, 0.1234568))
 
 
 def test_the_limits_of_batches_are_those_of_the_first_session(tmp_path: Path) -> None:

@@ -33,6 +33,17 @@ def study(**more: Any) -> config.Study:
     return config.study({"algorithms": ["defedavg-iid"], **BASE, **more})
 
 
+def small(**more: Any) -> config.Study:
+    """Return a study that is searched in less than a second."""
+    stop = {"target_accuracy": 0.8, "max_rounds": 16, "eval_every_rounds": 2}
+    training = {"updates_per_round": 4, "local_steps": 2}
+    return study(**{"algorithms": ["fedbuff"], "seeds": [0], "training": training, "stop": stop, **more})
+
+
+def two_settings() -> config.Study:
+    return small(algorithms=["fedavg", "fedbuff"], seeds=[0, 1])
+
+
 def search_in(
     folder: Path,
     chosen: config.Study,

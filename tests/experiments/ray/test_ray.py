@@ -277,14 +277,14 @@ def test_a_search_on_a_cluster_is_resumed(
         "compute": ComputeConfig("ray", ray_address=machines.address),
     }
     found = []
-    for name, interruptions in (("whole", ()), ("part", (25,)), ("parts", (13, 9))):
+    for name, interruptions in (("whole", ()), ("parts", (25, 9))):
         folder = tmp_path / name
         for number, after in enumerate(interruptions):
             interrupted_search(folder, chosen, after, **options, resume=number > 0)
         assert search_in(folder, chosen, **options, resume=len(interruptions) > 0).run(ignore)
         mine = results(folder)
         found.append({**mine, "metrics": sorted(mine["metrics"], key=repr)})  # workers report in any order
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     assert "dropped" in found[0]["points"]
 
 
