@@ -24,9 +24,9 @@ class SearchOptions:
     @classmethod
     def of(cls, tuning: Tuning) -> SearchOptions:
         """Return the options of a search; a rate that no algorithm uses does not count."""
-        rates = ((pair.global_lr, pair.local_lr) for pair in tuning.pairs)
-        global_rates, local_rates = ((rate for rate in own if rate is not None) for own in zip(*rates, strict=True))
-        return cls(tuple(dict.fromkeys(global_rates)), tuple(dict.fromkeys(local_rates)), tuning.rungs)
+        global_rates = dict.fromkeys(pair.global_lr for pair in tuning.pairs if pair.global_lr is not None)
+        local_rates = dict.fromkeys(pair.local_lr for pair in tuning.pairs if pair.local_lr is not None)
+        return cls(tuple(global_rates), tuple(local_rates), tuning.rungs)
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON values."""
