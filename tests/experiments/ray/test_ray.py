@@ -277,7 +277,7 @@ def test_a_search_on_a_cluster_is_resumed(
         "compute": ComputeConfig("ray", ray_address=machines.address),
     }
     found = []
-    for name, interruptions in (("whole", ()), ("parts", (25, 9))):
+    for name, interruptions in (("whole", ()), ("parts", (25, 1))):
         folder = tmp_path / name
         for number, after in enumerate(interruptions):
             interrupted_search(folder, chosen, after, **options, resume=number > 0)
