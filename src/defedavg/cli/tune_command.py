@@ -18,6 +18,7 @@ from .importing import importing
 from .report_command import close_with_page
 
 if TYPE_CHECKING:
+    from ..config.study import Study
     from ..experiments.tuning_folder import TuningFolder
 
 
@@ -26,6 +27,15 @@ def _rates(option: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UserError(f"{option} {text!r} is not a comma-separated list of numbers; write it like 0.01,0.1") from None
+
+
+def _searched_study(file: Path, overrides: list[str] | None, plugin: list[Path] | None) -> Study:
+    """Load the study, with a note for every rate that the search replaces."""
+    study = opt.load_study(file, overrides, plugin)
+    for table in ("training", *study.algorithms):
+        reason = "tune tries --global-rates and --local-rates instead"
+        opt.print_notes([f"defedavg: {line}" for line in replaced(study, table, reason, ("global_lr", "local_lr"))])
+    return study
 
 
 def tune(
@@ -38,6 +48,8 @@ def tune(
     keep_all: Annotated[bool, Option("--keep-all", help="Train every pair to its end; drop none early.")] = False,
     folder: opt.Out = Path("runs"),
     force: opt.Force = False,
+    resume: opt.Resume = False,
+    checkpoint_every: opt.CheckpointEvery = None,
     executor: opt.Executor = "batched",
     ray_address: opt.RayAddress = None,
     device: opt.Device = "auto",
@@ -55,14 +67,11 @@ def tune(
     can no longer reach the target first is dropped earlier. The grid of an algorithm has only the rates that it uses.
     The results of every pair go to FOLDER/NAME-tune, and the study with the best rates of every algorithm to
     FOLDER/NAME-tune/tuned.toml; if the study sweeps tasks, fleets or targets, one for each to FOLDER/NAME-tune/tuned.
-    The study needs `stop.target_accuracy`.
+    The study needs `stop.target_accuracy`. Ctrl-C keeps everything evaluated so far; `--resume` continues.
 
     Example: `defedavg tune my.toml --set stop.target_accuracy=0.8 --local-rates 0.01,0.05,0.1`
     """
-    study = opt.load_study(file, overrides, plugin)
-    for table in ("training", *study.algorithms):
-        reason = "tune tries --global-rates and --local-rates instead"
-        opt.print_notes([f"defedavg: {line}" for line in replaced(study, table, reason, ("global_lr", "local_lr"))])
+    study = _searched_study(file, overrides, plugin)
     rates = _rates("--global-rates", global_rates), _rates("--local-rates", local_rates)
     with opt.working("preparing …"):  # shown before PyTorch is loaded
         with importing():
@@ -73,9 +82,13 @@ def tune(
 
         pairs = pairs_of(study.points(), *rates)
         compute = ComputeConfig.choose(executor, device, max_batch_jobs, memory, precision, ray_address)
+        results = folder / f"{study.name}-tune"
         tuning = Tuning(pairs, study.seeds, compute, () if keep_all else RUNGS)
-    results = folder / f"{study.name}-tune"
-    session = TuningFolder(tuning, study, results, force=force)
+        session = TuningFolder(
+            tuning, study, results, force=force, resume=resume, checkpoint_interval=checkpoint_every,
+            notify=opt.print_note,
+        )  # fmt: skip
+    opt.print_notes(tuning.sweep.notes)
     try:
         with progress_and_logs(study.name, len(pairs) * len(study.seeds), results, tensorboard) as watch:
             finished = session.run(watch)
@@ -83,7 +96,7 @@ def tune(
         opt.exit_unchanged()
     opt.print_notes(tuning.sweep.notes)
     _print_results(session, study.name, results, as_json)
-    opt.exit_if_stopped(finished)
+    opt.exit_if_stopped(finished, "continue with --resume")
 
 
 def _print_results(session: TuningFolder, name: str, results: Path, as_json: bool) -> None:

@@ -16,32 +16,25 @@ from __future__ import annotations
 import json
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import __version__
-from ..config.renamed_settings import current_label
 from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
-from ..fileio import open_regular, read_text, replacing, writing
+from ..fileio import open_regular, replacing, writing
 from ..plugins import plugin_hashes
 from ..runstore.journal import JournalPosition
-from ..runstore.layout import RunFiles
-from ..runstore.metrics import measurement, metric_of
 from ..runstore.provenance import processor_name
-from ..runstore.summary import is_whole_entry
-from ..training import Evaluation, RunState
+from ..training import RunState
 from .compute import ComputeConfig
-from .run_events import RunSpec
-from .sweep import Sweep
 
 FORMAT = "defedavg-checkpoint"
 FORMAT_VERSION = 1
@@ -255,13 +248,14 @@ class SavedSession:
     """The state of a study at a checkpoint; the default is a study that has not started.
 
     ``runs`` are the runs in progress by their position in the study, ``batch_limits`` the jobs per batch and the
-    pending updates that their batches had.
+    pending updates that their batches had. ``search`` is the state of a search for rates; None for a study.
     """
 
     metrics: JournalPosition = field(default_factory=JournalPosition)
     entries: Sequence[Mapping[str, Any]] = ()
     runs: Mapping[int, RunState] = field(default_factory=dict)
     batch_limits: tuple[int, int] | None = None
+    search: Mapping[str, Any] | None = None
 
     def save(self, directory: CheckpointDir, study: Study, compute: ComputeConfig) -> None:
         """Write a checkpoint."""
@@ -272,6 +266,7 @@ class SavedSession:
             "entries": list(self.entries),
             "open": [{"number": position, **run.to_json()} for position, run in self.runs.items()],
             "fit": self.batch_limits,
+            **({} if self.search is None else {"search": self.search}),
         }
         tensors = {f"{at}/{name}": tensor for at, run in self.runs.items() for name, tensor in run.tensors()}
         directory.save(state, tensors)
@@ -297,8 +292,9 @@ class SavedSession:
                 own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
                 runs[position] = RunState.from_json(record, own)
             limits = state["fit"] and (int(state["fit"][0]), int(state["fit"][1]))
-            return cls(JournalPosition(**state["metrics"]), list(state["entries"]), runs, limits), notes
-        except (KeyError, TypeError, ValueError, IndexError):
+            metrics, entries = JournalPosition(**state["metrics"]), list(state["entries"])
+            return cls(metrics, entries, runs, limits, state.get("search")), notes
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError):
             raise UserError(f"the checkpoint in {folder} is not valid; start again with --force") from None
 
 
@@ -343,50 +339,7 @@ class CheckpointWriter:
         """Whether the interval has passed."""
         return self._interval.due
 
-    def save(
-        self,
-        sweep: Sweep,
-        positions: Mapping[RunSpec, int],
-        metrics: JournalPosition,
-        entries: Sequence[Mapping[str, Any]],
-    ) -> None:
-        """Write a checkpoint of all runs in progress."""
+    def save(self, session: Callable[[], SavedSession], compute: ComputeConfig) -> None:
+        """Write a checkpoint of a session, which is collected now."""
         with self._interval.saving():
-            runs = {positions[spec]: state for spec, state in sweep.run_states().items()}
-            SavedSession(metrics, entries, runs, sweep.batch_limits).save(self._directory, self._study, sweep.compute)
-
-
-# What an earlier session left beside its checkpoints.
-
-
-def finished_results(
-    files: RunFiles, expected: Iterable[tuple[str, int, str]]
-) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
-    """Return the entries and the provenance of a finished study; None if it is not finished.
-
-    Raise ``UserError`` unless the entries are whole and those of the runs ``expected``: label, seed and metric.
-    """
-    try:
-        summary = json.loads(read_text(files.summary)) if files.summary.exists() else {}
-        if summary.get("finished") is not True:
-            return None
-        entries, origin = [dict(entry) for entry in summary["runs"]], dict(summary["provenance"])
-        found = [(current_label(entry["label"]), entry["seed"], metric_of(entry)) for entry in entries]
-        valid = all(map(is_whole_entry, entries)) and sorted(found) == sorted(expected)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        valid = False
-    if not valid:
-        raise UserError(f"{files.summary} is not valid; start again with --force")
-    return entries, origin
-
-
-def evaluation_of(line: Mapping[str, Any]) -> Evaluation:
-    """Return the evaluation in a line of the metrics; a loss that was not finite is NaN again.
-
-    Raise ``KeyError`` or ``TypeError`` for a line without the numbers of an evaluation.
-    """
-    found = measurement(line)
-    if found is None or any(type(line[name]) not in (int, float, NoneType) for name in found.values):
-        raise TypeError("not the numbers of an evaluation")
-    values: dict[str, Any] = {**found.values}
-    return Evaluation(**{**values, "loss": float("nan") if values["loss"] is None else values["loss"]})
+            session().save(self._directory, self._study, compute)

@@ -75,3 +75,6 @@ Watch = Callable[[Event], None]
 
 ResumedRun = tuple[RunState, Sequence[Evaluation]]
 """The state of a run at the end of an earlier session, and its evaluations until then."""
+
+OnResume = Callable[[RunSpec, PausableRun], int]
+"""A callback for a resumed run: it pauses the run again if it was paused, and returns how many of its pauses ended."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cached_property
@@ -13,36 +12,28 @@ import safetensors.torch
 import torch
 
 from ..config.build import make_executor, make_simulator
-from ..config.renamed_settings import current_label, current_name
+from ..config.renamed_settings import current_label
 from ..config.study import Study, SweepPoint
 from ..errors import UserError
-from ..fileio import FolderLock, read_text, write_whole
+from ..fileio import read_text, write_whole
 from ..jsonio import finite, json_line
 from ..runstore.client_results import client_figures
 from ..runstore.in_memory import folder_of_study
-from ..runstore.journal import Journal, read_until
-from ..runstore.layout import RunFiles
+from ..runstore.journal import JournalPosition
 from ..runstore.metrics import metric_field
 from ..runstore.provenance import provenance
 from ..runstore.reader import PartitionCounts, RunFolder
-from ..runstore.replacement import Replacement
 from ..runstore.summary import run_entry
-from ..runstore.writer import begin_run, check_folder, write_client_rows, write_partition, write_summary
+from ..runstore.writer import write_client_rows, write_partition, write_summary
 from ..tasks import class_counts
 from ..training import Evaluation
-from .checkpointing import (
-    CheckpointDir,
-    CheckpointWriter,
-    SavedSession,
-    check_study,
-    evaluation_of,
-    finished_results,
-)
+from .checkpointing import SavedSession
 from .compute import ComputeConfig
-from .deferred_stop import DeferredStop
+from .earlier_results import evaluations_by_run, finished_results
 from .plan_files import PlanFile
 from .run_clients import client_rows_of
 from .run_events import Event, RunFinished, RunSpec, Watch
+from .session_folder import SessionFolder
 from .simulation import Simulation
 from .sweep import Sweep
 
@@ -53,9 +44,7 @@ EVALUATION_FIELDS = {item.name for item in fields(Evaluation)}
 class StudyRun:
     """A study and its run folder; ``notes`` are lines for the user.
 
-    With ``resume`` it continues an earlier session, if there is one. ``checkpoint_interval`` is the real time between
-    checkpoints in seconds; None: a minute, or more if checkpoints would take more than a twentieth of the time. Ctrl-C
-    saves one, too: ``notify`` receives a line while the runs end their batch.
+    The options of sessions are those of ``SessionFolder``.
     """
 
     def __init__(
@@ -69,40 +58,25 @@ class StudyRun:
         checkpoint_interval: float | None = None,
         notify: Callable[[str], None] = lambda _line: None,
     ) -> None:
-        if force and resume:
-            raise UserError("--force starts again and --resume continues; give one of them")
         self.study = study
         self.folder = folder
         self.sweep = Sweep(compute or ComputeConfig(), self._checkpoint, on_begin=self._record_plan)
+        self._session = SessionFolder(
+            study, folder, self.sweep, force=force, resume=resume, checkpoint_interval=checkpoint_interval,
+            notify=notify,
+        )  # fmt: skip
         self.points = study.points()
         self.entries: list[dict[str, Any]] = []
         self.finished = False
         self._specs = [RunSpec(point, point.settings, seed) for point in self.points for seed in study.seeds]
         self._positions = {spec: position for position, spec in enumerate(self._specs)}
         self._plans: dict[RunSpec, PlanFile] = {}
-        self._journal: Journal | None = None
-        self._session = SavedSession()
         self._evaluations: dict[str, list[Evaluation]] = {}
-        self._stop = DeferredStop(notify)
         self._check()
         compute = self.sweep.compute
         self._origin = provenance(executor=compute.executor, device=compute.device, precision=compute.precision)
-        self._files = RunFiles(folder)
-        self._directory = CheckpointDir(self._files.checkpoints)
-        self._checkpoints = CheckpointWriter(self._directory, study, checkpoint_interval)
-        self._lock = FolderLock(folder)
-        self._old = Replacement(folder)
-        try:
-            if self._old.recover():
-                self.notes.append(f"restored the run in {folder}, which a killed process was about to replace")
-            self._resumed = resume and not self._files.is_empty()
-            if self._resumed:
-                self._resume()
-            else:
-                check_folder(folder, force=force, resumable=bool(self._directory.paths()))
-        except BaseException:
-            self._lock.release()
-            raise
+        self._files = self._session.files
+        self._session.open(self._resume)
 
     @property
     def notes(self) -> list[str]:
@@ -112,7 +86,7 @@ class StudyRun:
     @property
     def stop_requested(self) -> bool:
         """Whether Ctrl-C was pressed, even if the runs finished before they could be stopped."""
-        return self._stop.requested
+        return self._session.stop.requested
 
     def _check(self) -> None:
         """Find errors in settings, data and models before anything is written."""
@@ -131,18 +105,9 @@ class StudyRun:
     def _resume(self) -> None:
         """Load the state of an earlier session; nothing is written."""
         files = self._files
-        files.refuse_links()
-        if files.foreign() and not files.config.exists():
-            raise UserError(f"{self.folder} holds something other than a run and is not resumed; use another name")
-        if files.config.exists():
-            check_study(self.folder, read_text(files.config), self.study)
-        elif self._directory.paths():
-            SavedSession.load(self._directory, self.study, self.sweep.compute)  # refuses another study
-        elif files.has_results():
-            raise UserError(
-                f"{self.folder} holds runs, but no {files.config.name} that says of which study; use another --out or "
-                "name, or remove the folder"
-            )
+        if files.rate_points.exists():
+            raise self._is_search()
+        self._session.check_study()
         finished = finished_results(
             files,
             ((spec.label, spec.seed, self.sweep.task(spec.settings, spec.seed).metric_name) for spec in self._specs),
@@ -152,25 +117,17 @@ class StudyRun:
             self.entries, self._origin = finished
             text = read_text(files.metrics)
         else:
-            self._load_session()
-            text = read_until(files.metrics, self._session.metrics).decode()
-        for number, line in enumerate(text.splitlines(), start=1):
-            try:
-                values = {current_name(name): value for name, value in json.loads(line).items()}
-                values["label"] = current_label(values["label"])
-                evaluation = evaluation_of(values)
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                raise UserError(f"{files.metrics}, line {number} is damaged; start again with --force") from None
-            self._evaluations.setdefault(_run_key(values), []).append(evaluation)
+            self._session.load_checkpoint("study")
+            if self._session.saved.search is not None:
+                raise self._is_search()
+            self._session.check_positions(len(self._specs))
+            self.entries = [dict(entry) for entry in self._session.saved.entries]
+            text = self._session.saved_journal()
+        self._evaluations = evaluations_by_run(files.metrics, text, _run_key)
 
-    def _load_session(self) -> None:
-        session, notes = SavedSession.load(self._directory, self.study, self.sweep.compute)
-        self.notes.extend(notes)
-        if session is None:
-            self.notes.append("there is no checkpoint yet, so the study starts from the beginning")
-            return
-        self._session = session
-        self.entries = [dict(entry) for entry in session.entries]
+    def _is_search(self) -> UserError:
+        what = "holds a search for learning rates; continue it with `defedavg tune --resume`, or use another name"
+        return UserError(f"{self.folder} {what}")
 
     def _is_finished(self, spec: RunSpec) -> bool:
         return any((spec.label, spec.seed) == (current_label(entry["label"]), entry["seed"]) for entry in self.entries)
@@ -186,30 +143,19 @@ class StudyRun:
 
         A run that this one replaces is removed after the first round; if the new one ends before, it is restored.
         """
-        try:
+        with self._session.in_use():
             self._begin()
             if not self.finished:
-                self._journal = Journal(self._files.metrics, self._session.metrics)
-                try:
-                    with self._stop:
-                        self.finished = self._run(watch)
-                finally:
-                    self._journal.close()
+                with self._session.computing():
+                    self.finished = self._run(watch)
                 if self.finished:
                     self._write_summary(finished=True)
             if self.finished:
-                self._directory.clear()
-        except BaseException:
-            self._old.restore()
-            raise
-        finally:
-            self._lock.release()
+                self._session.clear_checkpoints()
         return self.finished
 
     def _begin(self) -> None:
-        if not self._resumed:
-            self._old.set_aside()
-        begin_run(self._files, self.study.to_toml())
+        self._session.begin()
         if self._partition is not None:
             write_partition(self._files, self._partition)
             self._note_unheld_classes(self._partition)
@@ -220,14 +166,14 @@ class StudyRun:
         remaining = [spec for spec in self._specs if not self._is_finished(spec)]
         resumed = {
             self._specs[position]: (state, self._earlier(self._specs[position]))
-            for position, state in self._session.runs.items()
+            for position, state in self._session.saved.runs.items()
         }
         try:
-            for event in self.sweep.events(remaining, resumed, self._session.batch_limits):
+            for event in self.sweep.events(remaining, resumed, self._session.saved.batch_limits):
                 self._handle(event)
                 watch(event)
         except KeyboardInterrupt:
-            if self._old.pending:
+            if self._session.old.pending:
                 raise
             for event in self.sweep.interrupt():
                 self._handle(event)
@@ -240,10 +186,11 @@ class StudyRun:
     def _checkpoint(self) -> None:
         for plan in self._plans.values():
             plan.commit()
-        stopping = self._stop.requested and not self._old.pending  # before the first round there is nothing to save
-        if self._journal is not None and (self._checkpoints.due or stopping):
-            self._checkpoints.save(self.sweep, self._positions, self._journal.position(), self.entries)
-        self._stop.stop_if_requested()
+        self._session.checkpoint(self._state)
+
+    def _state(self, metrics: JournalPosition) -> SavedSession:
+        runs = {self._positions[spec]: state for spec, state in self.sweep.run_states().items()}
+        return SavedSession(metrics, self.entries, runs, self.sweep.batch_limits)
 
     def _record_plan(self, spec: RunSpec, run: Simulation) -> None:
         path = self._files.plan(spec.label, spec.seed)
@@ -251,12 +198,12 @@ class StudyRun:
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, RunFinished) or event.evaluation.round > 0:
-            self._old.commit()
+            self._session.old.commit()
         if isinstance(event, RunFinished):
             self._finish(event)
-        elif self._journal is not None:
+        else:
             head = {**_identity(event.spec), **metric_field(event.metric)}
-            self._journal.append(json_line({**head, **event.evaluation.by_name()}))
+            self._session.append({**head, **event.evaluation.by_name()})
 
     def _finish(self, event: RunFinished) -> None:
         spec, run = event.spec, event.run

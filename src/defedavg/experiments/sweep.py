@@ -23,7 +23,7 @@ from ..training.stacked_optimizer import LocalMethod
 from ..training.stacking.stacked_model import stack
 from ..training.state_memory import StateMemory, StateNeed
 from .compute import ComputeConfig, check_fallback, reference_precision
-from .run_events import Event, ResumedRun, RunEvaluated, RunFinished, RunSpec
+from .run_events import Event, OnResume, ResumedRun, RunEvaluated, RunFinished, RunSpec
 from .simulation import Simulation
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ class Sweep:
     ``checkpoint_hook`` is called whenever everything computed so far has been reported: ``run_states`` then returns the
     states of the runs in progress, and ``batch_limits`` the limits of their batches. ``pauses`` are the completed
     shares at which the receiver of the events may pause a run; a cluster must know them in advance. ``on_begin`` is
-    called with every run before it starts.
+    called with every run before it starts. ``on_resume`` is called with every run of an earlier session that can be
+    paused, before it continues: it pauses the run again if it was paused, and returns how many of its pauses ended.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Sweep:
         checkpoint_hook: CheckpointHook = lambda: None,
         pauses: Sequence[float] = (),
         on_begin: Callable[[RunSpec, Simulation], None] | None = None,
+        on_resume: OnResume = lambda _spec, _run: 0,
     ) -> None:
         self.compute = compute
         self.notes: list[str] = []
         self._pauses = tuple(pauses)
         self._checkpoint_hook = checkpoint_hook
         self._on_begin = on_begin
+        self._on_resume = on_resume
         self._scheduler: RayScheduler | None = None
         self._trainer: Trainer | None = None
         self._resumed: Mapping[RunSpec, ResumedRun] = {}
@@ -158,11 +161,11 @@ class Sweep:
 
     def run_states(self) -> dict[RunSpec, RunState]:
         """Return the states of the runs in progress, in the order in which they began; only within the hook."""
+        if self._scheduler is not None:
+            return dict(self._scheduler.states)  # with those of resumed runs that no worker has yet
         states = {}
         for spec, (run, _) in self._in_progress.items():
-            if self._scheduler is not None:
-                states[spec] = self._scheduler.states[spec]
-            elif spec in self._batched and self._trainer is not None:
+            if spec in self._batched and self._trainer is not None:
                 states[spec] = RunState.of_batched_run(self._batched[spec], self._trainer)
             elif run.schedule is not None:
                 states[spec] = RunState.of(run.executor, run.schedule, run.progress)
@@ -210,7 +213,7 @@ class Sweep:
         self._scheduler = RayScheduler(self.compute, self._pauses, self.notes)
         started = {spec: state for spec, (state, _) in self._resumed.items()}
         for event in self._scheduler.events(
-            specs, started, self._begin, self.group_of, self.state_need, self._checkpoint_hook
+            specs, started, self._begin, self._on_resume, self.group_of, self.state_need, self._checkpoint_hook
         ):
             if isinstance(event, RunFinished):
                 del self._in_progress[event.spec]
@@ -244,6 +247,7 @@ class Sweep:
             trainer.max_batch_jobs, trainer.max_pending_updates = self._limits
         for run in resumed:
             self._resumed[specs[run]][0].restore_batched_run(run, trainer)
+            self._on_resume(specs[run], run)
         others = (begin(spec) for spec in group if spec not in self._resumed)
         for run, evaluation in run_batched(others, trainer, resumed, self._checkpoint_hook):
             if evaluation is not None:

@@ -21,9 +21,9 @@ from ..config.study import SweepPoint
 from ..errors import UserError
 from ..runstore.metrics import metric_field
 from ..runstore.summary import label_with_rates
-from ..training import RunProgress, Status
+from ..training import CheckpointHook, RunProgress, Status
 from .compute import ComputeConfig
-from .run_events import Event, PausableRun, RunFinished, RunSpec, Watch
+from .run_events import Event, PausableRun, ResumedRun, RunFinished, RunSpec, Watch
 from .sweep import Sweep
 
 RUNGS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
@@ -61,6 +61,16 @@ class PairOutcome:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one run of a search stands."""
+
+    outcome: PairOutcome
+    passed: int = 0  # rungs
+    held: bool = False  # at the next one
+    last_miss: float | None = None  # when the run was last below the target
+
+
 def pairs_of(
     points: Sequence[SweepPoint], global_rates: Sequence[float], local_rates: Sequence[float]
 ) -> list[RatePair]:
@@ -68,7 +78,7 @@ def pairs_of(
     for name, rates in (("global", global_rates), ("local", local_rates)):
         if not rates or not all(0 < rate < math.inf for rate in rates):
             raise UserError(f"the {name} rates are {list(rates)}; give numbers above zero")
-        if len(set(rates)) < len(rates):
+        if len({f"{rate:g}" for rate in rates}) < len(rates):  # labels would be equal
             raise UserError(f"the {name} rates contain one twice: {list(rates)}")
     pairs = []
     for point in points:
@@ -92,7 +102,7 @@ class Tuning:
     """A search over a grid; ``outcomes`` is always up to date.
 
     ``known`` are pairs that were computed before, on all seeds. ``decided`` is called with the pairs of a setting when
-    their competition ends.
+    their competition ends. ``checkpoint_hook`` is that of the sweep; ``standings`` are then those of all runs.
     """
 
     def __init__(
@@ -109,16 +119,21 @@ class Tuning:
             raise UserError("rates are ranked by the time to a target; set stop.target_accuracy")
         self.pairs = list(pairs)
         self.seeds = tuple(seeds)
-        self.sweep = Sweep(compute, pauses=rungs)
+        self.specs = [RunSpec(pair, pair.point.settings, seed) for pair in pairs for seed in seeds]
+        self.rungs = tuple(rungs)
+        self.sweep = Sweep(compute, self._at_checkpoint, rungs, on_resume=self._on_resume)
+        self.checkpoint_hook: CheckpointHook = lambda: None
         self._known = dict(known or {})
         self.outcomes: dict[RatePair, dict[int, PairOutcome]] = {
             pair: dict(self._known.get(pair, {seed: PairOutcome() for seed in seeds})) for pair in pairs
         }
         self._decided = decided
-        self._rungs = tuple(rungs)
         self._passed: dict[RunSpec, int] = {}  # rungs
         self._paused: dict[RunSpec, PausableRun] = {}
         self._last_misses: dict[RunSpec, float] = {}  # when a run was last below the target
+        self._resumed: Mapping[RunSpec, ResumedRun] = {}
+        self._batch_limits: tuple[int, int] | None = None
+        self._to_hold: set[RunSpec] = set()  # resumed runs that were paused and have not yet begun
         settings: dict[Any, list[RatePair]] = {}
         for pair in pairs:
             settings.setdefault((pair.point.settings.algorithm, pair.point.swept), []).append(pair)
@@ -127,11 +142,11 @@ class Tuning:
 
     def run(self, watch: Watch) -> bool:
         """Search; return False if Ctrl-C stopped it, with everything known so far in ``outcomes``."""
-        pairs = [pair for pair in self.pairs if pair not in self._known]
-        specs = [RunSpec(p, p.point.settings, s) for p in pairs for s in self.seeds]
+        unknown = [spec for spec in self.specs if _pair(spec) not in self._known]
+        specs = [spec for spec in unknown if self.outcomes[_pair(spec)][spec.seed].status == "running"]
         self.sweep.check(specs)
         try:
-            for event in self.sweep.events(specs):
+            for event in self.sweep.events(specs, self._resumed, self._batch_limits):
                 self._handle(event)
                 watch(event)
                 self._compare()
@@ -144,6 +159,47 @@ class Tuning:
             return False
         return True
 
+    def resume(
+        self, standings: Sequence[Standing], runs: Mapping[int, ResumedRun], batch_limits: tuple[int, int] | None
+    ) -> None:
+        """Continue an earlier search; ``runs`` are those in progress, by their position in ``specs``."""
+        for spec, standing in zip(self.specs, standings, strict=True):
+            self.outcomes[_pair(spec)][spec.seed] = replace(standing.outcome)
+            self._passed[spec] = standing.passed
+            if standing.last_miss is not None:
+                self._last_misses[spec] = standing.last_miss
+            if standing.held:
+                self._to_hold.add(spec)
+        self._resumed = {self.specs[position]: run for position, run in runs.items()}
+        self._batch_limits = batch_limits
+        self._competing = [rivals for rivals in self._settings if self._running(rivals)]
+
+    def standings(self) -> list[Standing]:
+        """Return where every run stands, in the order of ``specs``; only within the hook of the sweep."""
+        return [
+            Standing(
+                replace(self.outcomes[_pair(spec)][spec.seed]),
+                self._passed.get(spec, 0),
+                spec in self._paused or spec in self._to_hold,
+                self._last_misses.get(spec),
+            )
+            for spec in self.specs
+        ]
+
+    def _on_resume(self, spec: RunSpec, run: PausableRun) -> int:
+        if spec in self._to_hold:
+            self._to_hold.remove(spec)
+            run.held = True
+            self._paused[spec] = run
+        return self._passed.get(spec, 0)
+
+    def _at_checkpoint(self) -> None:
+        self._compare()  # the last run that all others wait for may have been paused again without an evaluation
+        self.checkpoint_hook()
+
+    def _running(self, rivals: Sequence[RatePair]) -> int:
+        return sum(o.status == "running" for pair in rivals for o in self.outcomes[pair].values())
+
     def _handle(self, event: Event) -> None:
         spec, progress = event.spec, event.run.progress
         outcome = _outcome(progress)
@@ -152,11 +208,11 @@ class Tuning:
         self.outcomes[_pair(spec)][spec.seed] = outcome
         self._last_misses[spec] = _last_miss(progress, spec.settings.stop.target_accuracy)
         if isinstance(event, RunFinished):
-            self._passed[spec] = len(self._rungs)
+            self._passed[spec] = len(self.rungs)
             self._paused.pop(spec, None)
             return
         passed = self._passed.get(spec, 0)
-        reached = passed < len(self._rungs) and event.completed_share >= self._rungs[passed]
+        reached = passed < len(self.rungs) and event.completed_share >= self.rungs[passed]
         if event.pausable is not None and reached:
             event.pausable.held = True
             self._paused[spec] = event.pausable
@@ -164,7 +220,7 @@ class Tuning:
     def _compare(self) -> None:
         """Where all runs of a setting have paused or ended, drop some pairs and let the others continue."""
         for rivals in list(self._competing):
-            running = sum(o.status == "running" for pair in rivals for o in self.outcomes[pair].values())
+            running = self._running(rivals)
             if not running:
                 self._competing.remove(rivals)
                 if self._decided is not None:
@@ -178,7 +234,7 @@ class Tuning:
         left = [pair for pair in rivals if not self._is_dropped(pair)]
         left.sort(key=lambda pair: score(self.outcomes[pair].values()))
         kept = left
-        if any(self._rungs[self._passed.get(spec, 0)] >= HALVING for spec in paused):
+        if any(self.rungs[self._passed.get(spec, 0)] >= HALVING for spec in paused):
             kept = left[: math.ceil(len(left) / 2)]
         missed, soonest, _ = score(self.outcomes[left[0]].values())
         if not missed:  # the time of the best pair is final
@@ -189,7 +245,7 @@ class Tuning:
             self._passed[spec] = self._passed.get(spec, 0) + 1
             if _pair(spec) not in kept:
                 run.progress.status = Status.DROPPED
-                self.outcomes[_pair(spec)][spec.seed].status = str(Status.DROPPED)
+                self.outcomes[_pair(spec)][spec.seed] = _outcome(run.progress)  # final, even before the run ends
 
     def _earliest(self, pair: RatePair) -> float:
         """Return the mean time to the target if every run without a hit held it from its last miss on."""

@@ -20,12 +20,12 @@ from ..experiments.checkpointing import (
     DamagedError,
     changed_hardware,
     environment,
-    evaluation_of,
     other_options,
     read_checkpoint,
     write_checkpoint,
 )
 from ..experiments.compute import ComputeConfig
+from ..experiments.earlier_results import evaluation_of
 from ..experiments.run_events import ResumedRun, RunSpec
 from ..experiments.simulation import Simulation
 from ..experiments.sweep import Sweep

@@ -78,9 +78,9 @@ def begin_run(files: RunFiles, config: str) -> None:
 
 
 def write_summary(
-    files: RunFiles, name: str, origin: Mapping[str, Any], results: Mapping[str, Sequence[Any]], *, finished: bool
+    files: RunFiles, name: str, origin: Mapping[str, Any], results: Mapping[str, Any], *, finished: bool
 ) -> None:
-    """Write summary.json: ``results`` are the ``runs`` of a study or the ``best`` pairs of a search for rates."""
+    """Write summary.json: ``results`` are the ``runs`` of a study, or what a search for rates found and its options."""
     head = {"name": name, "version": __version__, "finished": finished, "provenance": dict(origin)}
     text = json.dumps({**head, **finite(results)}, indent=1, allow_nan=False) + "\n"
     write_whole(files.summary, text.encode())

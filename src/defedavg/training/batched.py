@@ -261,8 +261,10 @@ class _ActiveRuns:
         """Merge what can be merged, and return all new versions, those of started runs first."""
         # A merge needs at least one trained job. Fewer merges than jobs in a batch would leave the next batch unfilled.
         most = max(MIN_NEW_VERSIONS, self._trainer.max_batch_jobs)
-        limit = max(1, min(most, self._trainer.max_new_versions // max(1, len(self.runs))))
-        return self._started + [(run, pending) for run in self.runs if run.running for pending in run.advance(limit)]
+        # A resumed computation has no ended runs, so these do not count.
+        running = [run for run in self.runs if run.running]
+        limit = max(1, min(most, self._trainer.max_new_versions // max(1, len(running))))
+        return self._started + [(run, pending) for run in running for pending in run.advance(limit)]
 
     def next_batch(self) -> Batch:
         """Return the jobs to train next; drops ended runs, and starts queued ones while the batch has free slots."""

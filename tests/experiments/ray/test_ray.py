@@ -28,6 +28,7 @@ from defedavg.experiments.study_run import StudyRun
 from defedavg.experiments.sweep import Sweep
 from defedavg.experiments.tune import Tuning, pairs_of
 from helpers.interrupted_studies import InterruptionError, assert_same, ignore, interrupt_after, uninterrupted
+from helpers.rate_searches import interrupted_search, results, search_in
 from helpers.shifted_inputs import TASK_FILE
 from helpers.user_code import write_user_code
 
@@ -262,6 +263,29 @@ def test_a_study_on_a_cluster_is_resumed(machines: Machines, tmp_path: Path) -> 
         lines = sorted((folder / "metrics.jsonl").read_text().splitlines(), key=lambda line: line.partition('"acc')[0])
         (folder / "metrics.jsonl").write_text("\n".join(lines))
     assert_same(truth, tmp_path / "interrupted")
+
+
+@pytest.mark.parametrize("state_seconds", [0.0, 30.0])
+def test_a_search_on_a_cluster_is_resumed(
+    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_seconds: float
+) -> None:
+    """A paused run pauses again, whether its last state is that of the pause or an earlier one."""
+    monkeypatch.setattr(scheduler, "STATE_SECONDS", state_seconds)
+    chosen = study(name="x", stop={"target_accuracy": 0.8, "max_rounds": 40, "eval_every_rounds": 2})
+    options: dict[str, Any] = {
+        "rates": ((0.1, 1.0), (0.001, 0.05, 0.1)),
+        "compute": ComputeConfig("ray", ray_address=machines.address),
+    }
+    found = []
+    for name, interruptions in (("whole", ()), ("parts", (25, 1))):
+        folder = tmp_path / name
+        for number, after in enumerate(interruptions):
+            interrupted_search(folder, chosen, after, **options, resume=number > 0)
+        assert search_in(folder, chosen, **options, resume=len(interruptions) > 0).run(ignore)
+        mine = results(folder)
+        found.append({**mine, "metrics": sorted(mine["metrics"], key=repr)})  # workers report in any order
+    assert found[0] == found[1]
+    assert "dropped" in found[0]["points"]
 
 
 def test_user_code_runs_on_a_cluster(machines: Machines, plugin: Path, tmp_path: Path) -> None:

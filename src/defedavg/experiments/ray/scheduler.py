@@ -18,7 +18,7 @@ from ...tasks import Data, Task
 from ...training import CheckpointHook, EvalCounters, RunProgress, RunState, Status
 from ...training.state_memory import StateNeed
 from ..compute import ComputeConfig
-from ..run_events import Event, RunEvaluated, RunFinished, RunSpec
+from ..run_events import Event, OnResume, RunEvaluated, RunFinished, RunSpec
 from ..simulation import Simulation
 from .connection import WorkerSlots, connect, versions, worker_slots
 from .worker import RayWorker, RunAssignment, StoredData, WorkerConfig
@@ -91,13 +91,14 @@ class RayScheduler:
         specs: Sequence[RunSpec],
         started: Mapping[RunSpec, RunState],
         begin: Callable[[RunSpec], Simulation],
+        on_resume: OnResume,
         group_of: Callable[[RunSpec], Hashable],
         need_of: Callable[[Sequence[RunSpec]], StateNeed],
         checkpoint_hook: CheckpointHook,
     ) -> Iterator[Event]:
         """Compute all runs and yield their events; ``started`` are the states of resumed runs."""
         connect(self._compute.ray_address)
-        self._begin, self._group_of = begin, group_of
+        self._begin, self._on_resume, self._group_of = begin, on_resume, group_of
         groups: dict[Hashable, list[RunSpec]] = {}
         for spec in specs:
             groups.setdefault(group_of(spec), []).append(spec)
@@ -232,22 +233,26 @@ class RayScheduler:
 
     def _assign_run(self, worker: WorkerHandle, spec: RunSpec) -> None:
         if spec not in self._remote:
-            self._remote[spec] = RemoteRun(self._numbers[spec], self._begin(spec))
+            remote = self._remote[spec] = RemoteRun(self._numbers[spec], self._begin(spec))
+            if spec in self.states:
+                remote.released = self._on_resume(spec, remote)
         remote = self._remote[spec]
         if spec not in self.states:
             self.states[spec] = RunState(EvalCounters(), 0, None, None, dict(remote.run.executor.versions))
         remote.worker, worker.idle, worker.runs[spec] = worker, False, None
-        if remote.progress.status is Status.DROPPED:
-            remote.passed -= 1  # the new worker does not know of it
-        state = self.states[spec]
-        known = tuple(e for e in remote.progress.evaluations if e.round <= state.counters.newest[0])
+        # The new worker is told of every pause that ended; it then receives the command that drops the run.
+        remote.passed = remote.released - (remote.progress.status is Status.DROPPED)
+        state, evaluations = self.states[spec], remote.progress.evaluations
+        known = tuple(e for e in evaluations if e.round <= state.counters.newest[0])
+        reported = evaluations[-1].round if evaluations else -1
         task = self._put_task(remote.run.task)
         group = self._group_of(spec)
         worker.actor.assign.remote(
             RunAssignment(
-                remote.number, group, spec.settings, spec.seed, task, state, known, remote.passed, self._needs[group]
+                remote.number, group, spec.settings, spec.seed, task, state, known, reported, remote.passed,
+                remote.held, self._needs[group],
             )
-        )
+        )  # fmt: skip
 
     def _put_task(self, task: Task) -> Any:
         """Put a task into the object store once; tasks that share data share its copy there."""

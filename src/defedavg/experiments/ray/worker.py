@@ -64,7 +64,9 @@ class RunAssignment:
     task: Any  # a reference to the object store
     state: RunState | None
     evaluations: tuple[Evaluation, ...]  # until that state
-    passed: int  # pauses before that state
+    reported: int  # the round of the last evaluation that the scheduler has, perhaps after that state; -1: none
+    passed: int  # pauses that ended
+    held: bool  # whether the run is paused at that evaluation
     need: StateNeed  # of the group
 
 
@@ -302,6 +304,8 @@ class RayWorker:
             active[batched] = run
             if assignment.state is not None:
                 assignment.state.restore_batched_run(batched, trainer)
+            if assignment.evaluations:
+                self._pause(run, assignment.evaluations[-1])
             return batched
 
         def report() -> None:
@@ -328,10 +332,18 @@ class RayWorker:
                 self._mailbox.changed.wait_for(lambda: numbers & self._mailbox.commands.keys() or self._has_next(group))
 
     def _pause(self, active: ActiveRun, evaluation: Evaluation) -> None:
-        """Pause a run at the next of its pauses, unless the command for it has already arrived."""
-        pauses, batched = self._config.pauses, active.batched
-        if batched is not None and not batched.held and active.passed < len(pauses):
-            batched.held = completed_share(active.assignment.settings, evaluation) >= pauses[active.passed]
+        """Pause a run at the next of its pauses, unless the command for it has already arrived.
+
+        Of an evaluation that the scheduler has received before, it has decided whether the run pauses there.
+        """
+        pauses, batched, assignment = self._config.pauses, active.batched, active.assignment
+        if batched is None or batched.held:
+            return
+        if evaluation.round <= assignment.reported:
+            unchanged = evaluation.round == assignment.reported and active.passed == assignment.passed
+            batched.held = assignment.held and unchanged
+        elif active.passed < len(pauses):
+            batched.held = completed_share(assignment.settings, evaluation) >= pauses[active.passed]
 
     def _apply_commands(self, active: dict[BatchedRun, ActiveRun]) -> None:
         """Apply the scheduler's commands and report runs that have ended."""
