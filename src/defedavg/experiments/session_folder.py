@@ -88,7 +88,7 @@ class SessionFolder:
             )
 
     def load_checkpoint(self, what: str) -> None:
-        """Load the last checkpoint, if there is one; ``what`` starts from the beginning otherwise is for a note."""
+        """Load the last checkpoint; if there is none, add a note that ``what`` starts from the beginning."""
         session, notes = SavedSession.load(self._directory, self._study, self._sweep.compute)
         self._sweep.notes.extend(notes)
         if session is None:
