@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from defedavg.report.marked_tables import with_tables
 from defedavg.report.seed_figures import SeedFigure, over_seeds
+from defedavg.suite.benchmark import FLEETS
 from defedavg.suite.cell_files import stored_cells
 from defedavg.suite.findings import (
     STUDIES,
     n_figures,
     n_summary,
+    rank_correlation,
     read_studies,
     slow_figures,
     tables,
     tuning_figures,
 )
-from defedavg.suite.leaderboard import boards, leaders, records, row
+from defedavg.suite.leaderboard import Board, boards, leaders, records, relative_times
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 TEXT = re.sub(r"\s+", " ", PAGE)
 CELLS = stored_cells(ROOT / "results" / "suite")[0]
 FOUND = read_studies(ROOT / "results" / "findings")
-BOARDS = {board.fleet.name: board for board in boards(CELLS) if board.task.name == "digits-pairs"}
-FLIGHTS = {board.fleet.name: board for board in boards(CELLS) if board.task.name == "flights"}
+BOARDS = boards(CELLS)
+RELATIVE = relative_times(BOARDS)
 
 
 def test_the_tables_are_those_of_the_stored_results() -> None:
@@ -49,68 +52,114 @@ def test_the_text_beside_the_tables_is_short() -> None:
     assert len(text.split()) <= 900
 
 
-def test_the_leaders_on_the_papers_fleet_are_the_last_on_phones() -> None:
-    paper, phones = ({cell["algorithm"]: row(cell) for cell in BOARDS[name].cells} for name in ("paper", "phones"))
-    assert list(paper)[:2] == ["asofed", "area"]
-    assert f"({paper['asofed'][1]} and {paper['area'][1]}; FedAvg: {paper['fedavg'][1]})" in TEXT
-    best = {
-        cell["algorithm"]: over_seeds(records(cell), "best_accuracy").mean or 0.0 for cell in BOARDS["phones"].cells
+def of_fleet(name: str) -> list[Board]:
+    return [board for board in BOARDS if board.fleet.name == name]
+
+
+def held_by_all_seeds(algorithm: str, *fleets: str) -> list[float]:
+    """Return the relative times of an algorithm where all seeds held the target."""
+    pairs = zip(BOARDS, RELATIVE[algorithm], strict=True)
+    found = [each for board, each in pairs if each is not None and board.fleet.name in (fleets or FLEETS)]
+    return [ratio for ratio, seeds in found if seeds == 3]
+
+
+def listed(values: Iterable[str]) -> str:
+    *first, last = values
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def test_five_tasks_are_complete() -> None:
+    assert len(BOARDS) == 15
+    assert {len(board.cells) for board in BOARDS} == {17}
+    assert "five tasks and three fleets" in TEXT
+
+
+def test_how_reliably_the_target_is_held() -> None:
+    held = {name: len(held_by_all_seeds(name)) for name in RELATIVE}
+    ranked = sorted(held, key=lambda name: -held[name])
+    assert ranked[:4] == ["defedavg-iid", "fedavg", "mifa", "defedavg-niid"]
+    assert [held[name] for name in (*ranked[:4], "fedbuff")] == [14, 13, 13, 13, 12]
+    assert max(held[name] for name in ranked[4:]) == 12
+    assert ranked[-2:] == ["quafl", "favano"]
+    last = f"QuAFL in {held['quafl']}, FAVANO in {held['favano']}"
+    assert f"in 14 of the 15 cases (FedAvg, MIFA and DeFedAvg-nIID in 13, FedBuff in 12, {last})" in TEXT
+    own = held_by_all_seeds("defedavg-iid")
+    assert f"{median(own):.2f} times as long as the fastest in the median, {max(own):.1f} times at most" in TEXT
+
+
+def test_who_is_near_the_fastest_on_the_papers_fleet() -> None:
+    complete = {name: times for name in RELATIVE if len(times := held_by_all_seeds(name, "paper")) == 5}
+    near = {name for name, times in complete.items() if max(times) < 1.8}
+    assert near == {"defedavg-iid", "fedbuff", "ca2fl", "delay-adaptive-sgd", "ringmaster"}
+    assert f"at most {max(max(complete[name]) for name in near):.2f} times its time. " in TEXT
+    ranges = {
+        name: f"{min(complete[name]):.3g} to {max(complete[name]):.3g}" for name in ("fedavg", "defedavg-niid", "mifa")
     }
-    assert len(best) == 17
-    assert sorted(best, key=lambda name: best[name])[:2] == ["asofed", "area"]
-    assert f"({phones['asofed'][4]} and {phones['area'][4]})" in TEXT
-
-
-def test_the_first_eight_are_within_their_deviations() -> None:
-    times = [over_seeds(records(cell), "first_hit_seconds") for cell in BOARDS["paper"].cells[:9]]
-    means, deviations = [time.mean or 0.0 for time in times], [time.sd or 0.0 for time in times]
     assert (
-        f"between {means[0]:.2f} s and {means[7]:.2f} s, with deviations of at least {min(deviations[:8]):.2f} s"
-        in TEXT
+        f"FedAvg needs {ranges['fedavg']}, DeFedAvg-nIID {ranges['defedavg-niid']}, MIFA {ranges['mifa']} times" in TEXT
     )
-    assert means[7] - means[0] < min(deviations[:8]) < means[8] - means[0]
-    assert leaders(BOARDS["paper"]) == BOARDS["paper"].cells[:8]
 
 
-def test_one_algorithm_holds_the_target_on_phones_with_all_seeds() -> None:
-    held = [c for c in BOARDS["phones"].cells if over_seeds(records(c), "first_hit_seconds").count == 3]
-    assert [cell["algorithm"] for cell in held] == ["defedavg-iid"]
-    assert row(held[0])[1] in TEXT
+def test_fadas_is_first_on_equal_devices_only() -> None:
+    first = [board.task for board in of_fleet("equal") if [c["algorithm"] for c in leaders(board)] == ["fadas"]]
+    assert len(first) == 3  # "the fastest on three of five tasks"
+    assert "fadas" not in {cell["algorithm"] for board in of_fleet("paper") for cell in leaders(board)}
+    assert len(held_by_all_seeds("fadas", "paper")) == 5 - 2
 
 
-def test_the_orders_on_flights() -> None:
-    equal, paper, phones = (
-        {cell["algorithm"]: row(cell) for cell in FLIGHTS[name].cells} for name in ("equal", "paper", "phones")
-    )
-    assert [cell["algorithm"] for cell in leaders(FLIGHTS["paper"])] == ["fedasync"]
-    assert f"({paper['fedasync'][1]})" in TEXT
-    assert [cell["algorithm"] for cell in leaders(FLIGHTS["equal"])] == ["fedasync", "asofed", "area"]
-    assert {equal[name][1] for name in ("fedasync", "asofed", "area")} == {equal["fedasync"][1]}
-    assert f"On equal devices it ties with ASO-Fed and AREA ({equal['fedasync'][1]})" in TEXT
-    assert str(phones["fedasync"][1]).endswith("1 of 3 seeds")
-    held = [c["algorithm"] for c in FLIGHTS["phones"].cells if over_seeds(records(c), "first_hit_seconds").count == 3]
-    assert held == ["mifa"]
-    assert list(paper)[-2] == "mifa"
-    assert f"with all three seeds ({phones['mifa'][1]})" in TEXT
-    assert set(list(phones)[-2:]) == {"asofed", "area"}
-    assert phones["asofed"][4] == phones["area"][4]
-    assert f"(best accuracies {phones['area'][4]} each)" in TEXT
+def test_the_order_does_not_carry_over_to_phones() -> None:
+    orders = [[[cell["algorithm"] for cell in b.cells] for b in of_fleet(name)] for name in ("paper", "phones")]
+    found = [rank_correlation(*pair) for pair in zip(*orders, strict=True)]
+    low, high = (f"{end(each for each in found if each is not None):.2f}".replace("-", "−") for end in (min, max))
+    assert f"ρ is between {low} and {high}" in TEXT
+    slow = [time for name in ("asofed", "area") for time in held_by_all_seeds(name, "paper")]
+    assert len(slow) == 10
+    assert f"ASO-Fed and AREA need at most {max(slow):.2f} times the fastest's time" in TEXT
+    for board in of_fleet("phones"):
+        best = {cell["algorithm"]: over_seeds(records(cell), "best_accuracy").mean or 0.0 for cell in board.cells}
+        assert set(sorted(best, key=lambda name: best[name])[:2]) == {"asofed", "area"}
+        hits = [
+            over_seeds(records(c), "first_hit_seconds") for c in board.cells if c["algorithm"] in ("asofed", "area")
+        ]
+        assert [hit.count for hit in hits] == [0, 0]
 
 
-def listed(values: list[str]) -> str:
-    return f"{', '.join(values[:-1])} and {values[-1]}"
+def test_who_is_first_on_phones() -> None:
+    first = {board.task.name: leaders(board) for board in of_fleet("phones")}
+    names = {task: {cell["algorithm"] for cell in cells} for task, cells in first.items()}
+    tie = {"fedbuff", "delay-adaptive-sgd", "ringmaster"}
+    assert names == {
+        "digits-pairs": {"defedavg-iid"}, "mnist-writers": {"defedavg-iid"}, "flights": {"mifa"},
+        "fashionmnist-iid": tie, "fashionmnist-pairs": {*tie, "ace"},
+    }  # fmt: skip
+    assert "DeFedAvg-IID on `digits-pairs` and `mnist-writers`, MIFA on `flights`" in TEXT
+    assert "tie on both tasks of FashionMNIST, with ACE on `fashionmnist-pairs`" in TEXT
 
 
 def test_wrong_rates_miss_the_target_more_often_than_wrong_algorithms() -> None:
-    found = [tuning_figures(BOARDS[fleet]) for fleet in ("equal", "paper", "phones")]
+    found = [tuning_figures(board) for board in BOARDS]
     assert {(each["pairs"], each["algorithms"]) for each in found} == {(102, 17)}
     assert all(each["pairs_missed"] / 102 > each["algorithms_missed"] / 17 for each in found)
-    missed = [listed([str(each[name]) for each in found]) for name in ("pairs_missed", "algorithms_missed")]
-    assert f"{missed[0]} of 102 pairs (equal, paper, phones) against {missed[1]} of 17 algorithms" in TEXT
-    factors = [listed([f"{each[name]:.2f}" for each in found]) for name in ("pair_factor", "algorithm_factor")]
-    assert f"{factors[0]} for rates, and {factors[1]} for algorithms" in TEXT
-    flights = tuning_figures(FLIGHTS["phones"])
-    assert f"with phones {flights['pair_factor']:.2f} and {flights['algorithm_factor']:.2f})" in TEXT
+    pairs, algorithms = ([each[name] for each in found] for name in ("pairs_missed", "algorithms_missed"))
+    assert (
+        f"{min(pairs)} to {max(pairs)} of 102 pairs miss it, and {min(algorithms)} to {max(algorithms)} of 17" in TEXT
+    )
+
+
+def test_what_rates_and_algorithms_are_worth_where_the_target_is_held() -> None:
+    factors = {
+        phones: [
+            [tuning_figures(board)[name] for board in BOARDS if board.fleet.has_phones is phones]
+            for name in ("pair_factor", "algorithm_factor")
+        ]
+        for phones in (False, True)
+    }
+    assert len(factors[False][0]) == 10
+    medians = [f"{median(each):.2f}" for each in factors[False]]
+    assert f"(median factors of ten cases: {medians[0]} for rates, {medians[1]} for algorithms)" in TEXT
+    rates, algorithms = (listed(f"{each:.2f}" for each in own) for own in factors[True])
+    assert f"in four of five cases ({rates} against {algorithms})" in TEXT
+    assert sum(one < other for one, other in zip(*factors[True], strict=True)) == 4
 
 
 # Slow clients.
@@ -135,7 +184,7 @@ def test_slow_clients_are_not_behind_where_data_are_alike() -> None:
     assert f"at most {largest:.1f} points with all eight algorithms" in TEXT
     shares = [f"{100 * figures['slow_updates']:.0f}" for figures in alike.values()]
     assert shares.count("28") == 6
-    assert "six of them merge only 28 % of their updates from the slow half" in TEXT
+    assert "six merge only 28 % of their updates from the slow half" in TEXT
 
 
 def test_slow_clients_are_behind_where_they_alone_have_their_data() -> None:
