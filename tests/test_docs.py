@@ -54,7 +54,6 @@ PARSED_ONLY = {
     "defedavg suite --quick": "minutes; tests/suite computes smaller cells",
     "defedavg suite run": "hours",
     "defedavg suite check": "needs results; tests/suite has some",
-    "defedavg suite findings": "needs results; tests/suite has some",
     "defedavg theory speedup": "two minutes",
     "defedavg view": "runs until Ctrl-C; tests/report/dashboard runs it",
 }
