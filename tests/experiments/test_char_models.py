@@ -87,6 +87,15 @@ def test_no_score_depends_on_later_characters(model: str) -> None:
     assert not torch.allclose(scores[:, 4:], others[:, 4:])
 
 
+def test_the_char_mlp_sees_five_characters() -> None:
+    net, texts = build("char-mlp", (8,), 7).eval(), torch.arange(8)[None] % 7
+    changed = texts.clone()
+    changed[:, 0] = 6
+    same = [torch.equal(score, other) for score, other in zip(net(texts)[0], net(changed)[0], strict=True)]
+    assert same == [False] * 5 + [True] * 3
+    assert sum(p.numel() for p in net.parameters()) == 7 * 8 + 40 * 64 + 64 + 64 * 7 + 7
+
+
 @pytest.mark.parametrize("model", TEXT_MODELS)
 def test_images_are_refused(model: str) -> None:
     assert "needs inputs (length,) of character numbers, not (1, 8, 8)" in line_of(lambda: build(model, (1, 8, 8), 7))

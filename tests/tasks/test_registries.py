@@ -27,7 +27,9 @@ from helpers.user_errors import line_of
 
 
 def test_names() -> None:
-    assert list(MODELS) == ["cnn", "mlp", "softmax", "resnet", "transformer", "char-lstm", "char-transformer"]
+    assert list(MODELS) == [
+        "cnn", "mlp", "pooled-mlp", "softmax", "resnet", "transformer", "char-mlp", "char-lstm", "char-transformer",
+    ]  # fmt: skip
     assert list(PARTITIONS) == [
         "iid", "classes", "random-classes", "grouped-classes", "dirichlet", "shards", "sampled", "sampled-classes",
         "natural",

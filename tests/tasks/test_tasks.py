@@ -60,6 +60,8 @@ def custom(**changes: Any) -> Task:
         ("cnn", (1, 28, 28), 582_026),
         ("cnn", (3, 32, 32), 878_538),
         ("mlp", (1, 28, 28), 784 * 64 + 64 + 64 * 10 + 10),
+        ("pooled-mlp", (3, 32, 32), 768 * 64 + 64 + 640 + 10),
+        ("pooled-mlp", (1, 5, 7), 6 * 64 + 64 + 640 + 10),
         ("softmax", (1, 28, 28), 7_850),
         ("cnn", (2, 16, 19), 1632 + 51_264 + 64 * 512 + 512 + 5130),
         ("resnet", (1, 28, 28), 9 * 16 + 32 + 4672 + 14_528 + 57_728 + 650),
@@ -77,6 +79,11 @@ def test_models_have_the_right_size_and_run(name: str, shape: tuple[int, ...], c
 @pytest.mark.parametrize("shape", [(1, 15, 28), (1, 28, 15), (784,), (28, 28)])
 def test_the_cnn_refuses_small_inputs(shape: tuple[int, ...]) -> None:
     assert "at least 16x16 pixels" in line_of(lambda: build("cnn", shape, 10))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 28), (784,), (28, 28)])
+def test_the_pooled_mlp_refuses_inputs_that_it_cannot_pool(shape: tuple[int, ...]) -> None:
+    assert "at least 2x2 pixels" in line_of(lambda: build("pooled-mlp", shape, 10))
 
 
 @pytest.mark.parametrize("shape", [(1, 7, 28), (784,), (28, 28)])

@@ -224,7 +224,7 @@ def test_tokens_agree() -> None:
     assert float((found.cpu() - expected).norm() / expected.norm()) < 1e-10
 
 
-@pytest.mark.parametrize("model", ["char-lstm", "char-transformer"])
+@pytest.mark.parametrize("model", ["char-mlp", "char-lstm", "char-transformer"])
 def test_models_of_texts_agree_in_single_precision(model: str) -> None:
     texts = np.random.default_rng(0).integers(0, 20, (120, 31))
     data, parts = (texts[:, :-1], texts[:, 1:]), [np.arange(i, 120, 6) for i in range(6)]

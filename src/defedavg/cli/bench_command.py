@@ -21,7 +21,8 @@ OVERHEAD_REPEATS = 3
 
 def bench(
     model: Annotated[
-        str, Option(help="cnn, mlp, softmax, resnet, transformer, char-lstm or char-transformer.")
+        str,
+        Option(help="cnn, mlp, pooled-mlp, softmax, resnet, transformer, char-mlp, char-lstm or char-transformer."),
     ] = "cnn",
     image: Annotated[
         str, Option(metavar="C,H,W", help="Shape of the random images; for a char model, the length of the texts.")

@@ -59,7 +59,8 @@ class TaskSettings:
         "Hugging Face, or leaf:/folder",
     )
     model: str = setting(
-        "cnn", "cnn, mlp, softmax, resnet, transformer, char-lstm, char-transformer, or one of a plugin"
+        "cnn",
+        "cnn, mlp, pooled-mlp, softmax, resnet, transformer, char-mlp, char-lstm, char-transformer, or one of a plugin",
     )
     split: str = setting(
         "iid",

@@ -13,6 +13,7 @@ from math import prod
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UserError
@@ -23,7 +24,8 @@ MIN_SIDE: Final = 16  # the smallest side that leaves one pixel after two 5x5 co
 GROUPS: Final = 4  # of channels, in group normalisation
 PATCH: Final = 7  # the largest patch: 4x4 patches of 28x28 pixels
 WIDTH: Final = 64  # dimension of the transformers' tokens
-CHARACTER: Final = 8  # dimension of a character in the LSTM, as in LEAF's Shakespeare task
+CHARACTER: Final = 8  # dimension of a character in the LSTM, as in LEAF's Shakespeare task, and in the char-mlp
+CONTEXT: Final = 5  # characters from which the char-mlp predicts the next one
 UNITS: Final = 128  # of the LSTM
 
 
@@ -49,6 +51,13 @@ def _require_images(model: str, input_shape: Sequence[int], side: int) -> None:
 def mlp(input_shape: Sequence[int], classes: int) -> nn.Module:
     """Build one hidden layer of 64 units."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes))
+
+
+def pooled_mlp(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Build 2x2 average pooling and one hidden layer of 64 units; for images (C, H, W)."""
+    _require_images("pooled-mlp", input_shape, 2)
+    channels, height, width = input_shape
+    return nn.Sequential(nn.AvgPool2d(2), *mlp((channels, height // 2, width // 2), classes))
 
 
 def softmax(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -144,6 +153,30 @@ class CharLSTM(nn.Module):
         return scores
 
 
+class CharMLP(nn.Module):
+    """Texts to scores, as ``CharLSTM``; a position sees its own character and the four before it."""
+
+    def __init__(self, characters: int) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(characters, CHARACTER)
+        self.hidden = nn.Linear(CONTEXT * CHARACTER, HIDDEN)
+        self.leave = nn.Linear(HIDDEN, characters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map texts to scores; before the first character, the context is zero."""
+        known, length = self.characters(x), x.shape[1]
+        padded = F.pad(known, (0, 0, CONTEXT - 1, 0))
+        context = torch.cat([padded[:, start : start + length] for start in range(CONTEXT)], dim=2)
+        scores: Tensor = self.leave(torch.relu(self.hidden(context)))
+        return scores
+
+
+def char_mlp(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Build one hidden layer of 64 units over five characters, with scores at every position; for texts (length,)."""
+    _require_texts("char-mlp", input_shape)
+    return CharMLP(classes)
+
+
 def char_lstm(input_shape: Sequence[int], classes: int) -> nn.Module:
     """Build an LSTM of 128 units over characters, with scores at every position; for texts (length,)."""
     _require_texts("char-lstm", input_shape)
@@ -201,10 +234,10 @@ def register_model(name: str, builder: ModelBuilder) -> ModelBuilder:
     return MODELS.register(name, builder)
 
 
-for _builder in (cnn, mlp, softmax, resnet, transformer, char_lstm, char_transformer):
+for _builder in (cnn, mlp, pooled_mlp, softmax, resnet, transformer, char_mlp, char_lstm, char_transformer):
     register_model(_builder.__name__.replace("_", "-"), _builder)
 
-TEXT_MODELS: Final = ("char-lstm", "char-transformer")
+TEXT_MODELS: Final = ("char-mlp", "char-lstm", "char-transformer")
 """Their inputs are integers (length,); their outputs have one score per class at every position."""
 
 

@@ -12,7 +12,9 @@ from .datasets.builtin_datasets import DATASETS
 from .datasets.dataset import HUB_PREFIX, LEAF_PREFIX
 from .partition import PARTITIONS, check_options, needs_users
 
-BUILT_IN_MODELS: Final = ("cnn", "mlp", "softmax", "resnet", "transformer", "char-lstm", "char-transformer")
+BUILT_IN_MODELS: Final = (
+    "cnn", "mlp", "pooled-mlp", "softmax", "resnet", "transformer", "char-mlp", "char-lstm", "char-transformer",
+)  # fmt: skip
 NORMALISATIONS: Final = ("standard", "unit", "symmetric")
 
 

@@ -39,6 +39,7 @@ def frozen() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "softmax": lambda: build("softmax", IMAGE, CLASSES),
     "mlp": lambda: build("mlp", IMAGE, CLASSES),
+    "pooled-mlp": lambda: build("pooled-mlp", IMAGE, CLASSES),
     "cnn": lambda: build("cnn", IMAGE, CLASSES),
     "resnet": lambda: build("resnet", IMAGE, CLASSES),
     "frozen": frozen,
