@@ -106,17 +106,13 @@ _DAY: Final = 86400.0
 
 
 class _Mlp(TypedDict):
-    model: str
     step_seconds: float
-    model_megabytes: float
     local_steps: int
     rate_scale: float
 
 
-_MLP: Final[_Mlp] = {
-    "model": "mlp", "step_seconds": 0.01, "model_megabytes": 0.204, "local_steps": 20, "rate_scale": 2.0,
-}  # fmt: skip
-"""On 28×28 pixels. Two cores train a thousand updates per second or more, so these tasks need no GPU."""
+_MLP: Final[_Mlp] = {"step_seconds": 0.01, "local_steps": 20, "rate_scale": 2.0}
+"""Two cores train hundreds of updates per second, so that no task needs a GPU."""
 
 TASKS: Final[Mapping[str, SuiteTask]] = {
     task.name: task
@@ -127,30 +123,30 @@ TASKS: Final[Mapping[str, SuiteTask]] = {
             local_steps=10, rate_scale=2.0, quick=True,
         ),
         SuiteTask(
-            "fashionmnist-iid", "FashionMNIST, IID, MLP", "fashionmnist", split="iid",
-            target=0.82, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, **_MLP,
+            "fashionmnist-iid", "FashionMNIST, IID, MLP", "fashionmnist", "mlp", "iid",
+            target=0.82, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, model_megabytes=0.204, **_MLP,
         ),
         SuiteTask(
-            "fashionmnist-pairs", "FashionMNIST, two classes per client, MLP", "fashionmnist", split="classes",
-            target=0.72, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, **_MLP,
+            "fashionmnist-pairs", "FashionMNIST, two classes per client, MLP", "fashionmnist", "mlp", "classes",
+            target=0.72, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, model_megabytes=0.204, **_MLP,
         ),
         SuiteTask(
-            "cifar10-dirichlet", "CIFAR-10, Dirichlet(0.5), CNN", "cifar10", "cnn", "dirichlet",
-            target=0.6, updates=6000, seconds=600.0, phone_seconds=7 * _DAY, step_seconds=0.00314, model_megabytes=3.53,
+            "cifar10-dirichlet", "CIFAR-10, Dirichlet(0.5), MLP on pooled images", "cifar10", "pooled-mlp", "dirichlet",
+            target=0.38, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, model_megabytes=0.2, **_MLP,
         ),
         SuiteTask(
             "flights", "delays of flights, 100 aircraft, MLP", "flights", "mlp", "natural",
-            target=0.79, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, step_seconds=0.01, model_megabytes=0.017,
-            local_steps=20, min_samples_per_client=40, client_test_share=0.0, rate_scale=2.0,
+            target=0.79, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, model_megabytes=0.017,
+            min_samples_per_client=40, client_test_share=0.0, **_MLP,
         ),
         SuiteTask(
-            "mnist-writers", "MNIST, 100 writers, MLP", "mnist-writers", split="natural",
-            target=0.91, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, **_MLP,
+            "mnist-writers", "MNIST, 100 writers, MLP", "mnist-writers", "mlp", "natural",
+            target=0.91, updates=6000, seconds=120.0, phone_seconds=7 * _DAY, model_megabytes=0.204, **_MLP,
         ),
         SuiteTask(
-            "shakespeare-roles", "characters of 100 roles of Shakespeare, LSTM", "shakespeare-roles", "char-lstm",
-            "natural", target=0.4, updates=6000, seconds=300.0, phone_seconds=7 * _DAY, step_seconds=0.02,
-            model_megabytes=0.33, local_steps=20, min_samples_per_client=10, client_test_share=0.0, rate_scale=10.0,
+            "shakespeare-roles", "characters of 100 roles of Shakespeare, MLP", "shakespeare-roles", "char-mlp",
+            "natural", target=0.28, updates=3000, seconds=120.0, phone_seconds=7 * _DAY, step_seconds=0.01,
+            model_megabytes=0.035, local_steps=5, min_samples_per_client=10, client_test_share=0.0, rate_scale=10.0,
         ),
     )
 }  # fmt: skip
@@ -169,7 +165,7 @@ FLEETS: Final[Mapping[str, SuiteFleet]] = {
 
 
 PHONE_TARGETS: Final[Mapping[str, float]] = {
-    "digits-pairs": 0.7, "fashionmnist-pairs": 0.6, "cifar10-dirichlet": 0.5, "mnist-writers": 0.88,
+    "digits-pairs": 0.7, "fashionmnist-pairs": 0.6, "cifar10-dirichlet": 0.32, "mnist-writers": 0.88,
 }  # fmt: skip
 """Lower targets on phones: the phones that are ready during a run do not have all classes in equal parts."""
 
