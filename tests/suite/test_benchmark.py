@@ -59,7 +59,8 @@ def test_every_algorithm_has_the_same_limits() -> None:
     for cell in select_cells(None, None, None):
         kind = algorithm(cell.algorithm)
         updates = cell.max_rounds * kind.updates_per_merge(UPDATES_PER_ROUND)
-        assert updates == cell.task.updates * (10 if cell.algorithm == "asysg" else 1)
+        gradients = 5 if cell.task.name == "shakespeare-roles" else 10  # an update of the others has five steps there
+        assert updates == cell.task.updates * (gradients if cell.algorithm == "asysg" else 1)
         assert cell.seconds == select_cells([cell.task.name], [cell.fleet.name], ["fedavg"])[0].seconds
 
 

@@ -30,7 +30,8 @@ UPDATES_PER_ROUND: Final = 10
 EVALUATIONS: Final = 100
 """Evaluations of a run that uses all of its updates, at most; they are equally far apart."""
 SINGLE_GRADIENTS: Final = 10
-"""Updates of a single gradient that count as one update in the limits: they teach less, but cost as many bytes."""
+"""Updates of a single gradient that count as one update of as many steps or more in the limits: they teach less, but
+cost as many bytes."""
 HELD: Final = 5
 """Evaluations in a row at the target that end a run: the time of the first of them is reported."""
 
@@ -51,7 +52,7 @@ ALGORITHM_SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {"asysg": {"concurr
 class SuiteTask:
     """A task with its target and the limits of its runs.
 
-    A run ends after ``updates`` merged updates; ``SINGLE_GRADIENTS`` updates of a single gradient count as one.
+    A run ends after ``updates`` merged updates; up to ``SINGLE_GRADIENTS`` updates of a single gradient count as one.
     ``rate_scale`` multiplies the local rates of the grid, and all rates of algorithms that have one rate only.
     """
 
@@ -199,11 +200,16 @@ class SuiteCell:
         return algorithm(self.algorithm).steps_per_job(self.task.local_steps)
 
     @property
+    def counted_as_one(self) -> int:
+        """How many of the algorithm's updates count as one in the limits."""
+        single = self.steps_per_job < self.task.local_steps
+        return min(SINGLE_GRADIENTS, self.task.local_steps) if single else 1
+
+    @property
     def max_rounds(self) -> int:
         """The rounds of a reported run, at most: those that use up its updates."""
         merged = algorithm(self.algorithm).updates_per_merge(UPDATES_PER_ROUND)
-        single = self.steps_per_job < self.task.local_steps
-        return self.task.updates * (min(SINGLE_GRADIENTS, self.task.local_steps) if single else 1) // merged
+        return self.task.updates * self.counted_as_one // merged
 
     @property
     def settings_sha256(self) -> str:

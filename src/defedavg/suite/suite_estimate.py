@@ -19,7 +19,7 @@ from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import RunFinished, RunSpec
 from ..experiments.sweep import Sweep
 from ..planning.records import Round, Stall, moment
-from .benchmark import SEEDS, SINGLE_GRADIENTS, TUNING_SEED, TUNING_SHARE, SuiteCell, grid, reported_study, tuning_runs
+from .benchmark import SEEDS, TUNING_SEED, TUNING_SHARE, SuiteCell, grid, reported_study, tuning_runs
 
 MEASURED_SECONDS: Final = 1.5
 MAX_DOUBLINGS: Final = 12
@@ -34,8 +34,8 @@ class CellWork:
 
     @property
     def equivalent(self) -> float:
-        """The updates where ``SINGLE_GRADIENTS`` of a single gradient count as one, for a speed that is given."""
-        return self.updates / (SINGLE_GRADIENTS if self.cell.steps_per_job == 1 else 1)
+        """The updates where several of a single gradient count as one, for a speed that is given."""
+        return self.updates / self.cell.counted_as_one
 
 
 def settings_of(cell: SuiteCell, plugins: Sequence[str] = ()) -> Settings:
