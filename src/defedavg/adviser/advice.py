@@ -240,7 +240,7 @@ class _Adviser:
             missed=missed,
             metric=run.value(),
             seconds=run.seconds,
-            bytes=None if interval is None or missed else interval.mean * plan.bytes_per_second,
+            bytes=None if missed else search.traffic(candidate),
             worst_decile=None if missed else _worst_decile(run.simulation.client_scores()),
             staleness=plan.stats.staleness_mean,
             steps_per_second=plan.steps_per_second,
