@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 import defedavg
 from defedavg.adviser.advice import advise
@@ -145,6 +145,29 @@ def test_the_advised_study_reaches_the_target_where_most_clients_come_late(tmp_p
     settings = config.study(tomllib.loads(advice.to_toml())).points()[0].settings
     result = defedavg.simulate("fedbuff", seed=advice.seeds[0], settings=settings.flat())
     assert result.first_hit_seconds == pytest.approx(advice.best.time.mean, rel=1e-12)
+
+
+def test_clients_of_a_task_of_your_own_hold_out_the_share_that_the_study_names() -> None:
+    inputs = np.random.default_rng(0).normal(size=(400, 5)).astype("float32")
+    targets = (inputs.sum(axis=1) > 0).astype("int64")
+    own = defedavg.make_task(
+        model=lambda: nn.Linear(5, 2),
+        train=(inputs[:300], targets[:300]),
+        test=(inputs[300:], targets[300:]),
+        clients=np.array_split(np.arange(300), CLIENTS),
+    )
+    stop = {"target_accuracy": 0.9, "max_seconds": 2.0}
+    study = {"training": STUDY["training"], "task": {"client_test_share": 0.2}, "stop": stop}
+    advice = advise(study, algorithms=["fedavg"], budget_updates=300, seeds=2, task=own)
+    assert advice.best.worst_decile is not None
+    settings = advice.advised_study().points()[0].settings.flat()
+    runs = [
+        defedavg.simulate("fedavg", task=own, seed=seed, settings=settings)
+        for seed in advice.seeds[: advice.best.seeds]
+    ]
+    assert advice.best.time is not None
+    assert math.prod(each.seconds for each in runs) == pytest.approx(advice.best.time.mean ** len(runs), rel=1e-9)
+    assert runs[0].client_scores is not None
 
 
 def test_a_distant_limit_of_simulated_time_has_advice_that_can_be_loaded() -> None:

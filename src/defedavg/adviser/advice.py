@@ -141,10 +141,11 @@ class _Adviser:
         return self._result(search, screening, constants, excluded, holders, task.metric_name, shortage, budget.began)
 
     def _task(self) -> Task:
-        from ..config.build import build_task
+        from ..config.build import build_task, with_client_tests
 
         self.report("building the task", 0.0, None)
-        task = build_task(self.base, self.seed) if self.own_task is None else self.own_task
+        own, base = self.own_task, self.base
+        task = build_task(base, self.seed) if own is None else with_client_tests(own, base, self.seed)
         if task.classes is None and task.metric is None:
             raise UserError("the task has no classes and no metric, so no target can be reached; give it a metric")
         return task
