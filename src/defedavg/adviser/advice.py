@@ -15,6 +15,7 @@ from ..config import study as config
 from ..config.study import Study
 from ..errors import UserError, counted, unknown
 from ..experiments.compute import ComputeConfig
+from ..experiments.deferred_stop import DeferredStop
 from ..tasks import Task
 from .arguments import checked_budget, checked_seeds, checked_study
 from .budgets import AskedBudget
@@ -53,7 +54,7 @@ def advise(
     of updates give the same advice. The search trains less than one update more than the budget, and in real time one
     batch at most (a model that is trained one client at a time: one round). ``seeds``, 1 to 100, are used at most, from
     ``seed`` on, by default the study's first. ``task`` is a task of your own. Ctrl-C ends the search with the best so
-    far; before any candidate was raced, it raises ``KeyboardInterrupt``.
+    far; before any candidate was raced, it raises ``KeyboardInterrupt``. After the search, the first one is ignored.
     """
     began = time.monotonic()
     updates, seconds = checked_budget(budget_updates, budget_seconds)
@@ -137,8 +138,11 @@ class _Adviser:
             )
         self._follow(search, race)
         search.search()
-        shortage = None if search.ended == INTERRUPTED else budget.shortage(search)
-        return self._result(search, screening, constants, excluded, holders, task.metric_name, shortage, budget.began)
+        with DeferredStop(lambda _: self.report("writing reasons; Ctrl-C again stops at once", 1.0, 0.0)):
+            shortage = None if search.ended == INTERRUPTED else budget.shortage(search)
+            return self._result(
+                search, screening, constants, excluded, holders, task.metric_name, shortage, budget.began
+            )
 
     def _task(self) -> Task:
         from ..config.build import build_task, with_client_tests
