@@ -78,6 +78,8 @@ class _Adviser:
         compute: ComputeConfig,
         progress: Progress | None,
     ) -> None:
+        if isinstance(algorithms, str):
+            raise UserError(f"algorithms is {algorithms!r}; pass a list of names, such as ['fedavg', 'fedbuff']")
         if algorithms is not None and not algorithms:
             raise UserError("algorithms is empty; name at least one, or leave it out to compare all")
         for name in algorithms or ():
@@ -145,11 +147,12 @@ class _Adviser:
             )
 
     def _task(self) -> Task:
-        from ..config.build import build_task, with_client_tests
+        from ..config.build import build_task, check_clients, with_client_tests
 
         self.report("building the task", 0.0, None)
         own, base = self.own_task, self.base
         task = build_task(base, self.seed) if own is None else with_client_tests(own, base, self.seed)
+        check_clients(task, base)
         if task.classes is None and task.metric is None:
             raise UserError("the task has no classes and no metric, so no target can be reached; give it a metric")
         return task
