@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 import defedavg
 from defedavg.adviser.advice import advise
@@ -147,6 +147,33 @@ def test_the_advised_study_reaches_the_target_where_most_clients_come_late(tmp_p
     assert result.first_hit_seconds == pytest.approx(advice.best.time.mean, rel=1e-12)
 
 
+def classes_of_own() -> Task:
+    inputs = np.random.default_rng(0).normal(size=(400, 5)).astype("float32")
+    targets = (inputs.sum(axis=1) > 0).astype("int64")
+    return defedavg.make_task(
+        model=lambda: nn.Linear(5, 2),
+        train=(inputs[:300], targets[:300]),
+        test=(inputs[300:], targets[300:]),
+        clients=np.array_split(np.arange(300), CLIENTS),
+    )
+
+
+def test_clients_of_a_task_of_your_own_hold_out_the_share_that_the_study_names() -> None:
+    own = classes_of_own()
+    stop = {"target_accuracy": 0.9, "max_seconds": 2.0}
+    study = {"training": STUDY["training"], "task": {"client_test_share": 0.2}, "stop": stop}
+    advice = advise(study, algorithms=["fedavg"], budget_updates=300, seeds=2, task=own)
+    assert advice.best.worst_decile is not None
+    settings = advice.advised_study().points()[0].settings.flat()
+    runs = [
+        defedavg.simulate("fedavg", task=own, seed=seed, settings=settings)
+        for seed in advice.seeds[: advice.best.seeds]
+    ]
+    assert advice.best.time is not None
+    assert math.prod(each.seconds for each in runs) == pytest.approx(advice.best.time.mean ** len(runs), rel=1e-9)
+    assert runs[0].client_scores is not None
+
+
 def test_a_distant_limit_of_simulated_time_has_advice_that_can_be_loaded() -> None:
     advice = advised(1e15, max_seconds=1e12, eval_every_seconds=0.05)
     assert advice.best.reached
@@ -238,6 +265,24 @@ def test_a_fleet_that_is_never_available_is_refused(tmp_path: Path) -> None:
 def test_what_advice_is_for_must_be_stated_once(study: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         advise(study, algorithms=ALGORITHMS, budget_updates=2000, task=task())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"study": {**STUDY, "clients": {"num_clients": 3}}, "task": classes_of_own()},
+            "the task has 6 clients but clients.num_clients is 3; remove that setting",
+        ),
+        ({"task": 5}, "task is int; pass what make_task returns"),
+        ({"algorithms": "fedavg"}, "algorithms is 'fedavg'; pass a list of names"),
+    ],
+    ids=["clients", "task", "algorithms"],
+)
+def test_arguments_from_python_that_do_not_fit_are_one_line(changes: dict[str, Any], words: str) -> None:
+    arguments: dict[str, Any] = {"study": STUDY, "algorithms": ALGORITHMS, "task": task(), **changes}
+    with pytest.raises(UserError, match=words):
+        advise(arguments.pop("study"), budget_updates=300, **arguments)
 
 
 def test_the_command_writes_a_study_that_runs(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_the_page_of_an_advice_without_a_hit_advises_nothing(tmp_path: Path, ope
         "no candidate reached 30 %; the best so far, late: not reached by"
     )
     assert "No candidate reached the target" in page.text_content("#front")
+    assert not page.locator("p.how:has(#front-note)").is_visible()  # it explains a picture that is not there
     assert page.locator("#ranking tr.best").count() == 0
     assert page.locator("#ranking tbody tr").first.locator("td").last.text_content() == "best so far; not advised"
 

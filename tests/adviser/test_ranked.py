@@ -16,7 +16,9 @@ from defedavg.adviser.confidence import TimeInterval
 from defedavg.adviser.ranked import MissedRun, RankedCandidate
 from defedavg.adviser.recommendation import Advice
 from defedavg.adviser.search import INTERRUPTED
+from defedavg.config.build import make_plan, make_simulator
 from defedavg.jsonio import finite
+from defedavg.planning.plan_stats import summarise
 from helpers.page_data import page_data
 
 LATE = MissedRun(seed=0, seconds=0.3, bytes=3e6, metric=0.451, first_hit_seconds=None, diverged_at=None)
@@ -49,6 +51,14 @@ def real() -> Advice:
         "stop": {"target_accuracy": 0.3, "max_seconds": 0.5},
     }
     return advise(study, algorithms=["fedavg"], budget_updates=300, seeds=1)
+
+
+def bytes_sent(advice: Advice, each: RankedCandidate, seconds: float) -> float:
+    """Return what a run of a candidate sends, up and down, until its last merge before a time."""
+    own = replace(advice, ranking=(each,)).advised_study().points()[0].settings
+    rounds = sum(each.time <= seconds for each in make_plan(own, 0, 1000).rounds)
+    stats = summarise(make_plan(own, 0, rounds), make_simulator(own, 0).fleet)
+    return stats.uplink_bytes + stats.downlink_bytes
 
 
 def with_ranking(*ranking: RankedCandidate) -> Advice:
@@ -95,11 +105,27 @@ def test_the_advice_stores_what_is_known_of_a_real_run_that_missed() -> None:
     assert miss.time is None
     (run,) = miss.missed
     assert (run.seed, run.seconds, run.metric) == (0, miss.seconds, miss.metric)
-    assert run.bytes == pytest.approx(run.seconds / hit.time.mean * (hit.bytes or 0.0) if hit.time else 0.0, rel=1e-6)
+    assert run.bytes == pytest.approx(bytes_sent(real(), miss, run.seconds), rel=0.05)  # the run ended between merges
+    assert run.bytes > (hit.bytes or 0.0)
     stored = json.loads(json.dumps(finite(advice_json(real(), {}))))["ranking"]
     assert stored[0]["missed"] == []
     assert stored[1]["missed"][0]["seconds"] == run.seconds
     assert (stored[1]["reached"], stored[1]["time"], stored[1]["bytes"]) == (False, None, None)
+
+
+def test_the_traffic_is_that_of_a_run_until_the_target_from_its_start_on() -> None:
+    training = {"updates_per_round": [2], "local_steps": [5], "local_lr": [0.03], "global_lr": [1.0]}
+    study: dict[str, Any] = {
+        "task": {"model": "softmax"},
+        "clients": {"num_clients": 6},
+        "training": training,
+        "stop": {"target_accuracy": 0.4, "max_seconds": 0.5},
+    }
+    advice = advise(study, algorithms=["fedbuff", "defedavg-iid"], budget_updates=300, seeds=1)
+    hits = [each for each in advice.ranking if each.time is not None]
+    assert {each.algorithm for each in hits} == {"fedbuff", "defedavg-iid"}
+    for each in hits:
+        assert each.bytes == pytest.approx(bytes_sent(advice, each, each.seconds), rel=1e-9)
 
 
 def test_a_candidate_that_missed_a_seed_is_not_on_the_pareto_front_and_beats_no_other() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from defedavg.adviser import advice as adviser
-from defedavg.adviser import constants
+from defedavg.adviser import advice_files, constants
 from defedavg.adviser.advice import advise
 from defedavg.adviser.advice_files import folder_for_trace
 from defedavg.adviser.interruption import NothingRacedError
@@ -179,6 +181,32 @@ def test_ctrl_c_after_the_race_does_not_claim_that_nothing_was_raced(
     assert result.exit_code == 130
     assert "no candidate" not in result.stderr
     assert issubclass(NothingRacedError, KeyboardInterrupt)  # a script that catches Ctrl-C catches it too
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "code"),
+    [(adviser, "why", 0), (advice_files, "advice_json", 130)],
+    ids=["reasons", "files"],
+)
+def test_ctrl_c_after_the_search_loses_no_advice(
+    owner: Any, name: str, code: int, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    original = getattr(owner, name)
+
+    def pressed(*args: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*args, **options)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(owner, name, pressed)
+        result = CliRunner().invoke(app, words)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == code
+    assert "advice: fedavg" in result.stdout
+    folder = tmp_path / "runs" / "my-advice"
+    assert {each.name for each in folder.iterdir()} == {"advice.json", "advised.toml", "advice.html"}
 
 
 def test_the_help_describes_the_rule_by_which_candidates_continue() -> None:

@@ -15,6 +15,7 @@ from ..config import study as config
 from ..config.study import Study
 from ..errors import UserError, counted, unknown
 from ..experiments.compute import ComputeConfig
+from ..experiments.deferred_stop import DeferredStop
 from ..tasks import Task
 from .arguments import checked_budget, checked_seeds, checked_study
 from .budgets import AskedBudget
@@ -53,7 +54,7 @@ def advise(
     of updates give the same advice. The search trains less than one update more than the budget, and in real time one
     batch at most (a model that is trained one client at a time: one round). ``seeds``, 1 to 100, are used at most, from
     ``seed`` on, by default the study's first. ``task`` is a task of your own. Ctrl-C ends the search with the best so
-    far; before any candidate was raced, it raises ``KeyboardInterrupt``.
+    far; before any candidate was raced, it raises ``KeyboardInterrupt``. After the search, the first one is ignored.
     """
     began = time.monotonic()
     updates, seconds = checked_budget(budget_updates, budget_seconds)
@@ -77,6 +78,8 @@ class _Adviser:
         compute: ComputeConfig,
         progress: Progress | None,
     ) -> None:
+        if isinstance(algorithms, str):
+            raise UserError(f"algorithms is {algorithms!r}; pass a list of names, such as ['fedavg', 'fedbuff']")
         if algorithms is not None and not algorithms:
             raise UserError("algorithms is empty; name at least one, or leave it out to compare all")
         for name in algorithms or ():
@@ -137,14 +140,19 @@ class _Adviser:
             )
         self._follow(search, race)
         search.search()
-        shortage = None if search.ended == INTERRUPTED else budget.shortage(search)
-        return self._result(search, screening, constants, excluded, holders, task.metric_name, shortage, budget.began)
+        with DeferredStop(lambda _: self.report("writing reasons; Ctrl-C again stops at once", 1.0, 0.0)):
+            shortage = None if search.ended == INTERRUPTED else budget.shortage(search)
+            return self._result(
+                search, screening, constants, excluded, holders, task.metric_name, shortage, budget.began
+            )
 
     def _task(self) -> Task:
-        from ..config.build import build_task
+        from ..config.build import build_task, check_clients, with_client_tests
 
         self.report("building the task", 0.0, None)
-        task = build_task(self.base, self.seed) if self.own_task is None else self.own_task
+        own, base = self.own_task, self.base
+        task = build_task(base, self.seed) if own is None else with_client_tests(own, base, self.seed)
+        check_clients(task, base)
         if task.classes is None and task.metric is None:
             raise UserError("the task has no classes and no metric, so no target can be reached; give it a metric")
         return task
@@ -240,7 +248,7 @@ class _Adviser:
             missed=missed,
             metric=run.value(),
             seconds=run.seconds,
-            bytes=None if interval is None or missed else interval.mean * plan.bytes_per_second,
+            bytes=None if missed else search.traffic(candidate),
             worst_decile=None if missed else _worst_decile(run.simulation.client_scores()),
             staleness=plan.stats.staleness_mean,
             steps_per_second=plan.steps_per_second,

@@ -44,6 +44,8 @@ def checked_seeds(seeds: Any) -> int:
 
 def checked_study(study: Study | str | Path | Mapping[str, Any], task: Task | None) -> Study:
     """Return the study, from a file or a dictionary as well; refuse one without a target."""
+    if task is not None and not hasattr(task, "num_clients"):
+        raise UserError(f"task is {type(task).__name__}; pass what make_task returns")
     if isinstance(study, str | Path):
         study = config.load(study)
     elif isinstance(study, Mapping):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from ..config.build import with_client_tests
 from ..config.settings import MAX_COUNT, Settings
 from ..experiments.compute import ComputeConfig
 from ..experiments.run_events import RunSpec
@@ -136,6 +137,7 @@ class Race:
         self._sweep = Sweep(self.compute)
         self._trainers: dict[Hashable, Trainer | None] = {}
         self._groups: dict[tuple[GridCell, int], Hashable] = {}
+        self._own_tasks: dict[int, Task] = {}  # by seed, which draws the samples that clients hold out
         self._started = time.monotonic()  # of the race itself
 
     @property
@@ -180,7 +182,11 @@ class Race:
 
     def task_of(self, settings: Settings, seed: int) -> Task:
         """Return the task of a run."""
-        return self._sweep.task(settings, seed) if self.task is None else self.task
+        if self.task is None:
+            return self._sweep.task(settings, seed)
+        if seed not in self._own_tasks:
+            self._own_tasks[seed] = with_client_tests(self.task, settings, seed)
+        return self._own_tasks[seed]
 
     def run_of(self, candidate: GridCell, seed: int) -> RacedRun:
         """Return the run of a candidate with a seed, at its initialisation if it is new."""

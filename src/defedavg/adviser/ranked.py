@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,12 @@ class MissedRun:
     diverged_at: int | None  # the round
 
     @classmethod
-    def of(cls, seed: int, run: RacedRun, bytes_per_second: float) -> MissedRun:
+    def of(cls, seed: int, run: RacedRun, bytes_until: Callable[[float], float]) -> MissedRun:
         """Return what is known of a run that ended, or was stopped, without the target."""
         return cls(
             seed=seed,
             seconds=run.seconds,
-            bytes=run.seconds * bytes_per_second,
+            bytes=bytes_until(run.seconds),
             metric=run.value() if run.diverged_at is None else None,
             first_hit_seconds=run.simulation.progress.first_hit_seconds,
             diverged_at=run.diverged_at,

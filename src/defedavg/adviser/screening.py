@@ -23,7 +23,7 @@ from ..errors import UserError, counted
 from ..jsonio import three_digits
 from ..planning.plan import records, without_gc
 from ..planning.plan_stats import PlanStats, PlanStatsCollector
-from ..planning.records import Round
+from ..planning.records import Round, Sent
 from ..tasks import Task, class_counts
 from .candidates import AlgorithmGrid, PlanShape
 from .dropped import NO_MERGE, REFUSED, UNHEARD, nothing_left
@@ -58,6 +58,7 @@ class PlannedShape:
     steps: int  # of the merged updates
     times: NDArray[np.float64]  # of the planned rounds
     steps_by_round: NDArray[np.int64]  # merged until then
+    bytes_by_round: NDArray[np.float64]  # up and down until then, after what is sent at the start
     whole: bool = True  # until the horizon
     typical: bool = True  # whether the planned time covers a period of the clients' availability
 
@@ -87,10 +88,13 @@ class PlannedShape:
         merged = float(self.steps_by_round[rounds - 1]) if rounds else 0.0
         return merged + self.steps_per_second * max(0.0, seconds - self.seconds)
 
-    @property
-    def bytes_per_second(self) -> float:
-        """Bytes up and down per simulated second."""
-        return (self.stats.uplink_bytes + self.stats.downlink_bytes) / self.seconds
+    def bytes_until(self, seconds: float) -> float:
+        """Return the bytes up and down until a simulated time; after the planned time, at the mean rate.
+
+        Those until a merge do not include what it sends. Between merges, they grow at a constant rate.
+        """
+        known = float(np.interp(seconds, [0.0, *self.times, self.seconds], self.bytes_by_round))
+        return known + float(self.bytes_by_round[-1]) / self.seconds * max(0.0, seconds - self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +172,14 @@ class Planner:
         check, ended = rounds, False
         times: list[float] = []
         steps: list[int] = []
+        messages = [0]  # at the start, at every merge, and at the end
         with without_gc():
             for record in records(simulator, most, self.horizon):
                 collector.add(record)
+                if isinstance(record, Sent) and record.time == 0.0:
+                    messages[0] = sum(collector.clients.messages)
                 if isinstance(record, Round):
+                    messages.append(sum(collector.clients.messages))
                     times.append(record.time)
                     steps.append(sum(update.steps for update, _ in record.merge.updates))
                     if len(times) == check:
@@ -182,6 +190,7 @@ class Planner:
                         check = min(most, math.ceil(GROWTH * check))
         self.longer -= max(0, len(times) - rounds) * merged
         stats = collector.stats()
+        messages.append(sum(collector.clients.messages))
         seconds = stats.seconds if ended else self.horizon
         return PlannedShape(
             shape,
@@ -192,6 +201,7 @@ class Planner:
             sum(steps),
             np.asarray(times, np.float64),
             np.cumsum(steps, dtype=np.int64),
+            1e6 * fleet.model_megabytes * np.asarray(messages, np.float64),
             whole=not ended,
             typical=seconds >= min(fleet.period, self.horizon),
         )

@@ -62,6 +62,16 @@ class SearchState:
         hits = [seconds for seconds in self.times(candidate).values() if math.isfinite(seconds)]
         return TimeInterval.of(hits, self._resolution(candidate)) if hits else None
 
+    def traffic(self, candidate: GridCell) -> float | None:
+        """Return the mean bytes until the target; None if a seed did not reach it.
+
+        They are those of the plan on the first seed, until the time of every seed.
+        """
+        hits = self.times(candidate).values()
+        if not hits or not all(map(math.isfinite, hits)):
+            return None
+        return fmean(map(self.planned(candidate).bytes_until, hits))
+
     def ratio(self, candidate: GridCell, leader: GridCell) -> TimeInterval | None:
         """Return how many times as long as the leader a candidate takes, over the seeds of both."""
         least = math.hypot(self._resolution(candidate), self._resolution(leader))
@@ -79,7 +89,7 @@ class SearchState:
         """
         runs = {seed: run for seed in self.seeds if (run := self.run(candidate, seed)) is not None and run.hit is None}
         waited = candidate in self.missed
-        traffic = self.planned(candidate).bytes_per_second
+        traffic = self.planned(candidate).bytes_until
         return tuple(
             MissedRun.of(seed, run, traffic)
             for seed, run in runs.items()

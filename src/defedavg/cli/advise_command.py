@@ -154,6 +154,7 @@ def search_and_print(
             from ..adviser.advice import advise as find_advice
             from ..adviser.advice_files import check_advice_folder, write_advice
             from ..experiments.compute import ComputeConfig
+            from ..experiments.deferred_stop import DeferredStop
             from ..runstore.provenance import provenance
 
             check_advice_folder(results, force=force)
@@ -168,8 +169,10 @@ def search_and_print(
             compute=compute,
             progress=progress,
         )
-    write_advice(advice, results, origin)
-    _print(advice, results, as_json)
+    with DeferredStop() as stop:
+        write_advice(advice, results, origin)
+        _print(advice, results, as_json)
+        stop.stop_if_requested()
 
 
 @contextmanager

@@ -168,12 +168,17 @@ def make_executor(settings: Settings, seed: int, task: Task) -> Reference:
     """Return an executor for one run, at version 0."""
     from ..training import Reference
 
+    check_clients(task, settings)
+    return Reference(task, local_training(settings, seed), state_layout(settings, seed))
+
+
+def check_clients(task: Task, settings: Settings) -> None:
+    """Refuse a task of other clients than the settings name."""
     if task.num_clients != settings.clients.num_clients:
         raise UserError(
             f"the task has {task.num_clients} clients but clients.num_clients is {settings.clients.num_clients}; "
             "remove that setting, or make them equal"
         )
-    return Reference(task, local_training(settings, seed), state_layout(settings, seed))
 
 
 def state_layout(settings: Settings, seed: int) -> StateLayout:

@@ -99,8 +99,7 @@ class ClientTotals:
     @property
     def messages(self) -> tuple[int, int]:
         """The number of uploads, and of downloads."""
-        broadcast = self._broadcasts * self._fleet.num_clients
-        return int(self._uploads.counts().sum()), int(self._downloads.counts().sum()) + broadcast
+        return self._uploads.total, self._downloads.total + self._broadcasts * self._fleet.num_clients
 
     def traffic(self) -> tuple[Spread, Spread]:
         """Return the bytes per client, up and down."""
@@ -135,9 +134,11 @@ class _Counter:
     def __init__(self, num_clients: int) -> None:
         self._counts = np.zeros(num_clients, np.int64)
         self._new: list[int] = []
+        self.total = 0
 
     def add(self, client: int) -> None:
         """Count one more for a client."""
+        self.total += 1
         self._new.append(client)
         if len(self._new) >= FLUSH:
             self.counts()

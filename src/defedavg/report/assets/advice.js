@@ -127,6 +127,7 @@
     const points = data.ranking.filter((row) => !row.missed);
     if (!points.length) {
       $("front").textContent = "No candidate reached the target on all its seeds, so there is no time to compare. The ranking shows how far each came.";
+      $("front-note").closest("p").hidden = true;
       return Promise.resolve();
     }
     // A bound below the fastest time would be drawn on the side of the better candidates, and says nothing.
