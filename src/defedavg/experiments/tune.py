@@ -132,7 +132,7 @@ class Tuning:
         self._paused: dict[RunSpec, PausableRun] = {}
         self._last_misses: dict[RunSpec, float] = {}  # when a run was last below the target
         self._resumed: Mapping[RunSpec, ResumedRun] = {}
-        self._batch_limits: tuple[int, int] | None = None
+        self._batch_limits: Sequence[int] | None = None
         self._to_hold: set[RunSpec] = set()  # resumed runs that were paused and have not yet begun
         settings: dict[Any, list[RatePair]] = {}
         for pair in pairs:
@@ -160,7 +160,7 @@ class Tuning:
         return True
 
     def resume(
-        self, standings: Sequence[Standing], runs: Mapping[int, ResumedRun], batch_limits: tuple[int, int] | None
+        self, standings: Sequence[Standing], runs: Mapping[int, ResumedRun], batch_limits: Sequence[int] | None
     ) -> None:
         """Continue an earlier search; ``runs`` are those in progress, by their position in ``specs``."""
         for spec, standing in zip(self.specs, standings, strict=True):
