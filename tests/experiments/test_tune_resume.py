@@ -257,3 +257,17 @@ def test_how_far_a_paused_run_is_does_not_depend_on_the_memory_of_the_later_sess
     assert search_in(tmp_path / "part", chosen, compute=free, resume=True).run(ignore)
     assert results(tmp_path / "part") == expected
     assert results(finished_search(tmp_path / "free", chosen, compute=free)) != expected
+
+
+@pytest.mark.parametrize("after", [3, 20])
+def test_the_limits_of_batches_of_later_tasks_are_those_of_the_first_session(tmp_path: Path, after: int) -> None:
+    """Every model has batches of its own, and a checkpoint has the limits of the present ones only."""
+    stop = {"target_accuracy": 0.7, "max_rounds": 40, "eval_every_rounds": 1}
+    training = {"updates_per_round": 1, "local_steps": 2}
+    chosen = small(seeds=[0, 1], task={"model": ["softmax", "mlp"]}, training=training, stop=stop)
+    first = ComputeConfig(max_batch_jobs=2)
+    expected = results(finished_search(tmp_path / "whole", chosen, compute=first))
+    interrupted_search(tmp_path / "part", chosen, after, compute=first)
+    interrupted_search(tmp_path / "part", chosen, 2, compute=ComputeConfig(max_batch_jobs=64), resume=True)
+    assert search_in(tmp_path / "part", chosen, compute=ComputeConfig(), resume=True).run(ignore)
+    assert results(tmp_path / "part") == expected
