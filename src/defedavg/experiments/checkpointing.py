@@ -97,7 +97,10 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise DamagedError(first_line(error)) from None
     if _digest(header.get("state", ""), tensors) != header.get("sha256"):
         raise DamagedError("its checksum is wrong")
-    state = json.loads(header["state"])
+    try:
+        state = json.loads(header["state"])
+    except (ValueError, KeyError, RecursionError):
+        raise DamagedError("the state is not JSON") from None
     if not isinstance(state, dict):
         raise DamagedError("the state is not a JSON object")
     return state, tensors
@@ -294,8 +297,10 @@ class SavedSession:
                 runs[position] = RunState.from_json(record, own)
             limits = None if state["fit"] is None else tuple(map(_limit, state["fit"]))
             metrics, entries = JournalPosition(**state["metrics"]), list(state["entries"])
+            if not is_whole(metrics.size) or metrics.size < 0:
+                raise ValueError("not a position")
             return cls(metrics, entries, runs, limits, state.get("search")), notes
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError):
             raise UserError(f"the checkpoint in {folder} is not valid; start again with --force") from None
 
 
