@@ -235,6 +235,9 @@ def test_a_finished_search_trains_nothing(tmp_path: Path, whole: Path) -> None:
     assert results(folder) == before
     assert [decision.winner.label for decision in resumed.decisions]
     assert not (folder / "checkpoints").exists()
+    (folder / "tuned.toml").unlink()  # the command names it
+    assert search_in(folder, two_settings(), resume=True).run(ignore)
+    assert results(folder) == before
 
 
 def test_the_limits_of_batches_are_those_of_the_first_session(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ class TuningFolder:
                 with self._session.computing():
                     self.finished = self._run(watch)
             if self.finished:
+                self._write_tuned(missing_only=True)
                 self._session.clear_checkpoints()
         return self.finished
 
@@ -180,14 +181,19 @@ class TuningFolder:
         }
         return SavedSession(metrics, (), runs, sweep.batch_limits, search)
 
+    def _write_tuned(self, *, missing_only: bool = False) -> None:
+        for decision in self.decisions:
+            path = self.tuned_study(decision)
+            if not (missing_only and path.exists()):
+                write_tuned_study(path, decision.to_toml(self._study))
+
     def _save(self, *, finished: bool) -> None:
         write_lines(self._files.rate_points, self.tuning.records())
         results: dict[str, Any] = {"best": []}
         if finished:
             self.decisions = decisions_of(self.tuning)
             results = {"best": list(map(_rates, self.tuning.best())), **_rankings(self.decisions)}
-            for decision in self.decisions:
-                write_tuned_study(self.tuned_study(decision), decision.to_toml(self._study))
+            self._write_tuned()
         results["search"] = self._options.to_json()
         write_summary(self._files, self._study.name, self._origin, results, finished=finished)
 
