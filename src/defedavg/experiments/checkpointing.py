@@ -296,12 +296,16 @@ class SavedSession:
                 own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
                 runs[position] = RunState.from_json(record, own)
             limits = None if state["fit"] is None else tuple(map(_limit, state["fit"]))
-            metrics, entries = JournalPosition(**state["metrics"]), list(state["entries"])
-            if not is_whole(metrics.size) or metrics.size < 0:
-                raise ValueError("not a position")
+            metrics, entries = _position(**state["metrics"]), list(state["entries"])
             return cls(metrics, entries, runs, limits, state.get("search")), notes
         except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError):
             raise UserError(f"the checkpoint in {folder} is not valid; start again with --force") from None
+
+
+def _position(size: Any, sha256: Any) -> JournalPosition:
+    if not is_whole(size) or size < 0:
+        raise ValueError("not a size")
+    return JournalPosition(size, sha256)
 
 
 def _limit(stored: Any) -> int:

@@ -5,7 +5,7 @@ arrived. If a pair has reached the target, pairs that can no longer be faster ar
 eighth of the limit on, the worse half is dropped too (successive halving: Jamieson, Talwalkar: Non-stochastic Best Arm
 Identification and Hyperparameter Optimization, 2016). A pair is ranked by all its seeds: how many reached the target,
 their mean time to it, and otherwise their accuracy. If a run must hold the target (``stop.consecutive_hits``), the time
-of the sustained hit counts. Where seeds have data of their own, their runs are computed one after the other and none waits.
+of the sustained hit counts. Where seeds have data of their own, they are computed one after the other, and none waits.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Tuning:
         self._resumed: Mapping[RunSpec, ResumedRun] = {}
         self._batch_limits: Sequence[int] | None = None
         self._to_hold: set[RunSpec] = set()  # resumed runs that were paused and have not yet begun
-        self._apart: set[RunSpec] = set()  # runs that share no batches with all of their rivals, so do not wait for them
+        self._apart: set[RunSpec] = set()  # runs that do not share batches with all rivals, and wait for none
         settings: dict[Any, list[RatePair]] = {}
         for pair in pairs:
             settings.setdefault((pair.point.settings.algorithm, pair.point.swept), []).append(pair)
