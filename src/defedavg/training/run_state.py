@@ -45,6 +45,19 @@ def _time(value: Any) -> float:
     return float(value)
 
 
+def _counters(tally: Mapping[str, Any]) -> EvalCounters:
+    if set(tally) != set(COUNTER_KEYS.values()):
+        raise ValueError("wrong fields")
+    counters = {name: tally[key] for name, key in COUNTER_KEYS.items()}
+    for name in ("newest", "evaluated"):
+        number, seconds = counters[name]
+        counters[name] = (_count(number), _time(seconds))
+    checks = {"updates": _count, "consecutive_hits": _count, "hits_since": _time, "wall_seconds": _time}
+    counters |= {name: check(counters[name]) for name, check in checks.items()}
+    counters["staleness"] = list(map(_count, counters["staleness"]))
+    return EvalCounters(**counters)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RunState:
     """A run between two rounds."""
@@ -106,24 +119,14 @@ class RunState:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RunState:
         """Return the stored state, or raise KeyError, TypeError or ValueError if this is not one."""
-        if set(stored["tally"]) != set(COUNTER_KEYS.values()):
-            raise ValueError("wrong fields")
-        counters = {name: stored["tally"][key] for name, key in COUNTER_KEYS.items()}
-        for name in ("newest", "evaluated"):
-            number, seconds = counters[name]
-            counters[name] = (_count(number), _time(seconds))
-        for name in ("updates", "consecutive_hits"):
-            _count(counters[name])
-        for value in (counters["hits_since"], counters["wall_seconds"]):
-            _time(value)
-        counters["staleness"] = list(map(_count, counters["staleness"]))
+        counters = _counters(stored["tally"])
         for name in ("first_hit_seconds", "sustained_seconds"):
             if stored[name] is not None:
                 _time(stored[name])
         waiting = {Update(*map(_count, ids)): kept for *ids, kept in stored["waiting"]}
         vectors = [StateVector(str(name), int(index)) for name, index in stored.get("state", [])]  # absent in old ones
         return cls(
-            EvalCounters(**counters),
+            counters,
             _count(stored["updates_trained"]),
             stored["first_hit_seconds"],
             stored["sustained_seconds"],
