@@ -153,6 +153,7 @@ def test_threads_and_batch_limits_are_restored_and_other_hardware_is_reported(tm
     assert found is not None
     state, tensors = found
     assert state["fit"][0] == 5
+    state["fit"] = state["fit"][:2]  # as an earlier version saved it
     state["circumstances"] |= {"threads": 2, "hardware": "abacus"}
     directory.save(state, tensors)
     try:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from defedavg.errors import UserError
-from defedavg.experiments.checkpointing import CheckpointDir
+from defedavg.experiments.checkpointing import FORMAT, CheckpointDir
 from defedavg.experiments.compute import ComputeConfig
 from defedavg.experiments.study_run import StudyRun
 from defedavg.experiments.tune import pairs_of
-from helpers.interrupted_studies import interrupted, refuses
+from helpers.interrupted_studies import ignore, interrupted, refuses
 from helpers.rate_searches import finished_search, interrupted_search, search_in, small
 
 
@@ -129,6 +131,9 @@ def test_a_state_that_no_search_has_is_refused(unfinished: Path, field: str, val
         lambda state: state["search"].pop("runs"),
         lambda state: state["search"].pop("options"),
         lambda state: state["search"].update(options=[]),
+        lambda state: state["search"].pop("max_batch_jobs"),
+        lambda state: state["search"].update(max_batch_jobs=0),
+        lambda state: state["search"].update(max_batch_jobs="4"),
         lambda state: state["search"]["options"].update(rungs="0.5"),
         lambda state: state["search"]["options"].update(rungs=[None]),
         lambda state: state.update(search=[]),
@@ -137,11 +142,45 @@ def test_a_state_that_no_search_has_is_refused(unfinished: Path, field: str, val
         lambda state: state.update(open=[]),
         lambda state: state["open"][0].update(number=3),
         lambda state: state["open"][0].update(number=-1),
+        lambda state: state["open"][0]["tally"].update(staleness=7),
+        lambda state: state["open"][0]["tally"].update(staleness=["7"]),
+        lambda state: state["open"][0]["tally"].update(updates=[1]),
+        lambda state: state["open"][0]["tally"].update(newest=[-2.5, 0.1]),
+        lambda state: state["open"][0]["tally"].update(newest=[2, 10**400]),
+        lambda state: state["open"][0]["tally"].update(wall_seconds=None),
+        lambda state: state["open"][0].update(first_hit_seconds="soon"),
+        lambda state: state["open"][0].update(updates_trained=-1),
+        lambda state: state["metrics"].update(size=[None]),
+        lambda state: state["metrics"].update(size=-1),
+        lambda state: state.update(fit=[0, 0]),
+        lambda state: state.update(fit=[4, "4"]),
     ],
 )
 def test_a_damaged_state_is_refused(unfinished: Path, change: Callable[[dict[str, Any]], object]) -> None:
     _edit(unfinished, change)
     with refuses(unfinished, "the checkpoint in .* is not valid; start again with --force"):
+        search_in(unfinished, small(), resume=True)
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 20), (2, 10**17)])
+def test_an_update_that_no_run_has_is_refused(unfinished: Path, place: int, value: int) -> None:
+    """Of a client or a version that does not exist."""
+
+    def change(state: dict[str, Any]) -> None:
+        waiting = next(run["waiting"] for run in state["open"] if run["waiting"])
+        waiting[0][place] = value
+
+    _edit(unfinished, change)
+    with pytest.raises(UserError, match="updates that this run does not have; start again with --force"):
+        search_in(unfinished, small(), resume=True).run(ignore)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", '{"size": ' + "9" * 5000 + "}", "[]"])
+def test_a_state_that_is_not_a_json_object_is_damage(unfinished: Path, text: str) -> None:
+    for path in CheckpointDir(unfinished / "checkpoints").paths():
+        header = {"format": FORMAT, "format_version": "1", "state": text, "sha256": sha256(text.encode()).hexdigest()}
+        save_file({}, path, header)
+    with refuses(unfinished, r"no checkpoint can be used \(.*: the state is not .*JSON.*\); start again with --force"):
         search_in(unfinished, small(), resume=True)
 
 

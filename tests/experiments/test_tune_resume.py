@@ -235,6 +235,9 @@ def test_a_finished_search_trains_nothing(tmp_path: Path, whole: Path) -> None:
     assert results(folder) == before
     assert [decision.winner.label for decision in resumed.decisions]
     assert not (folder / "checkpoints").exists()
+    (folder / "tuned.toml").unlink()  # the command names it
+    assert search_in(folder, two_settings(), resume=True).run(ignore)
+    assert results(folder) == before
 
 
 def test_the_limits_of_batches_are_those_of_the_first_session(tmp_path: Path) -> None:
@@ -243,4 +246,31 @@ def test_the_limits_of_batches_are_those_of_the_first_session(tmp_path: Path) ->
     interrupted_search(tmp_path / "part", chosen, 12, compute=SMALL_BATCHES)
     later = search_in(tmp_path / "part", chosen, compute=ComputeConfig(), resume=True)
     assert later.run(ignore)
+    assert results(tmp_path / "part") == expected
+
+
+@pytest.mark.parametrize("after", [5, 40])
+def test_how_far_a_paused_run_is_does_not_depend_on_the_memory_of_the_later_session(tmp_path: Path, after: int) -> None:
+    """A run pauses after the versions that are made together, and their number depends on the memory."""
+    stop = {"target_accuracy": 0.7, "max_rounds": 40, "eval_every_rounds": 1}
+    chosen = small(seeds=[0, 1], training={"updates_per_round": 1, "local_steps": 2}, stop=stop)
+    little, free = ComputeConfig(max_batch_jobs=16, memory=2_500_000), ComputeConfig(max_batch_jobs=16)
+    expected = results(finished_search(tmp_path / "whole", chosen, compute=little))
+    interrupted_search(tmp_path / "part", chosen, after, compute=little)
+    assert search_in(tmp_path / "part", chosen, compute=free, resume=True).run(ignore)
+    assert results(tmp_path / "part") == expected
+    assert results(finished_search(tmp_path / "free", chosen, compute=free)) != expected
+
+
+@pytest.mark.parametrize("after", [3, 20])
+def test_the_limits_of_batches_of_later_tasks_are_those_of_the_first_session(tmp_path: Path, after: int) -> None:
+    """Every model has batches of its own, and a checkpoint has the limits of the present ones only."""
+    stop = {"target_accuracy": 0.7, "max_rounds": 40, "eval_every_rounds": 1}
+    training = {"updates_per_round": 1, "local_steps": 2}
+    chosen = small(seeds=[0, 1], task={"model": ["softmax", "mlp"]}, training=training, stop=stop)
+    first = ComputeConfig(max_batch_jobs=2)
+    expected = results(finished_search(tmp_path / "whole", chosen, compute=first))
+    interrupted_search(tmp_path / "part", chosen, after, compute=first)
+    interrupted_search(tmp_path / "part", chosen, 2, compute=ComputeConfig(max_batch_jobs=64), resume=True)
+    assert search_in(tmp_path / "part", chosen, compute=ComputeConfig(), resume=True).run(ignore)
     assert results(tmp_path / "part") == expected

@@ -16,6 +16,7 @@ from defedavg.experiments.sweep import Sweep
 from defedavg.experiments.tune import Tuning, pairs_of
 from helpers.command_line import call
 from helpers.interrupted_studies import InterruptionError, assert_same, ignore, interrupt_after
+from helpers.rate_searches import finished_search, interrupted_search, results, search_in
 from helpers.user_code import write_user_code
 
 
@@ -59,6 +60,24 @@ def test_rates_are_tuned_for_user_code(plugin: Path, tmp_path: Path) -> None:
     tuning = Tuning(pairs_of(study.points(), (1.0,), (0.01, 0.1)), study.seeds, ComputeConfig())
     assert tuning.run(ignore)
     assert {record["algorithm"] for record in tuning.records()} == {"fedavg", "mine"}
+
+
+def test_a_search_over_seeds_with_different_data_trains_every_pair_to_its_end(plugin: Path, tmp_path: Path) -> None:
+    """Seeds share no batches and are computed one after the other, so their runs cannot wait for each other."""
+    study = config.load(write_user_code(tmp_path, plugin), ("stop.target_accuracy=0.99",))
+    records = {}
+    for executor in ("reference", "batched"):
+        tuning = Tuning(pairs_of(study.points(), (1.0,), (0.01, 0.1)), study.seeds, ComputeConfig(executor))
+        assert tuning.run(ignore)
+        records[executor] = [{**each, "best_accuracy": None} for each in tuning.records()]  # may differ in a sample
+    assert {each["status"] for each in records["batched"]} == {"max_rounds"}
+    assert records["batched"] == records["reference"]
+    assert tuning.sweep.notes == ["data or model differ from seed to seed, so no pair of rates is dropped early"]
+    expected = results(finished_search(tmp_path / "whole", study))
+    for after in (5, 33):
+        interrupted_search(tmp_path / f"after-{after}", study, after)
+        assert search_in(tmp_path / f"after-{after}", study, resume=True).run(ignore)
+        assert results(tmp_path / f"after-{after}") == expected
 
 
 def test_the_commands_accept_user_code(tmp_path: Path) -> None:

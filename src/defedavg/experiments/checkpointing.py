@@ -32,6 +32,7 @@ from ..errors import UserError, first_line
 from ..fileio import open_regular, replacing, writing
 from ..plugins import plugin_hashes
 from ..runstore.journal import JournalPosition
+from ..runstore.metrics import is_whole
 from ..runstore.provenance import processor_name
 from ..training import RunState
 from .compute import ComputeConfig
@@ -96,7 +97,10 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise DamagedError(first_line(error)) from None
     if _digest(header.get("state", ""), tensors) != header.get("sha256"):
         raise DamagedError("its checksum is wrong")
-    state = json.loads(header["state"])
+    try:
+        state = json.loads(header["state"])
+    except (ValueError, KeyError, RecursionError):
+        raise DamagedError("the state is not JSON") from None
     if not isinstance(state, dict):
         raise DamagedError("the state is not a JSON object")
     return state, tensors
@@ -247,14 +251,14 @@ def _flat(tables: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
 class SavedSession:
     """The state of a study at a checkpoint; the default is a study that has not started.
 
-    ``runs`` are the runs in progress by their position in the study, ``batch_limits`` the jobs per batch and the
-    pending updates that their batches had. ``search`` is the state of a search for rates; None for a study.
+    ``runs`` are the runs in progress by their position in the study, ``batch_limits`` those of their sweep. ``search``
+    is the state of a search for rates; None for a study.
     """
 
     metrics: JournalPosition = field(default_factory=JournalPosition)
     entries: Sequence[Mapping[str, Any]] = ()
     runs: Mapping[int, RunState] = field(default_factory=dict)
-    batch_limits: tuple[int, int] | None = None
+    batch_limits: Sequence[int] | None = None
     search: Mapping[str, Any] | None = None
 
     def save(self, directory: CheckpointDir, study: Study, compute: ComputeConfig) -> None:
@@ -291,11 +295,23 @@ class SavedSession:
                 prefix = f"{position}/"
                 own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
                 runs[position] = RunState.from_json(record, own)
-            limits = state["fit"] and (int(state["fit"][0]), int(state["fit"][1]))
-            metrics, entries = JournalPosition(**state["metrics"]), list(state["entries"])
+            limits = None if state["fit"] is None else tuple(map(_limit, state["fit"]))
+            metrics, entries = _position(**state["metrics"]), list(state["entries"])
             return cls(metrics, entries, runs, limits, state.get("search")), notes
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError):
             raise UserError(f"the checkpoint in {folder} is not valid; start again with --force") from None
+
+
+def _position(size: Any, sha256: Any) -> JournalPosition:
+    if not is_whole(size) or size < 0:
+        raise ValueError("not a size")
+    return JournalPosition(size, sha256)
+
+
+def _limit(stored: Any) -> int:
+    if not is_whole(stored) or stored < 1:
+        raise ValueError("not a limit of a batch")
+    return int(stored)
 
 
 class CheckpointInterval:

@@ -61,6 +61,14 @@ def _rungs_text(rungs: Sequence[float]) -> str:
     return f"at shares {_listed([round(rung, 3) for rung in rungs])} of the limit" if rungs else "never (--keep-all)"
 
 
+def batch_jobs_of(search: Mapping[str, Any]) -> int | None:
+    """Return --max-batch-jobs of the first session, or raise KeyError or TypeError if this is not said."""
+    jobs = search["max_batch_jobs"]
+    if jobs is not None and not (is_whole(jobs) and jobs > 0):
+        raise TypeError("not a number of jobs")
+    return None if jobs is None else int(jobs)
+
+
 def outcome_of(record: Mapping[str, Any]) -> PairOutcome:
     """Return the outcome in a record, or raise KeyError, TypeError or ValueError if it has none."""
     values = {each.name: record[each.name] for each in fields(PairOutcome)}

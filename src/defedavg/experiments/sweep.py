@@ -29,6 +29,9 @@ from .simulation import Simulation
 if TYPE_CHECKING:
     from .ray.scheduler import RayScheduler
 
+LIMITS = ("max_batch_jobs", "max_pending_updates", "max_new_versions")
+"""The limits of a trainer on which it depends how far a run is when it pauses, in the order of a checkpoint."""
+
 
 class Sweep:
     """Computes runs and reports events; ``notes`` are lines for the user.
@@ -57,7 +60,7 @@ class Sweep:
         self._scheduler: RayScheduler | None = None
         self._trainer: Trainer | None = None
         self._resumed: Mapping[RunSpec, ResumedRun] = {}
-        self._limits: tuple[int, int] | None = None
+        self._limits: Sequence[int] | None = None
         self._batched: dict[RunSpec, BatchedRun] = {}
         self._tasks: dict[Any, Task] = {}
         self._data: dict[int | str, tuple[Data, Data]] = {}  # with the original, whose id must not be used again
@@ -143,7 +146,7 @@ class Sweep:
         self,
         specs: Sequence[RunSpec],
         resumed: Mapping[RunSpec, ResumedRun] | None = None,
-        batch_limits: tuple[int, int] | None = None,
+        batch_limits: Sequence[int] | None = None,
     ) -> Iterator[Event]:
         """Compute all runs and yield their events; ``resumed`` are the states of runs from an earlier session."""
         self._resumed, self._limits = resumed or {}, batch_limits
@@ -172,13 +175,9 @@ class Sweep:
         return states
 
     @property
-    def batch_limits(self) -> tuple[int, int] | None:
-        """The jobs per batch and the pending updates of the runs in progress, at most."""
-        return (
-            (self._trainer.max_batch_jobs, self._trainer.max_pending_updates)
-            if self._trainer and self._batched
-            else None
-        )
+    def batch_limits(self) -> tuple[int, ...] | None:
+        """The jobs per batch, pending updates and new versions of the runs in progress, at most."""
+        return tuple(getattr(self._trainer, name) for name in LIMITS) if self._trainer and self._batched else None
 
     def interrupt(self) -> list[RunFinished]:
         """Stop the runs in progress and return them as they are."""
@@ -244,7 +243,8 @@ class Sweep:
 
         resumed = [begin(spec) for spec in self._resumed if spec in group]
         if resumed and self._limits is not None:
-            trainer.max_batch_jobs, trainer.max_pending_updates = self._limits
+            for name, limit in zip(LIMITS, self._limits, strict=False):  # an earlier version saved the first two
+                setattr(trainer, name, limit)
         for run in resumed:
             self._resumed[specs[run]][0].restore_batched_run(run, trainer)
             self._on_resume(specs[run], run)

@@ -5,7 +5,7 @@ arrived. If a pair has reached the target, pairs that can no longer be faster ar
 eighth of the limit on, the worse half is dropped too (successive halving: Jamieson, Talwalkar: Non-stochastic Best Arm
 Identification and Hyperparameter Optimization, 2016). A pair is ranked by all its seeds: how many reached the target,
 their mean time to it, and otherwise their accuracy. If a run must hold the target (``stop.consecutive_hits``), the time
-of the sustained hit counts.
+of the sustained hit counts. Where seeds have data of their own, they are computed one after the other, and none waits.
 """
 
 from __future__ import annotations
@@ -132,8 +132,9 @@ class Tuning:
         self._paused: dict[RunSpec, PausableRun] = {}
         self._last_misses: dict[RunSpec, float] = {}  # when a run was last below the target
         self._resumed: Mapping[RunSpec, ResumedRun] = {}
-        self._batch_limits: tuple[int, int] | None = None
+        self._batch_limits: Sequence[int] | None = None
         self._to_hold: set[RunSpec] = set()  # resumed runs that were paused and have not yet begun
+        self._apart: set[RunSpec] = set()  # runs that do not share batches with all rivals, and wait for none
         settings: dict[Any, list[RatePair]] = {}
         for pair in pairs:
             settings.setdefault((pair.point.settings.algorithm, pair.point.swept), []).append(pair)
@@ -145,6 +146,7 @@ class Tuning:
         unknown = [spec for spec in self.specs if _pair(spec) not in self._known]
         specs = [spec for spec in unknown if self.outcomes[_pair(spec)][spec.seed].status == "running"]
         self.sweep.check(specs)
+        self._find_runs_apart(unknown)
         try:
             for event in self.sweep.events(specs, self._resumed, self._batch_limits):
                 self._handle(event)
@@ -159,8 +161,19 @@ class Tuning:
             return False
         return True
 
+    def _find_runs_apart(self, specs: Sequence[RunSpec]) -> None:
+        """Find the settings whose runs do not all share batches: these are computed one group after the other."""
+        if not self.rungs or self.sweep.compute.executor == "reference":
+            return
+        for rivals in map(set, self._settings):
+            own = [spec for spec in specs if _pair(spec) in rivals]
+            if len(set(map(self.sweep.group_of, own))) > 1:
+                self._apart.update(own)
+        if self._apart:
+            self.sweep.notes.append("data or model differ from seed to seed, so no pair of rates is dropped early")
+
     def resume(
-        self, standings: Sequence[Standing], runs: Mapping[int, ResumedRun], batch_limits: tuple[int, int] | None
+        self, standings: Sequence[Standing], runs: Mapping[int, ResumedRun], batch_limits: Sequence[int] | None
     ) -> None:
         """Continue an earlier search; ``runs`` are those in progress, by their position in ``specs``."""
         for spec, standing in zip(self.specs, standings, strict=True):
@@ -215,7 +228,11 @@ class Tuning:
         reached = passed < len(self.rungs) and event.completed_share >= self.rungs[passed]
         if event.pausable is not None and reached:
             event.pausable.held = True
-            self._paused[spec] = event.pausable
+            if spec in self._apart:
+                event.pausable.held = False
+                self._passed[spec] = passed + 1
+            else:
+                self._paused[spec] = event.pausable
 
     def _compare(self) -> None:
         """Where all runs of a setting have paused or ended, drop some pairs and let the others continue."""

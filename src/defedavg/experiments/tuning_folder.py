@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..training import Status
 from .checkpointing import SavedSession
 from .earlier_results import evaluations_by_run
 from .run_events import Event, RunEvaluated, RunSpec, Watch
-from .search_standings import SearchOptions, finished_outcomes, standing_to_json, standings_of
+from .search_standings import SearchOptions, batch_jobs_of, finished_outcomes, standing_to_json, standings_of
 from .session_folder import SessionFolder
 from .tune import RatePair, Tuning
 from .tuned_study import Decision, decisions_of
@@ -115,6 +116,9 @@ class TuningFolder:
         try:
             self._check_options(SearchOptions.from_json(search["options"]))
             standings = standings_of(search["runs"], self.tuning, saved.runs.keys())
+            # Runs of other groups have not begun, so the limits of their batches are not in the checkpoint.
+            sweep, jobs = self.tuning.sweep, batch_jobs_of(search)
+            sweep.compute = replace(sweep.compute, max_batch_jobs=jobs)
         except INVALID:
             raise self._session.invalid_checkpoint() from None
         self._session.check_positions(len(self.tuning.specs))
@@ -139,6 +143,7 @@ class TuningFolder:
                 with self._session.computing():
                     self.finished = self._run(watch)
             if self.finished:
+                self._write_tuned(missing_only=True)
                 self._session.clear_checkpoints()
         return self.finished
 
@@ -169,8 +174,18 @@ class TuningFolder:
         begun = [(positions[spec], state) for spec, state in sweep.run_states().items()]
         # A dropped run may end only after the checkpoint.
         runs = {position: state for position, state in begun if standings[position].outcome.status == Status.RUNNING}
-        search = {"options": self._options.to_json(), "runs": list(map(standing_to_json, standings))}
+        search = {
+            "options": self._options.to_json(),
+            "max_batch_jobs": sweep.compute.max_batch_jobs,
+            "runs": list(map(standing_to_json, standings)),
+        }
         return SavedSession(metrics, (), runs, sweep.batch_limits, search)
+
+    def _write_tuned(self, *, missing_only: bool = False) -> None:
+        for decision in self.decisions:
+            path = self.tuned_study(decision)
+            if not (missing_only and path.exists()):
+                write_tuned_study(path, decision.to_toml(self._study))
 
     def _save(self, *, finished: bool) -> None:
         write_lines(self._files.rate_points, self.tuning.records())
@@ -178,8 +193,7 @@ class TuningFolder:
         if finished:
             self.decisions = decisions_of(self.tuning)
             results = {"best": list(map(_rates, self.tuning.best())), **_rankings(self.decisions)}
-            for decision in self.decisions:
-                write_tuned_study(self.tuned_study(decision), decision.to_toml(self._study))
+            self._write_tuned()
         results["search"] = self._options.to_json()
         write_summary(self._files, self._study.name, self._origin, results, finished=finished)
 

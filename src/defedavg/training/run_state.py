@@ -6,6 +6,7 @@ and contains those that could differ in some bits if they were trained again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
@@ -30,6 +31,31 @@ COUNTER_KEYS = {each.name: RENAMED.get(each.name, each.name) for each in fields(
 
 def _tensor_name(vector: StateVector) -> str:
     return f"state.{vector.name}.{vector.index}"
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError("not a count")
+    return value
+
+
+def _time(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError("not a time")
+    return float(value)
+
+
+def _counters(tally: Mapping[str, Any]) -> EvalCounters:
+    if set(tally) != set(COUNTER_KEYS.values()):
+        raise ValueError("wrong fields")
+    counters = {name: tally[key] for name, key in COUNTER_KEYS.items()}
+    for name in ("newest", "evaluated"):
+        number, seconds = counters[name]
+        counters[name] = (_count(number), _time(seconds))
+    checks = {"updates": _count, "consecutive_hits": _count, "hits_since": _time, "wall_seconds": _time}
+    counters |= {name: check(counters[name]) for name, check in checks.items()}
+    counters["staleness"] = list(map(_count, counters["staleness"]))
+    return EvalCounters(**counters)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,17 +119,15 @@ class RunState:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RunState:
         """Return the stored state, or raise KeyError, TypeError or ValueError if this is not one."""
-        if set(stored["tally"]) != set(COUNTER_KEYS.values()):
-            raise ValueError("wrong fields")
-        counters = {name: stored["tally"][key] for name, key in COUNTER_KEYS.items()}
-        for name in ("newest", "evaluated"):
-            number, seconds = counters[name]
-            counters[name] = (int(number), float(seconds))
-        waiting = {Update(*map(int, ids)): kept for *ids, kept in stored["waiting"]}
+        counters = _counters(stored["tally"])
+        for name in ("first_hit_seconds", "sustained_seconds"):
+            if stored[name] is not None:
+                _time(stored[name])
+        waiting = {Update(*map(_count, ids)): kept for *ids, kept in stored["waiting"]}
         vectors = [StateVector(str(name), int(index)) for name, index in stored.get("state", [])]  # absent in old ones
         return cls(
-            EvalCounters(**counters),
-            int(stored["updates_trained"]),
+            counters,
+            _count(stored["updates_trained"]),
             stored["first_hit_seconds"],
             stored["sustained_seconds"],
             {int(version): tensors[f"version.{version}"] for version in stored["versions"]},
@@ -118,6 +142,9 @@ class RunState:
         for weights in (*self.versions.values(), *self.state.values()):
             if weights.shape != initial.shape or weights.dtype != initial.dtype:
                 raise UserError("the checkpoint belongs to a different model; restore the program and the model")
+        clients = reference.task.num_clients
+        if not all(update.version in self.versions and update.client < clients for update in self.waiting):
+            raise UserError("the checkpoint has updates that this run does not have; start again with --force")
         reference.versions.replace(self.versions)
         reference.state.restore(self.state)
         reference.updates_trained = self.updates_trained
