@@ -50,14 +50,18 @@ def _require_images(model: str, input_shape: Sequence[int], side: int) -> None:
 
 def mlp(input_shape: Sequence[int], classes: int) -> nn.Module:
     """Build one hidden layer of 64 units."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes))
+    return nn.Sequential(*_one_hidden_layer(prod(input_shape), classes))
+
+
+def _one_hidden_layer(inputs: int, classes: int) -> list[nn.Module]:
+    return [nn.Flatten(), nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)]
 
 
 def pooled_mlp(input_shape: Sequence[int], classes: int) -> nn.Module:
     """Build 2x2 average pooling and one hidden layer of 64 units; for images (C, H, W)."""
     _require_images("pooled-mlp", input_shape, 2)
     channels, height, width = input_shape
-    return nn.Sequential(nn.AvgPool2d(2), *mlp((channels, height // 2, width // 2), classes))
+    return nn.Sequential(nn.AvgPool2d(2), *_one_hidden_layer(channels * (height // 2) * (width // 2), classes))
 
 
 def softmax(input_shape: Sequence[int], classes: int) -> nn.Module:
