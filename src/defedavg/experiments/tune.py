@@ -227,11 +227,10 @@ class Tuning:
         passed = self._passed.get(spec, 0)
         reached = passed < len(self.rungs) and event.completed_share >= self.rungs[passed]
         if event.pausable is not None and reached:
-            event.pausable.held = True
             if spec in self._apart:
-                event.pausable.held = False
                 self._passed[spec] = passed + 1
             else:
+                event.pausable.held = True
                 self._paused[spec] = event.pausable
 
     def _compare(self) -> None:
