@@ -1,4 +1,4 @@
-"""Tables between two marks of a Markdown page, which a command writes again when the results change.
+"""Tables of Markdown pages: one is made of rows, or written again between two marks when the results change.
 
 The marks are the lines ``<!-- table: NAME -->`` and ``<!-- end of the table -->``.
 """
@@ -6,11 +6,21 @@ The marks are the lines ``<!-- table: NAME -->`` and ``<!-- end of the table -->
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 _END: Final = "<!-- end of the table -->"
 _START: Final = "<!-- table: {} -->"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; whatever the cells contain, it has these rows and columns."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(_escaped, row))} |" for row in rows)]) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def with_tables(page: str, made: Mapping[str, str]) -> str:

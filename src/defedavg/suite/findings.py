@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ..errors import UserError
 from ..fileio import read_regular
+from ..report.marked_tables import markdown_table
 from ..report.seed_figures import over_seeds
 from .cell_files import StoredCell
 from .leaderboard import Board, boards, leaders, leaders_text
@@ -50,12 +51,6 @@ def read_studies(folder: Path) -> dict[str, Found]:
     return found
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table."""
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines) + "\n"
-
-
 def _signed(figure: str) -> str:
     """Return a figure with a minus sign in place of the hyphen."""
     return figure.replace("-", "−")
@@ -79,7 +74,7 @@ def order(found: Sequence[Board]) -> str:
         "the paper's first on phones",
         "ρ of the orders",
     )
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def _first(board: Board) -> str:
@@ -124,7 +119,7 @@ def tuning(found: Sequence[Board]) -> str:
             f"{figures['algorithms_missed']} of {figures['algorithms']}", _factor(figures["algorithm_factor"]),
         ))  # fmt: skip
     head = ("task", "fleet", "pairs that miss", "factor of the others", "algorithms that miss", "factor of the others")
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def tuning_figures(board: Board) -> dict[str, Any]:
@@ -170,7 +165,7 @@ def slow_clients(study: Found) -> str:
         rows.append((name, heard, *chain.from_iterable(map(_slow_texts, own))))
     figures = ("gap (points)", "seeds below", "worst client (%)")
     head = ("algorithm", "updates of the slow half", *(f"{kind}: {figure}" for kind in kinds for figure in figures))
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def _slow_texts(figures: Found) -> tuple[str, str, str]:
@@ -203,7 +198,7 @@ def best_n(study: Found) -> str:
         "algorithm", "split", "fleet", "n of the theory", "fastest n", "its time / the fastest",
         "slowest n / fastest n, planned", "the same, measured", "updates, largest n / smallest n",
     )  # fmt: skip
-    return markdown(head, rows)
+    return markdown_table(head, rows)
 
 
 def n_figures(case: Found) -> dict[str, Any]:

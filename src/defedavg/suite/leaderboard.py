@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
 from ..jsonio import three_digits
+from ..report.marked_tables import markdown_table
 from ..report.seed_figures import accuracy_text, over_seeds, time_to_target, values
 from .benchmark import (
     CLIENTS,
@@ -196,7 +197,7 @@ def _summary(found: Sequence[Board]) -> str:
         hits = [point["seconds_to_target"] is not None for cell in board.cells for point in cell["tuning"]["points"]]
         shares = f"{complete} of {len(board.cells)} algorithms", f"{sum(hits)} of {len(hits)}"
         rows.append((board.task.name, board.fleet.name, *texts, *shares))
-    return f"## Who is fastest where\n\n{_table(head, rows)}"
+    return f"## Who is fastest where\n\n{markdown_table(head, rows)}"
 
 
 def relative_times(found: Sequence[Board]) -> dict[str, list[tuple[float, int] | None]]:
@@ -235,12 +236,12 @@ def _overview(found: Sequence[Board]) -> str:
         (name, _held(each), _median(each), *(_held([each[i] for i in own[fleet]]) for fleet in fleets))
         for name, each in times.items()
     ]
-    parts = ["## All algorithms\n", OVERVIEW, _table(head, rows)]
+    parts = ["## All algorithms\n", OVERVIEW, markdown_table(head, rows)]
     for fleet, positions in own.items():
         rows = [(name, *(_relative(each[i]) for i in positions)) for name, each in times.items()]
         tasks = (found[i].task.name for i in positions)
         parts += [f"### Relative times, {fleet}\n\n{_capitalised(fleets[fleet].summary)}.\n"]
-        parts += [_table(("algorithm", *tasks), rows)]
+        parts += [markdown_table(("algorithm", *tasks), rows)]
     return "\n".join(parts)
 
 
@@ -251,11 +252,6 @@ def _held(times: Sequence[tuple[float, int] | None]) -> str:
 def _median(times: Sequence[tuple[float, int] | None]) -> str:
     middle = _standing(times)[1]
     return three_digits(middle) if math.isfinite(middle) else "–"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(_escaped, row))} |" for row in rows)]) + "\n"
 
 
 def _capitalised(text: str) -> str:
@@ -288,12 +284,8 @@ def _markdown(board: Board) -> str:
         if names := plugin_names(cell):
             made += f", {' '.join(names)} {' '.join(str(each)[:8] for each in cell.get('plugins', []))}"
         rows.append((*row(cell), made, f"`{cell['command']}`"))
-    return _table((*COLUMNS, "made with", "command"), rows)
+    return markdown_table((*COLUMNS, "made with", "command"), rows)
 
 
 def _word(origin: Mapping[str, Any], name: str) -> str:
     return str(origin.get(name, "unknown"))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
