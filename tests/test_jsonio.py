@@ -1,10 +1,10 @@
-"""Short figures for readers."""
+"""Short figures for readers, and checks of numbers that were read."""
 
 from __future__ import annotations
 
 import pytest
 
-from defedavg.jsonio import three_digits
+from defedavg.jsonio import is_count, is_whole, three_digits
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,15 @@ from defedavg.jsonio import three_digits
 )
 def test_a_number_has_three_digits_and_no_exponent_unless_it_is_huge(value: float, text: str) -> None:
     assert three_digits(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "whole", "count"),
+    [
+        (0, True, True), (2**63 - 1, True, True), (-1, True, False), (2**63, False, False),
+        (-(2**63) - 1, False, False), (True, False, False), (1.0, False, False),
+        ("1", False, False), (None, False, False),
+    ],
+)  # fmt: skip
+def test_whole_numbers_and_counts(value: object, whole: bool, count: bool) -> None:
+    assert (is_whole(value), is_count(value)) == (whole, count)

@@ -1,10 +1,20 @@
-"""Numbers for readers: strict JSON without NaN and infinity, and short figures."""
+"""Numbers in JSON and for readers: checks of what was read, strict JSON without NaN and infinity, short figures."""
 
 from __future__ import annotations
 
 import json
 import math
 from typing import Any
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether this is an integer of 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def is_count(value: Any) -> bool:
+    """Return whether this is an integer of 64 bits from zero on."""
+    return is_whole(value) and value >= 0
 
 
 def finite(value: Any) -> Any:

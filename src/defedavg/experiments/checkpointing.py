@@ -30,9 +30,9 @@ from .. import __version__
 from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
 from ..fileio import open_regular, replacing, writing
+from ..jsonio import is_count, is_whole
 from ..plugins import plugin_hashes
 from ..runstore.journal import JournalPosition
-from ..runstore.metrics import is_whole
 from ..runstore.provenance import processor_name
 from ..training import RunState
 from .compute import ComputeConfig
@@ -303,7 +303,7 @@ class SavedSession:
 
 
 def _position(size: Any, sha256: Any) -> JournalPosition:
-    if not is_whole(size) or size < 0:
+    if not is_count(size):
         raise ValueError("not a size")
     return JournalPosition(size, sha256)
 

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..runstore.metrics import is_whole, number
+from ..jsonio import is_count, is_whole
+from ..runstore.metrics import number
 from ..training import Status
 from .tune import PairOutcome, Standing, Tuning
 
@@ -79,8 +80,8 @@ def outcome_of(record: Mapping[str, Any]) -> PairOutcome:
         times["seconds"] is not None
         and (times["hit_seconds"] is not None) == (status is Status.TARGET)
         and (accuracy is None or number(accuracy) is not None)
-        and (status is not Status.DIVERGED if diverged_at is None else _is_count(diverged_at))
-        and _is_count(values["rounds"])
+        and (status is not Status.DIVERGED if diverged_at is None else is_count(diverged_at))
+        and is_count(values["rounds"])
     )
     if not valid:
         raise ValueError("not an outcome")
@@ -96,10 +97,6 @@ def _optional_time(value: Any) -> float | None:
     if value is not None and _time(value) is None:
         raise ValueError("not a time")
     return _time(value)
-
-
-def _is_count(value: Any) -> bool:
-    return is_whole(value) and value >= 0
 
 
 def standing_to_json(standing: Standing) -> dict[str, Any]:
@@ -129,7 +126,7 @@ def standings_of(stored: Any, search: Tuning, in_progress: Collection[int]) -> l
 def _standing(record: Any, rungs: int) -> Standing:
     passed, held, last_miss = record["passed"], record["held"], _optional_time(record["last_miss"])
     outcome = outcome_of(record)
-    if not _is_count(passed) or passed > rungs or not isinstance(held, bool):
+    if not is_count(passed) or passed > rungs or not isinstance(held, bool):
         raise ValueError("not a number of rungs")
     if outcome.status == Status.INTERRUPTED or (held and (outcome.status != Status.RUNNING or passed == rungs)):
         raise ValueError("a status that no run has at a checkpoint")

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import counted
-from .metrics import is_whole, number, read_lines
+from ..jsonio import is_whole
+from .metrics import number, read_lines
 
 if TYPE_CHECKING:
     from ..training.client_evaluation import ClientScores

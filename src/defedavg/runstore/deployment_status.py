@@ -17,9 +17,10 @@ from typing import Any
 from ..config.settings import MAX_COUNT
 from ..durations import duration
 from ..fileio import open_regular
+from ..jsonio import is_whole
 from .forecast import seconds_to_rounds, seconds_to_target
 from .layout import RunFiles
-from .metrics import is_whole, metric_of, number, text_of
+from .metrics import metric_of, number, text_of
 
 RECENT_UPDATES = 50  # that the rate of updates counts
 MAX_REASONS = 20  # kept of the newest refused replies

@@ -18,10 +18,10 @@ import numpy as np
 
 from ..errors import UserError
 from ..fileio import replacing, writing
-from ..jsonio import json_line
+from ..jsonio import is_whole, json_line
 from . import client_results
 from .layout import RunFiles
-from .metrics import is_whole, number
+from .metrics import number
 from .reader import RunFolder, read_run
 
 TEXT = ("run", "algorithm", "label", "swept", "status", "data", "model", "split")

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import first_line
 from ..fileio import read_regular
+from ..jsonio import is_whole
 
 WHOLE = ("round", "updates")
 MAX_TEXT = 2000  # characters of one value
@@ -33,11 +34,6 @@ def number(value: Any) -> float | None:
     except OverflowError:
         return None
     return made if abs(made) <= LARGEST else None
-
-
-def is_whole(value: Any) -> bool:
-    """Return whether this is an integer of 64 bits."""
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 @dataclass(frozen=True, slots=True)

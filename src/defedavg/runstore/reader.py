@@ -20,13 +20,13 @@ from ..config.settings import Settings, own_defaults
 from ..config.study import Study, stored_study
 from ..errors import UserError, first_line
 from ..fileio import read_regular
+from ..jsonio import is_whole
 from .client_results import Row, read_client_rows
 from .layout import MARKERS, PREVIOUS, RunFiles, find_run_folders, is_being_replaced, is_run
 from .metrics import (
     JsonLines,
     Measurement,
     Trail,
-    is_whole,
     metric_of,
     missing_metrics,
     number,

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..config.study import SweepPoint
+from ..jsonio import is_whole
 from ..planning.plan_stats import PlanStats
 from .client_results import FIGURES as CLIENT_FIGURES
-from .metrics import PER_POSITION, is_whole, metric_field, number, perplexity
+from .metrics import PER_POSITION, metric_field, number, perplexity
 
 if TYPE_CHECKING:
     from ..training import RunProgress

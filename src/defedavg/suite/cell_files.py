@@ -14,9 +14,9 @@ from typing import Any, Final
 from ..algorithms import BUILT_IN
 from ..errors import UserError
 from ..fileio import read_regular, write_whole, writing
-from ..jsonio import finite
+from ..jsonio import finite, is_whole
 from ..plugins import plugin_hashes
-from ..runstore.metrics import is_whole, number
+from ..runstore.metrics import number
 from .benchmark import FLEETS, SEEDS, SUITE_VERSION, TASKS, SuiteCell
 
 FORMAT: Final = "defedavg-suite-cell"

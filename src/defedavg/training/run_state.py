@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..algorithms.protocol import StateVector, Update
 from ..errors import UserError
+from ..jsonio import is_count
 from ..planning.records import Record, Round
 from .batched import BatchedRun
 from .evaluation import EvalCounters, EvalSchedule
@@ -34,9 +35,9 @@ def _tensor_name(vector: StateVector) -> str:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
+    if not is_count(value):
         raise ValueError("not a count")
-    return value
+    return int(value)
 
 
 def _time(value: Any) -> float:
