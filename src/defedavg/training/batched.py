@@ -358,6 +358,8 @@ def _computed(active: _ActiveRuns, trainer: Trainer, checkpoint_hook: Checkpoint
         for run in active.runs:
             run.reference.release()
         yield from _record(pending, results())
+        if pending:
+            batch = None  # the caller may have released runs since it was chosen
 
 
 def _record(pending: PendingEvals, results: Sequence[EvalResult]) -> Iterator[RunEvaluation]:
