@@ -145,7 +145,7 @@ def test_the_constants_tell_at_which_point_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(options, "load_study"), (adviser, "screen"), (adviser, "measure"), (Race, "run_of")],
+    [(options, "read_study"), (adviser, "screen"), (adviser, "measure"), (Race, "run_of")],
     ids=["loading", "planning", "measuring", "starting"],
 )
 def test_ctrl_c_before_anything_was_raced_says_that_there_is_no_advice(

@@ -17,6 +17,8 @@ from typer import Option
 
 from ..adviser.arguments import MAX_UPDATES, MOST_SEEDS
 from ..adviser.interruption import NothingRacedError, before_racing
+from ..adviser.notes import notes_on
+from ..algorithms import ALGORITHMS
 from ..durations import parse_duration
 from ..errors import UserError, counted
 from ..jsonio import three_digits
@@ -113,9 +115,10 @@ def advise(
     Example: `defedavg advise my.toml --set stop.target_accuracy=0.8 --budget 10m`
     """
     parse_budget(budget)
-    parse_algorithms(algorithms)
+    names = parse_algorithms(algorithms)
     with _explained_stop(), before_racing():
-        study = opt.load_study(file, overrides, plugin)
+        study = opt.read_study(file, overrides, plugin)
+        _print_notes(study, names)
     results = folder / f"{study.name}-advice"
     search_and_print(study, results, budget, algorithms, seeds, device, memory, precision, force=force, as_json=as_json)
 
@@ -126,7 +129,8 @@ def advise_from_log(found: Replay, file: Path, budget: str | None, folder: Path,
     from ..adviser.log_advice import study_of_log
 
     parse_budget(budget)
-    study = opt.load_study(file, (), None)
+    study = opt.read_study(file, (), None)
+    _print_notes(study, None)
     results = folder / f"{study.name}-advice"
     check_advice_folder(results, force=force)
     with folder_for_trace(results):
@@ -173,6 +177,12 @@ def search_and_print(
         write_advice(advice, results, origin)
         _print(advice, results, as_json)
         stop.stop_if_requested()
+
+
+def _print_notes(study: Study, names: list[str] | None) -> None:
+    """Print one line for every setting of the study that has no effect on the advice, or not that of a run."""
+    known = [name for name in names or ALGORITHMS if name in ALGORITHMS]  # the search refuses the others
+    opt.print_notes([f"defedavg: {line}" for line in notes_on(study, known, named=names is not None)])
 
 
 @contextmanager

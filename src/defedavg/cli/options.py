@@ -83,7 +83,14 @@ def load_study(
     file: Path, overrides: Sequence[str] | None, plugins: Sequence[Path] | None, seconds: float | None = None
 ) -> Study:
     """Read a study with its overrides; ``plugins`` are added to those that the file names."""
-    return reported(config.load(file, tuple(overrides or ()), plugins=tuple(plugins or ()), seconds=seconds))
+    return reported(read_study(file, overrides, plugins, seconds))
+
+
+def read_study(
+    file: Path, overrides: Sequence[str] | None, plugins: Sequence[Path] | None, seconds: float | None = None
+) -> Study:
+    """Read a study as ``load_study`` does, and print nothing."""
+    return config.load(file, tuple(overrides or ()), plugins=tuple(plugins or ()), seconds=seconds)
 
 
 def horizon(seconds: str | None) -> float | None:

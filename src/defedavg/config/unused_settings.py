@@ -22,8 +22,11 @@ class NoEffectWarning(UserWarning):
     """A setting was given that has no effect."""
 
 
-def unused_settings(study: Study) -> list[str]:
-    """Return one line for every given setting that has no effect in any run of the study."""
+def unused_settings(study: Study, *, equal_runs: bool = True) -> list[str]:
+    """Return one line for every given setting that has no effect in any run of the study.
+
+    ``equal_runs``: the values of a list give runs of their own, so those of one without an effect give equal runs.
+    """
     reasons = {**_by_fields(study), **_by_options(study), **_by_partition(study), **_by_algorithms(study)}
     reasons |= _by_server_optimizer(study) | _by_uploads(study) | _by_devices(study)
     lines = [
@@ -35,9 +38,12 @@ def unused_settings(study: Study) -> list[str]:
         if name in study.given:
             table, _, key = name.partition(".")
             values = study.tables[table][key]
-            repeats = f"; its {len(values)} values give equal runs" if isinstance(values, tuple) else ""
+            swept = equal_runs and isinstance(values, tuple)
+            repeats = f"; its {len(values)} values give equal runs" if swept else ""
             lines.append(f"{name} has no effect: {reason}{repeats}")
-    return lines + [line for name in study.algorithms for line in _swept_in_vain(study, name, reasons)]
+    if equal_runs:
+        lines += [line for name in study.algorithms for line in _swept_in_vain(study, name, reasons)]
+    return lines
 
 
 def _swept_in_vain(study: Study, algorithm: str, reasons: Mapping[str, str]) -> list[str]:
