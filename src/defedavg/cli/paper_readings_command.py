@@ -108,9 +108,10 @@ def page(
 
     A marked table is between the lines `<!-- table: NAME -->` and `<!-- end of the table -->`; the names are table1,
     unexplained, ranking, agreement, search, scalings, further-readings, tuned-rates, tuned-ranking, first-ranking, and
-    rounds and time-models, which are read from the files rounds.md and time-models.md of the folder.
+    rounds and time-models, which are read from the files rounds.md and time-models.md of the folder. Write these files
+    first, as in the example.
 
-    Example: `defedavg paper page docs/reproduction.md`
+    Example: `defedavg paper timing > results/paper/time-models.md; defedavg paper page docs/reproduction.md`
     """
     from ..fileio import read_text, write_whole
     from ..paper.page_tables import page_tables
