@@ -6,12 +6,12 @@ from .local_training import LocalTraining, TrainingJob, positions
 from .reference import CheckpointHook, Reference, evaluate_version, run_reference
 from .run_state import RunState
 from .stacking.layer_registry import LayerSite, StackedLayer, StackedPass, StackingError, samplewise, stacked_layer
-from .stopping import Evaluation, RunProgress, Status, StoppingRule
+from .stopping import Evaluation, RunProgress, Status, StoppingRule, hit_times
 from .trainer import Trainer
 
 __all__ = [
     "BatchedRun", "CheckpointHook", "EvalCounters", "EvalResult", "EvalSchedule", "Evaluation", "LayerSite",
     "LocalTraining", "PendingEval", "Reference", "RunProgress", "RunState", "StackedLayer", "StackedPass",
-    "StackingError", "Status", "StoppingRule", "Trainer", "TrainingJob", "evaluate_version", "positions",
-    "run_batched", "run_reference", "samplewise", "stacked_layer",
+    "StackingError", "Status", "StoppingRule", "Trainer", "TrainingJob", "evaluate_version", "hit_times",
+    "positions", "run_batched", "run_reference", "samplewise", "stacked_layer",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -83,3 +84,15 @@ class RunProgress:
     def final_accuracy(self) -> float | None:
         """The accuracy of the last evaluation."""
         return self.evaluations[-1].accuracy if self.evaluations else None
+
+
+def hit_times(evaluations: Iterable[Evaluation], target: float | None) -> tuple[float | None, float | None]:
+    """Return the simulated time of the first hit and that of the first of ``SUSTAINED`` hits in a row, if any."""
+    first: float | None = None
+    hits: list[float] = []  # in a row
+    for each in evaluations:
+        hits = [*hits, each.seconds] if target and each.accuracy is not None and each.accuracy >= target else []
+        first = hits[0] if hits and first is None else first
+        if len(hits) >= SUSTAINED:
+            return first, hits[0]
+    return first, None

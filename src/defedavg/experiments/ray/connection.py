@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import logging
 import os
 import platform
+import signal
 import socket
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from ...errors import UserError, first_line
+from ..deferred_stop import SIGNALS, DeferredStop
 
 MAX_CORES = 4  # of a worker without a GPU: with more, the part that threads do not share dominates
 PROBE_SECONDS = 10.0
+LOCAL = "local"  # without an address, Ray would join a cluster of this machine, if there is one
 
 # Ray uses HTTP/2: a server answers the client preface and an empty SETTINGS frame with its own SETTINGS frame.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -46,19 +50,34 @@ def connect(address: str | None) -> None:
 
     if ray.is_initialized():
         return
-    address = address or os.environ.get("RAY_ADDRESS") or None
-    if address not in (None, "auto", "local"):
-        _probe(str(address))
+    address = address or os.environ.get("RAY_ADDRESS") or LOCAL
+    if address not in ("auto", LOCAL):
+        _probe(address)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a worker without a GPU leaves CUDA alone
     try:
+        with DeferredStop() as stop:  # Ray crashes at exit if it is interrupted here, and replaces the SIGTERM handler
+            _init(address)
+            atexit.register(_finish_shutdown)  # is called before Ray's own handler
+            stop.stop_if_requested()
+    except SystemExit:  # of Ray's SIGTERM handler
+        signal.raise_signal(signal.SIGTERM)
+        raise
+
+
+def _init(address: str) -> None:
+    import ray
+
+    try:
         ray.init(
-            address=None if address == "local" else address,
+            address=address,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            include_dashboard=None if address else False,
+            include_dashboard=False if address == LOCAL else None,
         )
     except Exception as error:  # of Ray, gRPC, sockets, …
         message = " ".join(str(error).split())
+        if address == LOCAL:
+            raise UserError(f"Ray cannot start a cluster on this machine: {first_line(error)[:300]}") from None
         if "mismatch" in message.lower():
             raise UserError(
                 f"the cluster at {address} has other versions: {message[:300]}; install the same versions"
@@ -67,6 +86,13 @@ def connect(address: str | None) -> None:
             f"cannot connect to the Ray cluster at {address}: {first_line(error)[:300]}; if it requires a token, "
             "set RAY_AUTH_MODE=token and provide the token on this machine too"
         ) from None
+
+
+def _finish_shutdown() -> None:
+    """Let Ray end its processes at exit: another Ctrl-C would print a traceback and leave some of them running."""
+    for name in SIGNALS:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _probe(address: str) -> None:

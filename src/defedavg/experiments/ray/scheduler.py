@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import UserError
 from ...plugins import loaded_sources
 from ...tasks import Data, Task
-from ...training import CheckpointHook, EvalCounters, RunProgress, RunState, Status
+from ...training import CheckpointHook, EvalCounters, RunProgress, RunState, Status, hit_times
 from ...training.state_memory import StateNeed
 from ..compute import ComputeConfig
 from ..run_events import Event, OnResume, RunEvaluated, RunFinished, RunSpec
@@ -67,6 +67,13 @@ class RemoteRun:
     def progress(self) -> RunProgress:
         """The progress of the run."""
         return self.run.progress
+
+    def catch_up(self) -> None:
+        """Bring the progress of a resumed run to its last evaluation; its state may be older, or newer."""
+        progress, stop = self.progress, self.run.settings.stop
+        if progress.evaluations:
+            progress.rounds, progress.seconds = progress.evaluations[-1].round, progress.evaluations[-1].seconds
+        progress.first_hit_seconds, progress.sustained_seconds = hit_times(progress.evaluations, stop.target_accuracy)
 
 
 class RayScheduler:
@@ -235,6 +242,7 @@ class RayScheduler:
         if spec not in self._remote:
             remote = self._remote[spec] = RemoteRun(self._numbers[spec], self._begin(spec))
             if spec in self.states:
+                remote.catch_up()
                 remote.released = self._on_resume(spec, remote)
         remote = self._remote[spec]
         if spec not in self.states:
@@ -308,10 +316,11 @@ class RayScheduler:
             newest = state.counters.newest[0]
             executor.versions.replace({newest: state.versions[newest]})
         elif kind == "evaluated":
-            evaluation, (progress.first_hit_seconds, progress.sustained_seconds) = content
+            evaluation, hits = content
             dropped = progress.status is Status.DROPPED  # the worker may not know it yet
             if not dropped and (not progress.evaluations or evaluation.round > progress.evaluations[-1].round):
                 progress.evaluations.append(evaluation)
+                progress.first_hit_seconds, progress.sustained_seconds = hits
                 progress.rounds, progress.seconds = evaluation.round, evaluation.seconds
                 yield RunEvaluated(spec, remote.run, evaluation, remote)
         else:
