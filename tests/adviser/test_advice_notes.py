@@ -29,31 +29,31 @@ IDLE = "training.beta1 has no effect: training.optimizer is sgd"
 
 
 def test_single_values_that_the_grid_replaces_are_named() -> None:
-    notes = notes_on(config.study(STUDY), ["fedavg", "fedbuff"], named=True)
+    notes = notes_on(config.study(STUDY), ["fedavg", "fedbuff"])
     assert sorted(notes) == sorted([IDLE, *TRIED])
 
 
 def test_without_names_the_algorithms_of_the_study_are_not_those_that_are_compared() -> None:
-    first, *others = notes_on(config.study(STUDY), list(ALGORITHMS), named=False)
+    first, *others = notes_on(config.study(STUDY), None)
     assert first == (
         f"advise compares all {len(ALGORITHMS)} algorithms; --algorithms fedavg,fedbuff compares those of the study "
         "alone"
     )
     assert sorted(others) == sorted([IDLE, *TRIED])
     plain = config.study({**STUDY, "algorithms": ["defedavg-iid"]})
-    assert IDLE in notes_on(plain, list(ALGORITHMS), named=False)[0]
+    assert IDLE in notes_on(plain, None)[0]
 
 
 def test_the_table_of_an_algorithm_has_an_effect_if_it_is_compared() -> None:
     plain = config.study({**STUDY, "algorithms": ["defedavg-iid"]})
     unused = "[fedbuff] has no effect: fedbuff is not in algorithms"
-    assert unused not in notes_on(plain, list(ALGORITHMS), named=False)
-    assert unused in notes_on(plain, ["fedavg"], named=True)
+    assert unused not in notes_on(plain, None)
+    assert unused in notes_on(plain, ["fedavg"])
 
 
 @pytest.mark.parametrize("algorithms", [list(ALGORITHMS), ["asysg"]])
 def test_a_list_that_an_algorithm_does_not_use_gives_no_equal_runs(algorithms: list[str]) -> None:
-    notes = notes_on(config.study(STUDY), algorithms, named=True)
+    notes = notes_on(config.study(STUDY), algorithms)
     assert not any("equal runs" in line for line in notes)
     unused = "training.local_steps has no effect: asysg does not use it"
     assert (unused in notes) == (algorithms == ["asysg"])

@@ -83,9 +83,9 @@ def how(algorithm: str, **training: Any) -> Settings:
     return settings(algorithm, clients={"num_clients": CLIENTS}, training={**base, **training})
 
 
-def batched_run(chosen: Settings, task: Task, rounds: int, seed: int = 0) -> BatchedRun:
-    """Return a run of ``rounds`` rounds that is evaluated at its start and its end only."""
-    rule = StoppingRule(max_rounds=rounds, every_rounds=2**31)
+def batched_run(chosen: Settings, task: Task, rounds: int, seed: int = 0, *, every_rounds: int = 2**31) -> BatchedRun:
+    """Return a run of ``rounds`` rounds that is evaluated at its start, its end, and every ``every_rounds`` rounds."""
+    rule = StoppingRule(max_rounds=rounds, every_rounds=every_rounds)
     return BatchedRun(make_executor(chosen, seed, task), iter(make_simulator(chosen, seed)), rule, RunProgress())
 
 

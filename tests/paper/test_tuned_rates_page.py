@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,8 +23,7 @@ SECTION = PAGE.partition("## Tuned rates ")[2].partition(" ## ")[0]
 CELLS = select_cells(None, None, [10, 40])
 REQUEST = PaperRequest(folder=RESULTS, cells=tuple(CELLS), seeds=range(3), rates="tuned", show_only=True)
 TUNED = REQUEST.tuned_rates()[0]
-RUNS = [PaperRun(cell, rates) for cell, rates in TUNED.items()]
-RESULTS_OF_RUNS = ResultFiles(RESULTS / "table1-tuned", Choices()).results(RUNS, range(3))
+AT_PAPER_RATES = {cell: cell.rates for cell in CELLS}
 
 
 def held_rows(folder: str, rates: Mapping[Cell, Rates]) -> dict[Cell, Mapping[str, Any]]:
@@ -37,14 +35,17 @@ def held_rows(folder: str, rates: Mapping[Cell, Rates]) -> dict[Cell, Mapping[st
 
 
 NOW = held_rows("table1-tuned", TUNED)
-BEFORE = held_rows("table1", {cell: cell.rates for cell in CELLS})
+BEFORE = held_rows("table1", AT_PAPER_RATES)
 
 
-def median_held(folder: str, cell: Cell, rates: Rates) -> float:
-    """Return the median time from which a cell holds the target; a seed that does not hold it counts as infinite."""
-    results = ResultFiles(RESULTS / folder, Choices()).results([PaperRun(cell, rates)], range(3))
-    held = [result["sustained_seconds"] if result["status"] == "target" else None for result in results]
-    return median(math.inf if seconds is None else seconds for seconds in held)
+def ranked(folder: str, rates: Mapping[Cell, Rates]) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """Return the ranking by setting, data set and n; ``here`` has the median times from which the target is held."""
+    runs = [PaperRun(cell, pair) for cell, pair in rates.items()]
+    table = ranking(ResultFiles(RESULTS / folder, Choices()).results(runs, range(3)))
+    return {(row["setting"], row["dataset"], row["updates_per_round"]): row for row in table}
+
+
+RANKED, RANKED_BEFORE = ranked("table1-tuned", TUNED), ranked("table1", AT_PAPER_RATES)
 
 
 def first_hits(folder: str, rates: Mapping[Cell, Rates]) -> dict[tuple[str, str, int], dict[str, float]]:
@@ -67,9 +68,7 @@ def test_at_the_papers_rates_another_algorithm_reaches_the_target_first_in_two_c
 
 
 def test_at_the_papers_rates_defedavg_is_the_first_in_seven_of_the_tuned_comparisons() -> None:
-    runs = [PaperRun(cell, cell.rates) for cell in CELLS]
-    table = ranking(ResultFiles(RESULTS / "table1", Choices()).results(runs, range(3)))
-    wins = [str(row["first"]).startswith("defedavg") for row in table]
+    wins = [str(row["first"]).startswith("defedavg") for row in RANKED_BEFORE.values()]
     assert (sum(wins), len(wins)) == (7, 8)
     assert "at the paper's rates, DeFedAvg is the first in seven of these eight." in PAGE
 
@@ -124,7 +123,7 @@ def test_the_section_says_which_gains_are_the_largest() -> None:
         ("fedbuff", "FedBuff"),
     ):
         cell = Cell("cifar10", "non-iid", name, 40)
-        now, before = median_held("table1-tuned", cell, TUNED[cell]), median_held("table1", cell, cell.rates)
+        now, before = (table["non-iid", "cifar10", 40]["here"][name] for table in (RANKED, RANKED_BEFORE))
         assert f"{text} from {now:.0f} s instead of {before:.0f} s on" in SECTION
         if name != "fedbuff":
             known = [other for other in NOW if other in BEFORE and other.algorithm.startswith(name[:5])]
@@ -132,9 +131,8 @@ def test_the_section_says_which_gains_are_the_largest() -> None:
 
 
 def test_the_section_says_who_wins_at_tuned_rates() -> None:
-    table = {(row["setting"], row["dataset"], row["updates_per_round"]): row for row in ranking(RESULTS_OF_RUNS)}
-    assert all(set(row["here"]) == set(COMPARED[key[0]]) for key, row in table.items())
-    assert {key: row["first"] for key, row in table.items()} == {
+    assert all(set(row["here"]) == set(COMPARED[key[0]]) for key, row in RANKED.items())
+    assert {key: row["first"] for key, row in RANKED.items()} == {
         ("iid", "fashionmnist", 10): "defedavg-iid",
         ("iid", "cifar10", 10): "defedavg-iid",
         ("iid", "fashionmnist", 40): "fedavg",
@@ -147,9 +145,9 @@ def test_the_section_says_who_wins_at_tuned_rates() -> None:
     assert "*DeFedAvg is the first in two of the eight comparisons*, on IID data at n = 10." in SECTION
     assert "the first to hold the target in two of eight comparisons, FedAvg in three and FedBuff in three" in PAGE
     earlier = {
-        key: row["here"][COMPARED[key[0]][-1]] < row["here"]["fedavg"] for key, row in table.items()
+        key: row["here"][COMPARED[key[0]][-1]] < row["here"]["fedavg"] for key, row in RANKED.items()
     }  # "in all four comparisons at n = 10, and in none of the four at n = 40"
-    assert earlier == {key: key[2] == 10 for key in table}
+    assert earlier == {key: key[2] == 10 for key in RANKED}
     for dataset, factor in (("fashionmnist", 10), ("cifar10", 5)):  # "a local rate five or ten times the paper's"
         cell = Cell(dataset, "iid", "fedavg", 40)
         local, papers = TUNED[cell][1], cell.rates[1]
@@ -162,6 +160,7 @@ def test_the_section_says_who_is_first_by_first_hits() -> None:
     firsts = first_hits("table1-tuned", TUNED)
     winners = [min(times, key=times.__getitem__) for times in firsts.values()]
     assert {name: winners.count(name) for name in winners} == {"fedbuff": 4, "fedavg": 2, "defedavg-iid": 2}
+    assert "first hits, FedBuff is the first in four comparisons, and FedAvg and DeFedAvg in two each." in SECTION
     at_ten = {key: times for key, times in firsts.items() if key[2] == 10}
     earlier = {key: times["fedavg"] < times[COMPARED[key[0]][-1]] for key, times in at_ten.items()}
     assert earlier == {key: key[0] == "non-iid" for key in at_ten}
@@ -169,15 +168,10 @@ def test_the_section_says_who_is_first_by_first_hits() -> None:
 
 def test_the_section_says_that_fedavgs_rates_decide_at_n_40() -> None:
     """Tuned FedAvg against DeFedAvg at the paper's rates."""
-    before = {}
-    for fedavg in (cell for cell in CELLS if cell.algorithm == "fedavg"):
-        defedavg = replace(fedavg, algorithm=COMPARED[fedavg.setting][-1])
-        held = median_held("table1-tuned", fedavg, TUNED[fedavg])
-        before[fedavg] = held < median_held("table1", defedavg, defedavg.rates)
-    assert all(found for cell, found in before.items() if cell.updates_per_round == 40)
-    assert [c for c, found in before.items() if found and c.updates_per_round == 10] == [
-        Cell("cifar10", "non-iid", "fedavg", 10)
-    ]
+    earlier = {
+        key for key, row in RANKED.items() if row["here"]["fedavg"] < RANKED_BEFORE[key]["here"][COMPARED[key[0]][-1]]
+    }
+    assert earlier == {key for key in RANKED if key[2] == 40} | {("non-iid", "cifar10", 10)}
 
 
 def test_the_section_says_how_sure_fedbuffs_first_place_is() -> None:
@@ -185,11 +179,7 @@ def test_the_section_says_how_sure_fedbuffs_first_place_is() -> None:
     shown = {name: f"{row['sustained']:.0f} ± {row['sustained_sd']:.0f} s" for name, row in names.items()}
     assert f"the target after {shown['fedbuff']}, FedAvg after {shown['fedavg']}, and it is first on two of" in SECTION
     assert TUNED[Cell("fashionmnist", "non-iid", "fedbuff", 40)] == (1.0, 0.1)
-    (row,) = (
-        row
-        for row in ranking(RESULTS_OF_RUNS)
-        if (row["dataset"], row["setting"], row["updates_per_round"]) == ("fashionmnist", "non-iid", 40)
-    )
+    row = RANKED["non-iid", "fashionmnist", 40]
     assert (row["first"], row["first_in"], row["seeds"]) == ("fedbuff", 2, 3)
 
 

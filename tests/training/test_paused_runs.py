@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from defedavg.config.build import make_executor, make_simulator
 from defedavg.tasks import Data, Task
-from defedavg.training import BatchedRun, RunProgress, StoppingRule, Trainer, TrainingJob, run_batched
+from defedavg.training import Trainer, TrainingJob, run_batched
 from defedavg.training import batched as batched_module
 from defedavg.training.batched import PendingEvals
 from defedavg.training.evaluation import EvalResult
 from defedavg.training.stacked_optimizer import LocalMethod
-from helpers.small_runs import how, task_of
+from helpers.small_runs import batched_run, how, task_of
 
 
 class LateResults(Trainer):
@@ -42,24 +41,15 @@ def late(monkeypatch: pytest.MonkeyPatch, task: Task, max_batch_jobs: int) -> Tr
     return trainer
 
 
-def evaluated_run(task: Task, rounds: int, seed: int) -> BatchedRun:
-    """Return a run that is evaluated after every round."""
-    chosen = how("fedavg")
-    executor, records = make_executor(chosen, seed, task), iter(make_simulator(chosen, seed))
-    return BatchedRun(executor, records, StoppingRule(max_rounds=rounds), RunProgress())
-
-
 @pytest.mark.parametrize("device", [True, False])
-@pytest.mark.parametrize("max_batch_jobs", [1, 2, 3, 4, 64])
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 64])
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_run_that_waits_for_the_last_result_of_another_is_completed(
-    monkeypatch: pytest.MonkeyPatch, max_batch_jobs: int, after: int, device: bool
+    monkeypatch: pytest.MonkeyPatch, most: int, after: int, device: bool
 ) -> None:
-    task = task_of("mlp")
-    trainer = Trainer(task, task.model(), max_batch_jobs=max_batch_jobs)
-    if device:
-        trainer = late(monkeypatch, task, max_batch_jobs)
-    short, long = evaluated_run(task, 4, 0), evaluated_run(task, 8, 1)
+    task, chosen = task_of("mlp"), how("fedavg")
+    trainer = late(monkeypatch, task, most) if device else Trainer(task, task.model(), max_batch_jobs=most)
+    short, long = (batched_run(chosen, task, rounds, seed, every_rounds=1) for seed, rounds in enumerate((4, 8)))
     seen = dict.fromkeys((short, long), 0)
     for run, evaluation in run_batched([short, long], trainer):
         seen[run] += evaluation is not None

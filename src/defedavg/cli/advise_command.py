@@ -18,7 +18,6 @@ from typer import Option
 from ..adviser.arguments import MAX_UPDATES, MOST_SEEDS
 from ..adviser.interruption import NothingRacedError, before_racing
 from ..adviser.notes import notes_on
-from ..algorithms import ALGORITHMS
 from ..durations import parse_duration
 from ..errors import UserError, counted
 from ..jsonio import three_digits
@@ -181,8 +180,7 @@ def search_and_print(
 
 def _print_notes(study: Study, names: list[str] | None) -> None:
     """Print one line for every setting of the study that has no effect on the advice, or not that of a run."""
-    known = [name for name in names or ALGORITHMS if name in ALGORITHMS]  # the search refuses the others
-    opt.print_notes([f"defedavg: {line}" for line in notes_on(study, known, named=names is not None)])
+    opt.print_notes([f"defedavg: {line}" for line in notes_on(study, names)])
 
 
 @contextmanager

@@ -90,9 +90,8 @@ def _init(address: str) -> None:
 
 def _finish_shutdown() -> None:
     """Let Ray end its processes at exit: another Ctrl-C would print a traceback and leave some of them running."""
-    for name in SIGNALS:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _probe(address: str) -> None:
